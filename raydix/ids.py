@@ -1,0 +1,24 @@
+"""The kinds of identifiers, one `NewType` each, so that a type checker tells them apart."""
+
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+ClientId = NewType("ClientId", str)
+PageId = NewType("PageId", int)
+"""A page of one GPU pool; 0 is the padding page and is never handed out."""
+HostPageId = NewType("HostPageId", int)
+"""A page of the node's arena (L2)."""
+PageKey = NewType("PageKey", bytes)
+"""32 bytes: the chained digest of a page's tokens and of everything before it."""
+LeaseId = NewType("LeaseId", int)
+TransferId = NewType("TransferId", int)
+"""One load or backup: a set of page copies that is acknowledged as a whole."""
+BatchId = NewType("BatchId", int)
+"""One batch of storage operations ordered by HostMemory."""
+Slot = NewType("Slot", int)
+"""A running request's row in the per-request state of a GPU actor."""
+Rank = NewType("Rank", int)
+GroupIndex = NewType("GroupIndex", int)
+"""Index of a KV group: layers that cache alike."""
+LogicalExpertId = NewType("LogicalExpertId", int)
+PhysicalExpertId = NewType("PhysicalExpertId", int)

@@ -1,0 +1,23 @@
+"""Read-only numpy columns that messages carry instead of lists of objects."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+
+
+def int32_array(values: Iterable[int] | Int32Array) -> Int32Array:
+    """Copy `values` into a read-only one-dimensional int32 array."""
+    array = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.int32)
+    array.flags.writeable = False
+    return array
+
+
+_EMPTY = int32_array(())
+
+
+def empty() -> Int32Array:
+    """The column without entries; a default factory, as arrays cannot be dataclass defaults."""
+    return _EMPTY

@@ -1,0 +1,88 @@
+"""What travels between a client and the Scheduler."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from raydix.ids import RequestId
+from raydix.runtime.messages.arrays import Int32Array, empty
+from raydix.runtime.messages.plan import DeviceSampling, TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    """Why a request ended well."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class FailureKind(StrEnum):
+    """Why a request ended badly; each maps to the error type of that name in `raydix.errors`."""
+
+    BAD_REQUEST = "BadRequest"
+    PROMPT_TOO_LONG = "PromptTooLong"
+    OVERLOADED = "Overloaded"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    ENGINE_DEAD = "EngineDead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitRequest:
+    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds one."""
+
+    request_id: RequestId
+    token_ids: Int32Array
+    sampling: DeviceSampling
+    max_tokens: int | None
+    """None: the rest of the context."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the output (EOS among them unless ignored), not before `sampling.min_tokens`."""
+    priority: int = 0
+    cache_salt: str | None = None
+    session_id: str | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequest:
+    """End a request now; its last delta says `abort`."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """The client found a stop string: end the request with reason `stop`."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailure:
+    """A typed failure."""
+
+    kind: FailureKind
+    message: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDelta:
+    """What is new of one request. The last delta has `finished` or `failure`, never both."""
+
+    request_id: RequestId
+    token_ids: Int32Array = field(default_factory=empty)
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    cached_tokens_by_source: dict[str, int] | None = None
+    """On the first delta with tokens (or the last one): prompt tokens by source; the values sum to the prompt."""
+    queued_s: float | None = None
+    """Arrival to first admission; on the same delta."""
+    finished: FinishReason | None = None
+    failure: RequestFailure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFrame:
+    """Deltas of all of one client's requests of one scheduler turn."""
+
+    deltas: tuple[RequestDelta, ...]

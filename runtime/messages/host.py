@@ -1,0 +1,245 @@
+"""What travels between the Scheduler and HostMemory, and between HostMemory and storage actors.
+
+Page keys travel as one `bytes` of 32 bytes each; `split_keys` takes them apart. All host pages are quoted with their
+generation: a message about an older generation concerns a page that has since changed hands and is ignored.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from raydix.ids import BatchId, LeaseId, PageKey, RequestId
+from raydix.runtime.messages.arrays import Int32Array
+
+KEY_BYTES = 32
+MIRROR_KEY_BYTES = 16
+
+
+def split_keys(keys: bytes, width: int = KEY_BYTES) -> list[PageKey]:
+    """Take apart concatenated keys of `width` bytes each."""
+    return [PageKey(keys[i : i + width]) for i in range(0, len(keys), width)]
+
+
+class PageSource(IntEnum):
+    """Where a prompt page came from, or why it was computed. One byte per page on the wire."""
+
+    L1 = 0
+    L2 = 1
+    L3 = 2
+    LAST_TOKEN = 10
+    PARTIAL_PAGE = 11
+    NOT_FOUND = 12
+    BELOW_MIN_TOKENS = 13
+    TIMED_OUT = 14
+    CANCELLED = 15
+    RECOMPUTE_CHEAPER = 16
+    NO_HOST_PAGE = 17
+    BAD_OBJECT = 18
+    IO_ERROR = 19
+    CACHING_OFF = 20
+    PENDING = 30
+    """Not yet known: a read is in flight or waits for its turn. Never final."""
+
+    @property
+    def label(self) -> str:
+        """The key in `cached_tokens_by_source`: `l1`, `l2`, `l3` or `computed:REASON`."""
+        name = self.name.lower()
+        return name if self <= PageSource.L3 else f"computed:{name}"
+
+
+# Scheduler -> HostMemory -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """Touch a request's whole chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
+
+    `keys` starts at the chain's first page. Pages before `num_l1_pages` are only touched. Progress is reported until
+    every page's source is final.
+    """
+
+    request_id: RequestId
+    keys: bytes
+    num_l1_pages: int
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelLookup:
+    """Stop fetching for this request; reads that others share go on. Answered by a final `LookupProgress`."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasePages:
+    """Pin READY pages for reading. Answered by `PagesLeased` with the longest READY prefix of `keys`."""
+
+    lease_id: LeaseId
+    keys: bytes
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseLeases:
+    """End read leases. Unknown ids are errors of accounting."""
+
+    lease_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPages:
+    """Granted pages are filled, on every rank: publish them under their keys."""
+
+    keys: bytes
+    host_page_ids: Int32Array
+    generations: Int32Array
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnPages:
+    """Granted pages that were never written, or whose copies are acknowledged, go back unpublished."""
+
+    host_page_ids: Int32Array
+    generations: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonPages:
+    """A process died with copies in flight: quarantine these granted pages and leases until process `pid` has exited."""
+
+    host_page_ids: Int32Array
+    generations: Int32Array
+    lease_ids: Int32Array
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesDrained:
+    """No copy that an earlier HostMemory or Scheduler ordered is in flight any more: grants may start."""
+
+    host_incarnation: int
+
+
+# HostMemory -> Scheduler -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesGranted:
+    """Free host pages, now FILLING under the Scheduler's write lease, to back pages up into."""
+
+    host_page_ids: Int32Array
+    generations: Int32Array
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesLeased:
+    """Answer to `LeasePages`: host pages of the longest READY prefix, perhaps none."""
+
+    lease_id: LeaseId
+    host_page_ids: Int32Array
+    generations: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorUpdate:
+    """Keys (first 16 bytes) that became READY in L2 or were dropped, in order: drops first, then ready."""
+
+    ready: bytes = b""
+    dropped: bytes = b""
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupProgress:
+    """Sources of all pages of a chain so far, one `PageSource` byte each, from the chain's first page.
+
+    Pages before `num_l1_pages` say L1. `is_final`: no page is PENDING any more and this is the last report.
+    """
+
+    request_id: RequestId
+    sources: bytes
+    is_final: bool
+
+
+# HostMemory <-> storage actor ------------------------------------------------------------------------------------
+
+
+class ObjectStatus(IntEnum):
+    """The result of one object's operation. One byte per object on the wire."""
+
+    OK = 0
+    MISSING = 1
+    IO_ERROR = 2
+    TIMED_OUT = 3
+    CANCELLED = 4
+    FULL = 5
+    TOO_SHORT = 10
+    BAD_MAGIC = 11
+    BAD_VERSION = 12
+    WRONG_NAMESPACE = 13
+    WRONG_KEY = 14
+    WRONG_LENGTH = 15
+    WRONG_CODEC = 16
+    BAD_CHECKSUM = 17
+
+    @property
+    def is_bad_object(self) -> bool:
+        """The object exists but its bytes must not be used."""
+        return self >= ObjectStatus.TOO_SHORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindObjects:
+    """Which of these objects exist? A hint, answered by `ObjectsDone`."""
+
+    batch_id: BatchId
+    keys: bytes
+    group: int = 0
+    deadline_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadObjects:
+    """Read and verify objects into host pages. `host_page_ids` are FILLING under the reader's lease."""
+
+    batch_id: BatchId
+    keys: bytes
+    host_page_ids: Int32Array
+    group: int = 0
+    deadline_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteObjects:
+    """Write READY host pages, which HostMemory keeps leased until the answer."""
+
+    batch_id: BatchId
+    keys: bytes
+    host_page_ids: Int32Array
+    group: int = 0
+    deadline_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteObjects:
+    """Remove every object of this namespace, answered by `ObjectsDone` with one status."""
+
+    batch_id: BatchId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelBatch:
+    """The rest of a batch is no longer wanted. It is still answered, with CANCELLED for what was not done."""
+
+    batch_id: BatchId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsDone:
+    """One `ObjectStatus` byte per object. The storage actor touches no page of the batch after it has sent this."""
+
+    batch_id: BatchId
+    statuses: bytes
+    seconds: float = 0.0

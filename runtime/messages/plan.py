@@ -1,0 +1,137 @@
+"""What the Scheduler sends to a GPU actor, and what comes back.
+
+A plan is numbered per lane, without gaps, and is carried out in order. Its page copies start at once; its rows form one
+model step. Columns named `row_*` have one entry per row, `table_*` one per block-table change.
+"""
+
+from dataclasses import dataclass, field
+
+from raydix.ids import RequestId, Slot
+from raydix.runtime.messages.arrays import Int32Array, empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSampling:
+    """The part of `SamplingParams` that the device needs; see there for meanings. `top_k == 0` keeps all tokens."""
+
+    seed: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    masked_until_min_tokens: tuple[int, ...] = ()
+    """EOS and stop ids, which may not be sampled before `min_tokens` output tokens."""
+    num_logprobs: int | None = None
+    """None: no logprobs. 0: of the sampled token alone. k: also of the k most likely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedRequest:
+    """A request takes `slot`. `token_ids` is the prompt followed by the output known so far."""
+
+    slot: Slot
+    request_id: RequestId
+    token_ids: Int32Array
+    num_prompt_tokens: int
+    sampling: DeviceSampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChanges:
+    """Writes to block tables of one KV group: entry i puts `counts[i]` page ids at `starts[i]` of slot `slots[i]`.
+
+    `page_ids` holds the runs of all entries one after another.
+    """
+
+    group: int = 0
+    slots: Int32Array = field(default_factory=empty)
+    starts: Int32Array = field(default_factory=empty)
+    counts: Int32Array = field(default_factory=empty)
+    page_ids: Int32Array = field(default_factory=empty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageCopies:
+    """Page copies in columns: one entry per page. Entries of one transfer are adjacent."""
+
+    transfer_ids: Int32Array = field(default_factory=empty)
+    groups: Int32Array = field(default_factory=empty)
+    page_ids: Int32Array = field(default_factory=empty)
+    host_page_ids: Int32Array = field(default_factory=empty)
+    generations: Int32Array = field(default_factory=empty)
+
+    def __len__(self) -> int:
+        return len(self.transfer_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One numbered plan for one lane. Without rows it only moves pages and changes state.
+
+    Order of effects: `removed_slots`, `added`, `tables`, start `loads` and `backups` (a backup sees all that earlier
+    plans computed), then the rows. Rows may use pages that loads of this or an earlier plan fill: such a row names the
+    load in `row_loads` and layer i waits until that load has brought layer i.
+    """
+
+    step: int
+    placement_version: int = 0
+    removed_slots: Int32Array = field(default_factory=empty)
+    added: tuple[AddedRequest, ...] = ()
+    tables: tuple[TableChanges, ...] = ()
+    loads: PageCopies = field(default_factory=PageCopies)
+    backups: PageCopies = field(default_factory=PageCopies)
+    row_slots: Int32Array = field(default_factory=empty)
+    row_starts: Int32Array = field(default_factory=empty)
+    """Position in the sequence of the first token that the row computes."""
+    row_num_tokens: Int32Array = field(default_factory=empty)
+    row_write_starts: Int32Array = field(default_factory=empty)
+    """First position whose keys and values are kept; earlier ones go to the padding page (normally = row_starts)."""
+    row_output_positions: Int32Array = field(default_factory=empty)
+    """Output position (from 0) of the token sampled after the row's last token; -1: the row samples nothing."""
+    row_loads: Int32Array = field(default_factory=empty)
+    """Transfer id of the unfinished load that the row must wait for, layer by layer; -1: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of one output position from raw logits.
+
+    `token_ids[0]` is the sampled token; the k most likely follow, most likely first (the sampled one again if it is
+    among them). `ranks` count from 1.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """A step is done on one rank. `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only)."""
+
+    rank: int
+    step: int
+    token_ids: Int32Array = field(default_factory=empty)
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Empty if no row asked for logprobs, else one entry per sampling row."""
+    compute_s: float = 0.0
+    """Device time of the rows alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransfersDone:
+    """Loads and backups that are complete on one rank, in order of completion."""
+
+    rank: int
+    transfer_ids: Int32Array
+    stale_transfer_ids: Int32Array = field(default_factory=empty)
+    """Those of them that read a host page of another generation than the plan named: their bytes are not to be used."""
+    num_bytes: int = 0
+    seconds: float = 0.0
+    """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""
+
+
