@@ -1,0 +1,154 @@
+"""What the Scheduler's core is told (events) and what it asks its shell to do (effects)."""
+
+from dataclasses import dataclass
+
+from raydix.ids import ClientId
+from raydix.runtime.messages.client import AbortRequest, RequestDelta, StopRequest, SubmitRequest
+from raydix.runtime.messages.host import (
+    AbandonPages,
+    CancelLookup,
+    CommitPages,
+    CopiesDrained,
+    LeasePages,
+    Lookup,
+    LookupProgress,
+    MirrorUpdate,
+    PagesGranted,
+    PagesLeased,
+    ReleaseLeases,
+    ReturnPages,
+)
+from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
+
+ToHost = (
+    Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
+)
+FromHost = PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
+
+
+# Events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientMessage:
+    """A client asks for something."""
+
+    client_id: ClientId
+    message: SubmitRequest | AbortRequest | StopRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientGone:
+    """A client's link closed: its requests are nobody's."""
+
+    client_id: ClientId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAttached:
+    """A GPU actor said hello: it holds no request, its L1 is empty and none of its copies is in flight."""
+
+    rank: int
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMessage:
+    """A GPU actor reports; reports of an earlier incarnation are dropped."""
+
+    rank: int
+    incarnation: int
+    message: StepResult | TransfersDone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLost:
+    """A GPU actor's link closed. Its process may still be copying until it has exited."""
+
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAttached:
+    """HostMemory said hello."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMessage:
+    """HostMemory reports."""
+
+    incarnation: int
+    message: FromHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLost:
+    """HostMemory's link closed."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushL1:
+    """Drop every page of L1 that no request holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed: `core.next_deadline_s()` said when this is due."""
+
+
+Event = (
+    ClientMessage
+    | ClientGone
+    | RankAttached
+    | RankMessage
+    | RankLost
+    | HostAttached
+    | HostMessage
+    | HostLost
+    | FlushL1
+    | Tick
+)
+
+
+# Effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPlan:
+    """Send a plan to every rank of a lane. Every plan is answered by one `StepResult` per rank, in order."""
+
+    lane: int
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendHost:
+    """Send a message to HostMemory."""
+
+    message: ToHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendClient:
+    """Send news of one request to its client; the shell merges the deltas of a turn into one frame per client."""
+
+    client_id: ClientId
+    delta: RequestDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRank:
+    """A rank is overdue: end its process. Its link will close and `RankLost` follows."""
+
+    rank: int
+    incarnation: int
+    reason: str
+
+
+Effect = SendPlan | SendHost | SendClient | KillRank
