@@ -1,0 +1,47 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# Ruff does not follow the links in raydix/, so each file counts once.
+SOURCES := .
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv format check lint types layers sizes test demo
+
+help:
+	@echo "make demo    set up, then serve a small model through all three cache tiers (DEMO_FLAGS=--verify)"
+	@echo "make test    set up, then run every test that needs no GPU (TEST_FLAGS='-k radix')"
+	@echo "make check   format, lint, types, layers, size limits"
+	@echo "make format  rewrite the sources in the project's format"
+
+venv: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+format: venv
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+check: lint types layers sizes
+
+lint: venv
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types: venv
+	$(BIN)/mypy -p raydix
+
+layers: venv
+	$(BIN)/lint-imports
+
+sizes: venv
+	$(BIN)/python tests/check_sizes.py
+
+test: venv
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" $(TEST_FLAGS)
+
+demo: venv
+	$(BIN)/python -m raydix demo $(DEMO_FLAGS)

@@ -1,0 +1,65 @@
+"""Raydix: asynchronous LLM serving on Ray actors, with three tiers of cached prefixes.
+
+Importing the package is cheap: each public name loads its module on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raydix.errors import (
+        AccountingError,
+        BadRequest,
+        Cancelled,
+        CheckpointError,
+        ConfigError,
+        DeadlineExceeded,
+        EngineDead,
+        Overloaded,
+        PromptTooLong,
+        RaydixError,
+    )
+    from raydix.runtime.client import AsyncLLM
+    from raydix.runtime.llm import LLM
+    from raydix.runtime.outputs import CompletionOutput, RequestOutput
+    from raydix.runtime.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AccountingError",
+    "AsyncLLM",
+    "BadRequest",
+    "Cancelled",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "DeadlineExceeded",
+    "EngineDead",
+    "Overloaded",
+    "PromptTooLong",
+    "RaydixError",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+_MODULES = {
+    "LLM": "raydix.runtime.llm",
+    "AsyncLLM": "raydix.runtime.client",
+    "CompletionOutput": "raydix.runtime.outputs",
+    "RequestOutput": "raydix.runtime.outputs",
+    "SamplingParams": "raydix.runtime.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'raydix' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES.get(name, "raydix.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

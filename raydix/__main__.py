@@ -1,0 +1,6 @@
+"""`python -m raydix`: the command line."""
+
+from raydix.runtime.cli import main
+
+if __name__ == "__main__":
+    main()
