@@ -1,0 +1,136 @@
+"""The bytes of L2: one memfd per node, mapped by every process that copies pages or stores them."""
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.errors import ConfigError
+from raydix.ids import HostPageId
+from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.tiers.memory_limit import available_memory_bytes
+
+logger = logging.getLogger(__name__)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no name for it
+_POPULATE_CHUNK_BYTES = 64 << 20
+_SAFE_MEMORY_FRACTION = 0.8
+
+
+class HostArena:
+    """Owns: one mapping of the arena and one file descriptor of it.
+
+    Who may write which page is decided by `HostIndex`; this class only finds the bytes. The memory lives as long as
+    any process holds a descriptor or a mapping, and has no name that could be left behind.
+    """
+
+    def __init__(self, fd: int, geometry: ArenaGeometry) -> None:
+        """Map the whole of `fd`, which then belongs to this object."""
+        self.geometry = geometry
+        self.fd = fd
+        self.pid = os.getpid()
+        self._bytes = memoryview(mmap.mmap(fd, geometry.size_bytes))
+        table = np.frombuffer(self._bytes, dtype=np.int32, count=geometry.num_host_pages)
+        self._generations: NDArray[np.int32] = table
+
+    @classmethod
+    def create(cls, layout: KvLayout, size_bytes: int, num_threads: int = 4) -> "HostArena":
+        """Make an arena with `size_bytes` of host pages and take its memory now, in `num_threads` threads.
+
+        Raises ConfigError if the memory is not there.
+        """
+        geometry = plan_arena(layout, size_bytes)
+        _require_memory(geometry.size_bytes)
+        fd = os.memfd_create("raydix-arena", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, geometry.size_bytes)
+            arena = cls(fd, geometry)
+            _populate(np.frombuffer(arena.buffer, dtype=np.uint8), num_threads)
+        except BaseException:
+            os.close(fd)
+            raise
+        return arena
+
+    @classmethod
+    def attach(cls, pid: int, fd: int, geometry: ArenaGeometry) -> "HostArena":
+        """Map descriptor `fd` of process `pid`, which runs under the same user, through a descriptor of our own.
+
+        Raises OSError if the process is gone, ValueError if the arena has another size than `geometry` says.
+        """
+        own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        size_bytes = os.fstat(own_fd).st_size
+        if size_bytes != geometry.size_bytes:
+            os.close(own_fd)
+            raise ValueError(f"the arena has {size_bytes} bytes; its geometry says {geometry.size_bytes}")
+        return cls(own_fd, geometry)
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole arena, writable."""
+        return self._bytes
+
+    @property
+    def generations(self) -> NDArray[np.int32]:
+        """One int32 per host page id, shared by all processes; HostMemory alone writes it."""
+        return self._generations
+
+    def page(self, host_page_id: HostPageId, group: int) -> memoryview:
+        """Header and payload of a host page, without padding. Raises ValueError if `group` has no such page."""
+        start = self.geometry.page_offset(host_page_id, group)
+        return self._bytes[start : start + OBJECT_HEADER_BYTES + self.geometry.payload_bytes[group]]
+
+    def payload(self, host_page_id: HostPageId, group: int) -> memoryview:
+        """The canonical page alone."""
+        return self.page(host_page_id, group)[OBJECT_HEADER_BYTES:]
+
+    def payload_offset(self, host_page_id: HostPageId, group: int) -> int:
+        """Byte offset in the arena of the canonical page."""
+        return self.geometry.page_offset(host_page_id, group) + OBJECT_HEADER_BYTES
+
+    def close(self) -> None:
+        """Close the descriptor and drop the mapping; it goes with the last view of it that a caller still holds."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self._generations = np.empty(0, dtype=np.int32)
+        self._bytes = memoryview(b"")
+
+
+def _require_memory(size_bytes: int) -> None:
+    available = available_memory_bytes()
+    if available is not None and size_bytes > available:
+        proposal_mib = int(available * _SAFE_MEMORY_FRACTION) >> 20
+        raise ConfigError(
+            f"the host arena needs {size_bytes} bytes; {available} bytes of memory are available. "
+            f"Set cache.l2.bytes_per_node to {proposal_mib}MiB or less."
+        )
+
+
+def _populate(bytes_: NDArray[np.uint8], num_threads: int) -> None:
+    """Take memory for all of `bytes_`, in parallel: page faults while serving would be slow, or fatal."""
+    starts = range(0, len(bytes_), _POPULATE_CHUNK_BYTES)
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in pool.map(lambda start: _populate_chunk(bytes_[start : start + _POPULATE_CHUNK_BYTES]), starts):
+            pass
+
+
+def _populate_chunk(chunk: NDArray[np.uint8]) -> None:
+    # Through ctypes: mmap.madvise of CPython holds the interpreter lock.
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if madvise(chunk.ctypes.data, chunk.nbytes, _MADV_POPULATE_WRITE) == 0:
+        return
+    code = ctypes.get_errno()
+    if code != errno.EINVAL:
+        raise ConfigError(
+            f"cannot take {chunk.nbytes} bytes of the host arena: {os.strerror(code)}. "
+            "Set cache.l2.bytes_per_node to a smaller value."
+        )
+    logger.info("this kernel has no MADV_POPULATE_WRITE; the arena is touched page by page")
+    chunk[:: mmap.PAGESIZE] = 0
