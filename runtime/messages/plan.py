@@ -133,5 +133,3 @@ class TransfersDone:
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""
-
-

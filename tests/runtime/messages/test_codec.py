@@ -1,0 +1,149 @@
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydix.ids import RequestId
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import AbortRequest, RequestDelta, TokenFrame
+from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import CopiesDrained
+from raydix.runtime.messages.plan import StepPlan, TransfersDone
+
+_INT32 = st.integers(-(2**31), 2**31 - 1)
+
+
+def _strategy(hint: Any) -> st.SearchStrategy[Any]:
+    if isinstance(hint, NewType):
+        return _strategy(hint.__supertype__)
+    if get_origin(hint) in (Union, UnionType):
+        return st.one_of(*[st.none() if part is type(None) else _strategy(part) for part in get_args(hint)])
+    if get_origin(hint) is tuple:
+        return st.lists(_strategy(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(st.text(max_size=8), st.integers(0, 2**40), max_size=3)
+    if get_origin(hint) is np.ndarray:
+        return st.lists(_INT32, max_size=5).map(int32_array)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(list(hint))
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _instances(hint)
+    scalars: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(-(2**63), 2**63 - 1),
+        float: st.floats(allow_nan=False),
+        bool: st.booleans(),
+        str: st.text(max_size=8),
+        bytes: st.binary(max_size=40),
+    }
+    return scalars[hint]
+
+
+def _instances(cls: type) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{field.name: _strategy(hints[field.name]) for field in fields(cls)})
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray):
+        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
+    if is_dataclass(left):
+        return type(left) is type(right) and all(
+            _same(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
+        )
+    if isinstance(left, tuple):
+        return isinstance(right, tuple) and len(left) == len(right) and all(map(_same, left, right))
+    return type(left) is type(right) and bool(left == right)
+
+
+@pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
+def test_every_message_survives_the_round_trip(cls: type) -> None:
+    @settings(max_examples=20, deadline=None, derandomize=True)
+    @given(_instances(cls))
+    def round_trip(message: Any) -> None:
+        assert _same(message, decode(encode(message)))
+
+    round_trip()
+
+
+def test_decoded_columns_are_read_only() -> None:
+    decoded = decode(encode(TransfersDone(rank=0, transfer_ids=int32_array([1, 2]))))
+
+    assert isinstance(decoded, TransfersDone)
+    with pytest.raises(ValueError, match="read-only"):
+        decoded.transfer_ids[0] = 7
+
+
+def test_numpy_integers_travel_as_integers() -> None:
+    decoded = decode(encode(CopiesDrained(host_incarnation=np.int32(3))))  # type: ignore[arg-type]
+
+    assert decoded == CopiesDrained(host_incarnation=3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01",
+        msgpack.packb(7),
+        msgpack.packb([]),
+        msgpack.packb({"tag": 1}),
+        msgpack.packb([len(MESSAGE_TYPES)]),
+        msgpack.packb([-1, 1]),
+        msgpack.packb(["0", 1]),
+        msgpack.packb([0, 1]),
+        msgpack.packb([0, b"secret", "no such role", "name", 1, 1, None]),
+        msgpack.packb([MESSAGE_TYPES.index(TokenFrame), [[1]]]),
+        msgpack.packb([MESSAGE_TYPES.index(TokenFrame), 5]),
+        msgpack.packb([1, msgpack.ExtType(1, b"abc")]),
+        msgpack.packb([1, msgpack.ExtType(9, b"abcd")]),
+        msgpack.packb([2, "id"]) + b"\x00",
+    ],
+    ids=repr,
+)
+def test_malformed_bytes_are_a_message_error(body: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(body)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_random_bytes_never_raise_anything_but_a_message_error(body: bytes) -> None:
+    try:
+        decode(body)
+    except MessageError:
+        return
+
+
+@dataclass(frozen=True)
+class NotListed:
+    number: int = 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        NotListed(),
+        TokenFrame(deltas=(NotListed(),)),  # type: ignore[arg-type]
+        StepPlan(step=2**70),
+        AbortRequest(request_id=object()),  # type: ignore[arg-type]
+        TransfersDone(rank=0, transfer_ids=np.zeros(2, np.int64)),  # type: ignore[arg-type]
+        TransfersDone(rank=0, transfer_ids=np.zeros((2, 2), np.int32)),
+        RequestDelta(request_id=RequestId("only nested")),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_cannot_travel_is_refused_when_encoding(message: Any) -> None:
+    with pytest.raises(MessageError):
+        encode(message)
+
+
+def test_a_hello_does_not_print_its_secret() -> None:
+    assert "hunter2" not in repr(Hello(secret=b"hunter2", role=Role.GPU, name="gpu0", incarnation=1, pid=2))
