@@ -1,0 +1,122 @@
+"""One run-length node of a radix tree, and what concerns a node and its neighbours alone."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from raydix.ids import PageKey
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.messages.host import KEY_BYTES
+
+
+class Segment(Enum):
+    """Which part of a request filled a page. A node holds one kind, so that outputs are evicted before prompts."""
+
+    PROMPT = "prompt"
+    OUTPUT = "output"
+
+
+@dataclass(slots=True, eq=False)
+class RadixNode:
+    """Pages [start, end) of all chains through it. Arrays and bytes are replaced, never changed in place.
+
+    A root has no parent and no pages; its `keys` is the identity that its chains start from.
+    """
+
+    parent: "RadixNode | None"
+    edge: bytes
+    """Packed tokens of the node's pages."""
+    page_ids: tuple[Int32Array, ...]
+    """Per KV group, one id per page, read-only."""
+    keys: bytes
+    start: int
+    end: int
+    segment: Segment
+    created_s: float
+    last_use_s: float
+    priority: int = 0
+    """The most important (lowest) of the requests that inserted here or below."""
+    num_hits: int = 0
+    num_locks: int = 0
+    """Locks on this node or below."""
+    ticket: int = 0
+    """The node's entry in the eviction order; 0 if it has none."""
+    children: "dict[bytes, RadixNode]" = field(default_factory=dict)
+    """By the packed tokens of their first page."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of this node alone."""
+        return self.end - self.start
+
+    @property
+    def last_key(self) -> PageKey:
+        """Key of the last page, or the identity at a root."""
+        return PageKey(self.keys[-KEY_BYTES:])
+
+
+def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_bytes: int) -> int:
+    """Leading pages of `edge` that `packed_tokens` also has from byte `offset`; the first page is known to agree."""
+    if packed_tokens.startswith(edge, offset):
+        return len(edge) // page_bytes
+    view = memoryview(edge)
+    low, high = 1, min(len(edge), len(packed_tokens) - offset) // page_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if packed_tokens.startswith(view[low * page_bytes : middle * page_bytes], offset + low * page_bytes):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def use_path(node: RadixNode, priority: int, now_s: float) -> None:
+    """Count a use of `node` and of all above it, by a request of this priority."""
+    current: RadixNode | None = node
+    while current is not None:
+        current.last_use_s = now_s
+        current.priority = min(current.priority, priority)
+        current = current.parent
+
+
+def new_root(identity: PageKey, num_groups: int, now_s: float) -> RadixNode:
+    """The node from which all chains of an identity start."""
+    return RadixNode(
+        parent=None,
+        edge=b"",
+        page_ids=(empty(),) * num_groups,
+        keys=identity,
+        start=0,
+        end=0,
+        segment=Segment.PROMPT,
+        created_s=now_s,
+        last_use_s=now_s,
+    )
+
+
+def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
+    """Move the pages of `node` before `end` into a new node above it, with the same history and locks; return that."""
+    assert node.parent is not None, "a root has no pages to split"
+    num_upper = end - node.start
+    num_bytes = num_upper * page_bytes
+    upper = RadixNode(
+        parent=node.parent,
+        edge=node.edge[:num_bytes],
+        page_ids=tuple(int32_array(ids[:num_upper]) for ids in node.page_ids),
+        keys=node.keys[: num_upper * KEY_BYTES],
+        start=node.start,
+        end=end,
+        segment=node.segment,
+        created_s=node.created_s,
+        last_use_s=node.last_use_s,
+        priority=node.priority,
+        num_hits=node.num_hits,
+        num_locks=node.num_locks,
+    )
+    node.parent.children[upper.edge[:page_bytes]] = upper
+    node.parent = upper
+    node.edge = node.edge[num_bytes:]
+    node.page_ids = tuple(int32_array(ids[num_upper:]) for ids in node.page_ids)
+    node.keys = node.keys[num_upper * KEY_BYTES :]
+    node.start = end
+    upper.children[node.edge[:page_bytes]] = node
+    return upper
