@@ -1,0 +1,92 @@
+"""From pydantic's errors to sentences that name the key, the value, and the nearest valid key."""
+
+import difflib
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+Model = type[BaseModel]
+
+
+def describe(error: ValidationError, root: Model) -> str:
+    """One sentence or two for each thing that is wrong, in the order of the configuration."""
+    return " ".join(_describe_one(dict(item), root) for item in error.errors(include_url=False))
+
+
+def all_keys(root: Model, prefix: str = "") -> Iterator[str]:
+    """Every valid key as a dotted path, sections among them."""
+    for name, field in root.model_fields.items():
+        path = f"{prefix}{name}"
+        yield path
+        for child in _models_in(field.annotation):
+            yield from all_keys(child, f"{path}.")
+
+
+def _describe_one(item: dict[str, Any], root: Model) -> str:
+    key, siblings = _locate(item["loc"], root)
+    value = item.get("input")
+    message = str(item["msg"])
+    match item["type"]:
+        case "extra_forbidden":
+            return f"{key} is not a known key. {_suggest(key, siblings, root)}"
+        case "missing":
+            return f"{key} is missing and has no default."
+        case "value_error":
+            return message.removeprefix("Value error, ")
+        case "union_tag_invalid" | "union_tag_not_found":
+            expected = item["ctx"].get("expected_tags", "'file', 'fake'")
+            return f"{key}.backend is missing or unknown; expected one of {expected}."
+        case "model_type" | "model_attributes_type":
+            return f"{key} is {value!r}; expected a section of keys."
+    return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
+
+
+def _suggest(key: str, siblings: list[str], root: Model) -> str:
+    """Name the nearest key beside the unknown one, else the nearest anywhere."""
+    parent, _, leaf = key.rpartition(".")
+    near = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {parent}.{near[0]}?" if parent else f"Did you mean {near[0]}?"
+    by_leaf: dict[str, str] = {}
+    for path in all_keys(root):
+        by_leaf.setdefault(path.rpartition(".")[2], path)
+    near = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {by_leaf[near[0]]}?"
+    return f"Valid keys here: {', '.join(siblings)}."
+
+
+def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
+    """The dotted key of an error's location, without the tags of unions, and the valid keys beside it."""
+    parts: list[str] = []
+    candidates: list[Model] = [root]
+    for part in map(str, loc):
+        tagged = [model for model in candidates if len(candidates) > 1 and part in _tags(model)]
+        if tagged:
+            candidates = tagged
+            continue
+        parts.append(part)
+        siblings = [name for model in candidates for name in model.model_fields]
+        annotations = [model.model_fields[part].annotation for model in candidates if part in model.model_fields]
+        candidates = [child for annotation in annotations for child in _models_in(annotation)]
+    return ".".join(parts), siblings if parts else list(root.model_fields)
+
+
+def _tags(model: Model) -> tuple[Any, ...]:
+    """The values of a model's `backend` key, by which a union of models is told apart."""
+    field = model.model_fields.get("backend")
+    return get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
+
+
+def _models_in(annotation: Any) -> list[Model]:
+    """The models that an annotation admits."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _models_in(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [model for arg in get_args(annotation) for model in _models_in(arg)]
+    return []
