@@ -1,0 +1,199 @@
+"""Time the radix tree on a conversation trace, and its eviction against the size of the tree.
+
+    python -m benchmarks.radix_tree
+
+Replays the first 6,000 requests one after another at page size 16 and 4M tokens of capacity, and reports medians over
+the second half. Preparing the key (packing tokens, hashing page keys) is timed apart. The eviction load inserts prompts
+of 1,024 tokens behind 1,000 distinct first blocks into trees of 1k and of 30k nodes.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.record import Figure, report
+from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.cache.radix_tree import RadixTree, Segment
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.host import KEY_BYTES
+
+TRACE = Path(__file__).parent / "traces" / "conversation.jsonl.gz"
+BLOCK_TOKENS = 512
+SWEEP_PROMPT_TOKENS = 1024
+SWEEP_FIRST_BLOCKS = 1000
+SWEEP_NODES = (1_000, 30_000)
+SWEEP_REQUESTS = 4000
+
+Times = dict[str, list[float]]
+
+
+def trace_prompts(num_requests: int) -> Iterator[Int32Array]:
+    """The prompts of the trace; block h holds the numbers 512 h to 512 h + 511."""
+    block = np.arange(BLOCK_TOKENS, dtype=np.int32)
+    with gzip.open(TRACE, "rt") as lines:
+        for _, line in zip(range(num_requests), lines, strict=False):
+            request = json.loads(line)
+            hashes = np.array(request["hash_ids"], dtype=np.int32)
+            tokens = hashes[:, None] * np.int32(BLOCK_TOKENS) + block
+            yield tokens.reshape(-1)[: request["input_length"]]
+
+
+class Replay:
+    """One L1 that serves prompts one at a time; times are in seconds, one list per operation."""
+
+    def __init__(self, *, page_size: int, num_pages: int, eviction: str) -> None:
+        self.tree = RadixTree(page_size=page_size, eviction=eviction)
+        self.pool = PagePool(num_pages)
+        self.times: Times = defaultdict(list)
+        self._page_size = page_size
+        self._identity = root_key()
+        self._now_s = 0.0
+
+    def serve(self, token_ids: Int32Array, keys: bytes | None = None) -> int:
+        """Match, lock, make room, insert, unlock. Returns the pages that were cached. `keys` spares the hashing."""
+        tree, pool, times = self.tree, self.pool, self.times
+        self._now_s += 1.0
+        started = perf_counter()
+        packed = pack_tokens(token_ids)
+        times["pack"].append(perf_counter() - started)
+
+        started = perf_counter()
+        match = tree.match(self._identity, packed)
+        times["match"].append(perf_counter() - started)
+
+        started = perf_counter()
+        lock = tree.lock(match, now_s=self._now_s)
+        times["lock"].append(perf_counter() - started)
+
+        rest = packed[match.num_pages * self._page_size * 4 :]
+        new_keys = self._new_keys(match.last_key, rest, match.num_pages, keys)
+        num_new = len(new_keys) // KEY_BYTES
+        self._make_room(num_new)
+        page_ids = pool.allocate(num_new)
+        assert page_ids is not None, "the pool is smaller than one prompt"
+
+        started = perf_counter()
+        tree.insert(lock, rest, (page_ids,), new_keys, segment=Segment.PROMPT, now_s=self._now_s)
+        times["insert"].append(perf_counter() - started)
+
+        started = perf_counter()
+        tree.unlock(lock)
+        times["unlock"].append(perf_counter() - started)
+        return match.num_pages
+
+    def _new_keys(self, parent: PageKey, rest: bytes, num_matched: int, keys: bytes | None) -> bytes:
+        if keys is not None:
+            return keys[num_matched * KEY_BYTES :]
+        started = perf_counter()
+        new_keys = extend_keys(parent, rest, self._page_size)
+        self.times["page_keys"].append(perf_counter() - started)
+        return new_keys
+
+    def _make_room(self, num_pages: int) -> None:
+        num_missing = num_pages - self.pool.num_free
+        if num_missing <= 0:
+            return
+        started = perf_counter()
+        victims = self.tree.evict(num_missing)
+        elapsed = perf_counter() - started
+        self.times["evict"].append(elapsed)
+        self.times["evict_per_leaf"].append(elapsed / len(victims))
+        self.pool.release(np.concatenate([victim.page_ids[0] for victim in victims]), after_step=-1)
+
+
+def replay_trace(eviction: str, *, page_size: int, capacity_tokens: int, num_requests: int) -> list[Figure]:
+    """Medians in microseconds over the second half of the trace's first `num_requests` requests."""
+    replay = Replay(page_size=page_size, num_pages=capacity_tokens // page_size, eviction=eviction)
+    num_cached_pages = num_tokens = 0
+    for index, prompt in enumerate(trace_prompts(num_requests)):
+        if index == num_requests // 2:
+            replay.times.clear()
+        num_cached_pages += replay.serve(prompt)
+        num_tokens += len(prompt)
+    replay.tree.check()
+    replay.pool.check()
+    bars = {"match": 8.0, "insert": 40.0, "evict_per_leaf": 5.0}
+    figures = [
+        Figure(name=f"{eviction}_{name}", value=median(times) * 1e6, unit="us", max_value=bars.get(name))
+        for name, times in replay.times.items()
+    ]
+    percentiles = [
+        Figure(name=f"{eviction}_{name}_p99", value=float(np.percentile(replay.times[name], 99)) * 1e6, unit="us")
+        for name in ("match", "insert", "evict")
+    ]
+    tree_s = sum(sum(replay.times[name]) for name in ("match", "lock", "insert", "unlock", "evict"))
+    return [
+        *figures,
+        *percentiles,
+        Figure(name=f"{eviction}_tree_mean_per_request", value=tree_s / (num_requests / 2) * 1e6, unit="us"),
+        Figure(name=f"{eviction}_nodes", value=replay.tree.num_nodes, unit="nodes"),
+        Figure(
+            name=f"{eviction}_hit_fraction", value=num_cached_pages * page_size / num_tokens, unit="of input tokens"
+        ),
+    ]
+
+
+def sweep_eviction(eviction: str, *, page_size: int) -> list[Figure]:
+    """Time per evicted leaf in trees of two sizes, and their ratio."""
+    tails_s = [_time_eviction(eviction, num_nodes, page_size) for num_nodes in SWEEP_NODES]
+    ratio = Figure(name=f"{eviction}_evict_ratio_30k_to_1k", value=tails_s[1] / tails_s[0], unit="times", max_value=1.5)
+    return [
+        *(
+            Figure(name=f"{eviction}_evict_per_leaf_{num_nodes}_nodes", value=tail_s * 1e6, unit="us", max_value=5.0)
+            for num_nodes, tail_s in zip(SWEEP_NODES, tails_s, strict=True)
+        ),
+        ratio,
+    ]
+
+
+def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
+    """Median seconds per leaf once the tree holds about `num_nodes` nodes: a full one takes one leaf per prompt."""
+    num_first_blocks = min(SWEEP_FIRST_BLOCKS, num_nodes // 2)
+    prompt_pages = SWEEP_PROMPT_TOKENS // page_size
+    first_pages = BLOCK_TOKENS // page_size
+    num_pages = num_first_blocks * first_pages + (num_nodes - num_first_blocks) * (prompt_pages - first_pages)
+    replay = Replay(page_size=page_size, num_pages=num_pages, eviction=eviction)
+    tail = np.arange(SWEEP_PROMPT_TOKENS, dtype=np.int32)
+    keys = bytes(KEY_BYTES * prompt_pages)  # the tree never looks into a key
+    num_warm = num_nodes + SWEEP_REQUESTS
+    for index in range(num_warm + SWEEP_REQUESTS):
+        if index == num_warm:
+            replay.times.clear()
+        prompt = tail.copy()
+        prompt[0] = -1 - index % num_first_blocks
+        prompt[BLOCK_TOKENS] = -1 - index
+        replay.serve(prompt, keys)
+    replay.tree.check()
+    return median(replay.times["evict_per_leaf"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--capacity-tokens", type=int, default=4_000_000)
+    parser.add_argument("--requests", type=int, default=6000)
+    options = parser.parse_args()
+    figures: list[Figure] = []
+    for eviction in ("lru", "fifo"):
+        figures += replay_trace(
+            eviction,
+            page_size=options.page_size,
+            capacity_tokens=options.capacity_tokens,
+            num_requests=options.requests,
+        )
+        figures += sweep_eviction(eviction, page_size=options.page_size)
+    return report("radix_tree", vars(options), figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

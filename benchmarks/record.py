@@ -1,0 +1,88 @@
+"""The JSON record that every benchmark prints, and the exit status that its bars decide."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured value. `max_value` and `min_value` are bars; without any the figure is for information."""
+
+    name: str
+    value: float
+    unit: str
+    max_value: float | None = None
+    min_value: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the value is on the right side of its bars. NaN meets none."""
+        above = self.max_value is not None and not self.value <= self.max_value
+        below = self.min_value is not None and not self.value >= self.min_value
+        return not (above or below)
+
+
+def commit() -> str:
+    """The checkout's commit, with `+` if tracked files differ from it; `unknown` outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def machine() -> dict[str, str | int]:
+    """What ran the benchmark: processor, usable cores, Python."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def report(benchmark: str, config: Mapping[str, object], figures: Sequence[Figure]) -> int:
+    """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1 below a bar."""
+    record = {
+        "benchmark": benchmark,
+        "commit": commit(),
+        "machine": machine(),
+        "config": dict(config),
+        "figures": [_as_record(figure) for figure in figures],
+    }
+    print(json.dumps(record), flush=True)
+    for figure in figures:
+        bars = [f"at most {figure.max_value:g}"] if figure.max_value is not None else []
+        bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []
+        if bars:
+            verdict = "ok" if figure.is_met else "BELOW THE BAR"
+            print(f"{figure.name}: {figure.value:.4g} {figure.unit}, bar {', '.join(bars)}: {verdict}", file=sys.stderr)
+    return 0 if all(figure.is_met for figure in figures) else 1
+
+
+def _as_record(figure: Figure) -> dict[str, object]:
+    fields = {name: value for name, value in asdict(figure).items() if value is not None}
+    fields["value"] = float(f"{figure.value:.4g}")
+    return fields
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
