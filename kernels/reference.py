@@ -1,0 +1,201 @@
+"""Plain PyTorch twins of all kernels: what each must compute, on any device.
+
+Legend: T tokens of the step, R rows (requests), B rows of a batch, C hidden, I intermediate, H KV heads, G query heads
+per KV head, Q query heads, D head dim, P pages, L layers of the KV group, S slots per page, N pages of a block table,
+E experts, K experts per token, V vocabulary. float32 stays IEEE float32: TF32 must be off, as it is by default.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+QUERY_BLOCK = 256
+"""Queries of one row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context."""
+DENSE_EXPERT_TOKENS = 64
+"""Up to this many tokens every expert runs on every token: no count of tokens per expert has to reach the host."""
+
+
+def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+    """Scale the last dimension to unit root mean square, in float32, then by `weight_C`."""
+    x32_TC = x_TC.float()
+    variance_T1 = x32_TC.pow(2).mean(-1, keepdim=True)
+    return weight_C * (x32_TC * torch.rsqrt(variance_T1 + eps)).to(x_TC.dtype)
+
+
+def silu_mul(gate_up_TI: Tensor) -> Tensor:
+    """SwiGLU: silu of the first half of the last dimension times its second half."""
+    gate_TI, up_TI = gate_up_TI.chunk(2, dim=-1)
+    return functional.silu(gate_TI) * up_TI
+
+
+def apply_rope(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2) of every head; `cos_TD` and `sin_TD` repeat their first half."""
+    first_THD, second_THD = x_THD.chunk(2, dim=-1)
+    rotated_THD = torch.cat((-second_THD, first_THD), dim=-1)
+    return x_THD * cos_TD[:, None] + rotated_THD * sin_TD[:, None]
+
+
+def write_kv(k_THD: Tensor, v_THD: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor) -> None:
+    """Scatter this step's keys and values of one layer into the paged cache, in place.
+
+    slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which nobody reads.
+    """
+    page_size = pool_PLH2SD.shape[4]
+    slots_T = slot_mapping_T.clamp_min(0)
+    layer_PH2SD = pool_PLH2SD[:, layer]
+    kv_TH2D = torch.stack((k_THD, v_THD), dim=2)
+    layer_PH2SD[slots_T // page_size, :, :, slots_T % page_size] = kv_TH2D
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRow:
+    """A row of several tokens. `first_token` indexes T, `row` the block tables; lengths are known on the host."""
+
+    row: int
+    first_token: int
+    num_tokens: int
+    context_tokens: int
+    """Tokens in the cache after this step, those of this row included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """All rows of one token, padded to the longest of them."""
+
+    rows_B: Tensor
+    """int64, row in the block tables."""
+    tokens_B: Tensor
+    """int64, index in T."""
+    context_tokens_B: Tensor
+    """int64, as in `PrefillRow`."""
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRows:
+    """How the tokens of a step divide into rows."""
+
+    prefill: tuple[PrefillRow, ...]
+    decode: DecodeRows | None
+
+
+def paged_attention(
+    q_TQD: Tensor, pool_PLH2SD: Tensor, layer: int, block_tables_RN: Tensor, rows: AttentionRows, scale: float
+) -> Tensor:
+    """Causal attention of every row over its cached tokens, of which this step's are the last.
+
+    block_tables_RN: int, one row per request. The softmax is in float32. Returns [T, Q, D].
+    """
+    out_TQD = torch.empty_like(q_TQD)
+    layer_PH2SD = pool_PLH2SD[:, layer]
+    if rows.decode is not None:
+        out_TQD[rows.decode.tokens_B] = _decode_attention(q_TQD, layer_PH2SD, block_tables_RN, rows.decode, scale)
+    for row in rows.prefill:
+        tokens = slice(row.first_token, row.first_token + row.num_tokens)
+        num_pages = -(-row.context_tokens // pool_PLH2SD.shape[4])
+        kv_HSD = _gather_pages(layer_PH2SD, block_tables_RN[row.row : row.row + 1, :num_pages])
+        k_HSD, v_HSD = (part_BHSD[0, :, : row.context_tokens] for part_BHSD in kv_HSD)
+        out_TQD[tokens] = _prefill_attention(q_TQD[tokens], k_HSD, v_HSD, scale)
+    return out_TQD
+
+
+def _gather_pages(layer_PH2SD: Tensor, tables_BN: Tensor) -> tuple[Tensor, Tensor]:
+    batch, num_pages = tables_BN.shape
+    _, num_heads, _, page_size, head_dim = layer_PH2SD.shape
+    pages_BNH2SD = layer_PH2SD[tables_BN]
+    kv_2BHNSD = pages_BNH2SD.permute(3, 0, 2, 1, 4, 5)
+    k_BHSD, v_BHSD = kv_2BHNSD.reshape(2, batch, num_heads, num_pages * page_size, head_dim)
+    return k_BHSD, v_BHSD
+
+
+def _decode_attention(
+    q_TQD: Tensor, layer_PH2SD: Tensor, block_tables_RN: Tensor, rows: DecodeRows, scale: float
+) -> Tensor:
+    page_size, head_dim = layer_PH2SD.shape[3], layer_PH2SD.shape[4]
+    num_pages = -(-rows.max_context_tokens // page_size)
+    k_BHSD, v_BHSD = _gather_pages(layer_PH2SD, block_tables_RN[rows.rows_B, :num_pages])
+    batch, num_heads = k_BHSD.shape[:2]
+    q_BHGD = q_TQD[rows.tokens_B].view(batch, num_heads, -1, head_dim)
+    is_padding_BS = torch.arange(k_BHSD.shape[2], device=q_TQD.device) >= rows.context_tokens_B[:, None]
+    # Stale values past a row's end meet a weight of zero, which would not silence a NaN.
+    v_BHSD = v_BHSD.masked_fill(is_padding_BS[:, None, :, None], 0.0)
+    scores_BHGS = (q_BHGD @ k_BHSD.transpose(2, 3)).float() * scale
+    scores_BHGS = scores_BHGS.masked_fill(is_padding_BS[:, None, None], float("-inf"))
+    out_BHGD = scores_BHGS.softmax(-1).to(q_TQD.dtype) @ v_BHSD
+    return out_BHGD.reshape(batch, -1, head_dim)
+
+
+def _prefill_attention(q_TQD: Tensor, k_HSD: Tensor, v_HSD: Tensor, scale: float) -> Tensor:
+    num_tokens, num_query_heads, head_dim = q_TQD.shape
+    num_heads, context, _ = k_HSD.shape
+    group = num_query_heads // num_heads
+    key_positions_S = torch.arange(context, device=q_TQD.device)
+    out_TQD = torch.empty_like(q_TQD)
+    for start, stop in _blocks(num_tokens, QUERY_BLOCK):
+        # Key positions past the block's last query are visible to none of it.
+        visible = context - num_tokens + stop
+        q_HXD = (
+            q_TQD[start:stop].view(-1, num_heads, group, head_dim).permute(1, 2, 0, 3).reshape(num_heads, -1, head_dim)
+        )
+        scores_HXS = (q_HXD @ k_HSD[:, :visible].transpose(1, 2)).float() * scale
+        scores_HGTS = scores_HXS.view(num_heads, group, stop - start, visible)
+        is_future_TS = key_positions_S[:visible] > key_positions_S[visible - (stop - start) : visible, None]
+        weights_HGTS = scores_HGTS.masked_fill(is_future_TS, float("-inf")).softmax(-1).to(q_TQD.dtype)
+        out_HXD = weights_HGTS.view(num_heads, -1, visible) @ v_HSD[:, :visible]
+        out_HGTD = out_HXD.view(num_heads, group, stop - start, head_dim)
+        out_TQD[start:stop] = out_HGTD.permute(2, 0, 1, 3).reshape(stop - start, num_query_heads, head_dim)
+    return out_TQD
+
+
+def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, total, size):
+        yield start, min(start + size, total)
+
+
+def topk_gating(router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """Choose each token's most likely experts.
+
+    Returns (weights_TK float32, expert_ids_TK int64): softmax over all experts in float32, then the K largest, divided
+    by their sum if `renormalise`.
+    """
+    weights_TK, expert_ids_TK = router_logits_TE.float().softmax(-1).topk(num_experts_per_token, dim=-1)
+    if renormalise:
+        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+    return weights_TK, expert_ids_TK
+
+
+def fused_experts(
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+) -> Tensor:
+    """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
+
+    gate_up_EIC holds gate rows, then up rows. Past DENSE_EXPERT_TOKENS tokens the host waits for the device.
+    """
+    if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
+        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+    num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
+    order_X = expert_ids_TK.flatten().argsort(stable=True)
+    tokens_X = order_X // experts_per_token
+    counts = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts).tolist()
+    sorted_XC = x_TC[tokens_X]
+    outputs = [
+        functional.linear(silu_mul(functional.linear(part_XC, gate_up_EIC[expert])), down_ECI[expert])
+        for expert, part_XC in enumerate(sorted_XC.split(counts))
+        if counts[expert]
+    ]
+    weighted_XC = torch.cat(outputs) * weights_TK.flatten()[order_X, None].to(x_TC.dtype)
+    by_choice_TKC = torch.empty_like(weighted_XC).index_copy_(0, order_X, weighted_XC)
+    return by_choice_TKC.view(-1, experts_per_token, x_TC.shape[1]).sum(1)
+
+
+def _dense_experts(
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+) -> Tensor:
+    num_experts, num_tokens = gate_up_EIC.shape[0], x_TC.shape[0]
+    gate_up_ETI = x_TC.expand(num_experts, -1, -1) @ gate_up_EIC.transpose(1, 2)
+    out_TEC = (silu_mul(gate_up_ETI) @ down_ECI.transpose(1, 2)).transpose(0, 1)
+    weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(1, expert_ids_TK, weights_TK)
+    return (weights_TE.to(x_TC.dtype)[:, None] @ out_TEC)[:, 0]

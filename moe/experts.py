@@ -1,0 +1,32 @@
+"""The weights of a layer's experts, stacked."""
+
+import torch
+from torch import Tensor, nn
+
+from raydix.kernels.reference import fused_experts
+
+
+class Experts(nn.Module):
+    """SwiGLU experts. `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first; `down_ECI`: its inverse shape."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        intermediate_size: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.gate_up_EIC = nn.Parameter(
+            torch.empty(num_experts, 2 * intermediate_size, hidden_size, device=device, dtype=dtype),
+            requires_grad=False,
+        )
+        self.down_ECI = nn.Parameter(
+            torch.empty(num_experts, hidden_size, intermediate_size, device=device, dtype=dtype), requires_grad=False
+        )
+
+    def forward(self, x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> Tensor:
+        """Weighted sum of the chosen experts' outputs, [T, C]."""
+        return fused_experts(x_TC, self.gate_up_EIC, self.down_ECI, weights_TK, expert_ids_TK)

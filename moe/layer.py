@@ -1,0 +1,34 @@
+"""The sparse feed-forward layer: a router and its experts."""
+
+import torch
+from torch import Tensor, nn
+
+from raydix.moe.experts import Experts
+from raydix.moe.router import Router
+
+
+class MoeLayer(nn.Module):
+    """Mixture-of-experts layer whose experts all live on this rank."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        num_experts: int,
+        experts_per_token: int,
+        renormalise: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.router = Router(
+            hidden_size, num_experts, experts_per_token, renormalise=renormalise, device=device, dtype=dtype
+        )
+        self.experts = Experts(hidden_size, num_experts, intermediate_size, device=device, dtype=dtype)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in, [T, C] out."""
+        weights_TK, expert_ids_TK = self.router(x_TC)
+        out_TC: Tensor = self.experts(x_TC, weights_TK, expert_ids_TK)
+        return out_TC

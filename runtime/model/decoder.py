@@ -1,0 +1,135 @@
+"""One decoder for all supported families: embedding, layers of attention and feed-forward, final norm, head.
+
+Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from raydix.kernels.reference import silu_mul
+from raydix.moe.layer import MoeLayer
+from raydix.runtime.model.attention import AttentionBatch, FullAttention, RmsNorm, linear_parameters
+from raydix.runtime.model.rope import RotaryEmbedding
+from raydix.runtime.model.spec import ModelSpec
+
+
+class DenseMlp(nn.Module):
+    """SwiGLU feed-forward; gate and up rows are stacked in one matrix."""
+
+    def __init__(self, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        size, bias = spec.intermediate_size, spec.mlp_bias
+        self.gate_up = linear_parameters(2 * size, spec.hidden_size, bias=bias, device=device, dtype=dtype)
+        self.down = linear_parameters(spec.hidden_size, size, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in, [T, C] out."""
+        out_TC: Tensor = self.down(silu_mul(self.gate_up(x_TC)))
+        return out_TC
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward with residual connections. `group` is the layer's KV group."""
+
+    def __init__(
+        self, spec: ModelSpec, layer: int, place: tuple[int, int], *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.group, layer_in_group = place
+        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, device=device, dtype=dtype)
+        self.attention = FullAttention(spec, layer_in_group, device=device, dtype=dtype)
+        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, device=device, dtype=dtype)
+        self.mlp: MoeLayer | DenseMlp
+        if spec.moe is not None and layer in spec.moe.layers:
+            self.mlp = MoeLayer(
+                spec.hidden_size,
+                spec.moe.intermediate_size,
+                num_experts=spec.moe.num_experts,
+                experts_per_token=spec.moe.experts_per_token,
+                renormalise=spec.moe.norm_topk_prob,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            self.mlp = DenseMlp(spec, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x_TC: Tensor,
+        rope_tables: tuple[Tensor, Tensor],
+        batch: AttentionBatch,
+        before_cache: Callable[[], None] | None,
+    ) -> Tensor:
+        """[T, C] in, [T, C] out. `before_cache` runs before the layer touches the KV pool."""
+        qkv = self.attention.project(self.attention_norm(x_TC), rope_tables)
+        if before_cache is not None:
+            before_cache()
+        x_TC = x_TC + self.attention.attend(*qkv, batch.groups[self.group], batch.rows)
+        out_TC: Tensor = x_TC + self.mlp(self.mlp_norm(x_TC))
+        return out_TC
+
+
+class Decoder(nn.Module):
+    """The whole model on one device. Its parameters are uninitialised until a checkpoint is loaded."""
+
+    def __init__(self, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.device = device
+        self.dtype = dtype
+        self.embedding = nn.Parameter(
+            torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype), requires_grad=False
+        )
+        places = _places_in_groups(spec)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, layer, places[layer], device=device, dtype=dtype) for layer in range(spec.num_layers)
+        )
+        self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, device=device, dtype=dtype)
+        # Tied weights are one parameter under two names.
+        self.head = (
+            self.embedding
+            if spec.tied_embeddings
+            else nn.Parameter(
+                torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype), requires_grad=False
+            )
+        )
+        self.rotary = RotaryEmbedding(spec.rope, spec.head_dim, device)
+
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        batch: AttentionBatch,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Run a step and return the final hidden states [T, C]; keys and values go to the pools of `batch`.
+
+        `token_ids_T` int, `positions_T` int64. `on_layer(i)` is called before layer i reads or writes cached KV.
+        """
+        x_TC = functional.embedding(token_ids_T, self.embedding)
+        rope_tables = self.rotary.tables(positions_T, self.dtype)
+        for index, layer in enumerate(self.layers):
+            x_TC = layer(x_TC, rope_tables, batch, _bind(on_layer, index))
+        hidden_TC: Tensor = self.norm(x_TC)
+        return hidden_TC
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """The layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+    def logits(self, hidden_RC: Tensor) -> Tensor:
+        """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
+        return functional.linear(hidden_RC, self.head)
+
+
+def _bind(on_layer: Callable[[int], None] | None, index: int) -> Callable[[], None] | None:
+    return None if on_layer is None else lambda: on_layer(index)
+
+
+def _places_in_groups(spec: ModelSpec) -> dict[int, tuple[int, int]]:
+    """(group, index within the group) of every layer."""
+    groups = spec.kv_layout(1, "float32").groups
+    return {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}

@@ -1,0 +1,67 @@
+"""Log-probabilities of sampled and most likely tokens, from raw logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydix.runtime.messages.plan import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobTensors:
+    """Logprobs of the rows that asked, still on the device. J rows that asked, K the most that one asked for."""
+
+    num_logprobs: tuple[int | None, ...]
+    """What each sampling row asked for."""
+    sampled_ids_J: Tensor
+    sampled_logprobs_J: Tensor
+    sampled_ranks_J: Tensor
+    top_ids_JK: Tensor
+    top_logprobs_JK: Tensor
+
+    def to_messages(self) -> tuple[TokenLogprobs | None, ...]:
+        """One entry per sampling row. Waits for the device."""
+        asked = [count for count in self.num_logprobs if count is not None]
+        columns = zip(
+            self.sampled_ids_J.tolist(),
+            self.sampled_logprobs_J.tolist(),
+            self.sampled_ranks_J.tolist(),
+            self.top_ids_JK.tolist(),
+            self.top_logprobs_JK.tolist(),
+            asked,
+            strict=True,
+        )
+        messages = iter(
+            TokenLogprobs(
+                token_ids=(token_id, *top_ids[:count]),
+                logprobs=(logprob, *top_logprobs[:count]),
+                ranks=(rank, *range(1, count + 1)),
+            )
+            for token_id, logprob, rank, top_ids, top_logprobs, count in columns
+        )
+        return tuple(None if count is None else next(messages) for count in self.num_logprobs)
+
+
+def compute_logprobs(
+    logits_RV: Tensor, token_ids_R: Tensor, num_logprobs: Sequence[int | None]
+) -> LogprobTensors | None:
+    """Log-softmax in float32 of the rows that asked; None if none did. A rank is 1 + the number of likelier tokens."""
+    counts = [min(count, logits_RV.shape[1]) if count is not None else None for count in num_logprobs]
+    asked = [row for row, count in enumerate(counts) if count is not None]
+    if not asked:
+        return None
+    index_J = torch.tensor(asked, dtype=torch.int64, device=logits_RV.device)
+    logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
+    sampled_J1 = token_ids_R[index_J].long()[:, None]
+    sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)
+    top_logprobs_JK, top_ids_JK = logprobs_JV.topk(max(count or 0 for count in counts), dim=-1)
+    return LogprobTensors(
+        num_logprobs=tuple(counts),
+        sampled_ids_J=sampled_J1[:, 0],
+        sampled_logprobs_J=sampled_logprobs_J1[:, 0],
+        sampled_ranks_J=(logprobs_JV > sampled_logprobs_J1).sum(-1) + 1,
+        top_ids_JK=top_ids_JK,
+        top_logprobs_JK=top_logprobs_JK,
+    )

@@ -1,0 +1,94 @@
+"""Per-request state on the device: tokens, block tables and sampling parameters, one row per slot."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raydix.errors import AccountingError
+from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, TableChanges
+
+_GREEDY = DeviceSampling(seed=0)
+
+
+def copy_to_device(columns: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
+    """Copy int64 columns in one transfer, without waiting for the device."""
+    packed = torch.from_numpy(np.concatenate(columns))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return list(packed.split([len(column) for column in columns]))
+
+
+class RequestSlots:
+    """Owns: each slot's tokens, block tables and sampling parameters.
+
+    `tokens_XL`: int32 [max_slots, max_model_len + 1], prompt then output; sampled tokens are written by the step that
+    samples them. `tables_XN`: one int32 [max_slots, pages of max_model_len] per KV group; what is not set is the
+    padding page, so that a row beyond its request's pages is harmless.
+    """
+
+    def __init__(
+        self, *, num_groups: int, page_size: int, max_slots: int, max_model_len: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.max_slots = max_slots
+        self.max_model_len = max_model_len
+        max_pages = -(-max_model_len // page_size)
+        self.tokens_XL = torch.zeros(max_slots, max_model_len + 1, dtype=torch.int32, device=device)
+        self.tables_XN = tuple(
+            torch.zeros(max_slots, max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)
+        )
+        self.sampling: list[DeviceSampling] = [_GREEDY] * max_slots
+        self.num_prompt_tokens = np.zeros(max_slots, dtype=np.int64)
+        self.is_taken = np.zeros(max_slots, dtype=np.bool_)
+
+    def remove(self, slots: NDArray[np.int32]) -> None:
+        """Free slots. Raises AccountingError if one is not taken."""
+        if not self.is_taken[slots].all():
+            raise AccountingError(f"Slots {slots[~self.is_taken[slots]].tolist()} are removed but not taken.")
+        self.is_taken[slots] = False
+
+    def add(self, request: AddedRequest) -> None:
+        """Put a request into its slot. Raises AccountingError if the slot is taken or the tokens do not fit."""
+        slot, num_tokens = request.slot, len(request.token_ids)
+        if not 0 <= slot < self.max_slots or self.is_taken[slot]:
+            raise AccountingError(
+                f"{request.request_id} is added to slot {slot} of {self.max_slots}, which is not free."
+            )
+        if num_tokens > self.max_model_len:
+            raise AccountingError(
+                f"{request.request_id} has {num_tokens} tokens; max_model_len is {self.max_model_len}."
+            )
+        self.is_taken[slot] = True
+        self.sampling[slot] = request.sampling
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        (token_ids,) = copy_to_device([request.token_ids.astype(np.int64)], self.device)
+        self.tokens_XL[slot, :num_tokens] = token_ids
+        for table_XN in self.tables_XN:
+            table_XN[slot] = 0
+
+    def change_tables(self, changes: TableChanges) -> None:
+        """Write runs of page ids. Raises AccountingError if a run does not fit its table."""
+        table_XN = self.tables_XN[changes.group]
+        max_pages = table_XN.shape[1]
+        counts = changes.counts.astype(np.int64)
+        starts = changes.starts.astype(np.int64)
+        if counts.sum() != len(changes.page_ids) or (starts + counts > max_pages).any():
+            raise AccountingError(
+                f"Block-table runs {list(zip(starts.tolist(), counts.tolist(), strict=True))} do not fit "
+                f"{len(changes.page_ids)} page ids or tables of {max_pages} pages."
+            )
+        first = np.repeat(changes.slots.astype(np.int64) * max_pages + starts, counts)
+        indices, page_ids = copy_to_device(
+            [first + run_offsets(counts), changes.page_ids.astype(np.int64)], self.device
+        )
+        table_XN.view(-1)[indices] = page_ids.to(torch.int32)
+
+
+def run_offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0..count-1 for each count, one run after another."""
+    total = int(counts.sum())
+    ends = np.cumsum(counts)
+    return np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)

@@ -1,0 +1,98 @@
+"""Small random checkpoints of every family, made by transformers, and what transformers generates from them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from raydix.runtime.model.spec import Family
+
+_CONFIGS: dict[Family, type[PreTrainedConfig]] = {
+    Family.LLAMA: LlamaConfig,
+    Family.QWEN2: Qwen2Config,
+    Family.QWEN3: Qwen3Config,
+    Family.QWEN3_MOE: Qwen3MoeConfig,
+    Family.MIXTRAL: MixtralConfig,
+}
+_COMMON = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_PER_FAMILY: dict[Family, dict[str, Any]] = {
+    Family.LLAMA: {},
+    Family.QWEN2: {},
+    Family.QWEN3: {"head_dim": 12},
+    Family.QWEN3_MOE: {
+        "head_dim": 12,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+    },
+    Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},
+}
+MIN_TOP2_GAP = 1e-3
+"""Below this difference of the reference's two largest logits, rounding may choose either token."""
+LOGITS_TOLERANCE = 3e-5
+"""Largest accepted difference of logits, relative to the largest absolute logit."""
+
+
+def make_checkpoint(folder: Path, family: Family, *, seed: int, max_shard_size: str = "50GB", **overrides: Any) -> Path:
+    """Save a random float32 model without EOS. Weights are large (0.3), so that a wrong cached page changes tokens.
+
+    `overrides` are fields of the family's config. Biases and norm weights are random, too. Returns `folder`.
+    """
+    torch.manual_seed(seed)
+    config = _CONFIGS[family](**{**_COMMON, **_PER_FAMILY[family], **overrides})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.7, 1.3)
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+@torch.inference_mode()
+def reference_generate(folder: Path, token_ids: Sequence[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy `generate` of transformers, eager attention on the CPU: (output tokens, logits [num_tokens, V])."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    prompt = torch.tensor([list(token_ids)])
+    output = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return output.sequences[0, prompt.shape[1] :].tolist(), torch.cat(output.logits)
+
+
+def num_decided_tokens(logits: torch.Tensor) -> int:
+    """How many tokens come before the first whose two largest reference logits differ by less than `MIN_TOP2_GAP`."""
+    top2 = logits.topk(2, dim=-1).values
+    undecided = torch.nonzero(top2[:, 0] - top2[:, 1] < MIN_TOP2_GAP).flatten().tolist()
+    return undecided[0] if undecided else len(logits)
