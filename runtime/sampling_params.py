@@ -1,0 +1,221 @@
+"""What a user may ask of one request's sampling, checked when it is made."""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass, fields
+from enum import StrEnum
+from numbers import Integral, Real
+from typing import Any, Self
+
+from raydix.errors import BadRequest
+from raydix.runtime.messages.plan import DeviceSampling
+
+MAX_LOGPROBS = 20
+_NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
+    ["allowed_token_ids", "bad_words", "best_of", "beam_width", "extra_args", "flat_logprobs", "guided_decoding"]
+    + ["logit_bias", "logits_processors", "prompt_logprobs", "response_format", "structured_outputs"]
+    + ["truncate_prompt_tokens", "use_beam_search"]
+)
+
+
+class OutputKind(StrEnum):
+    """What each yielded output holds: all so far, what is new, or all of it once at the end."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling of one request, with vLLM's names and meanings. Raises BadRequest for what cannot be honoured.
+
+    `max_new_tokens` is another name for `max_tokens`. The noise of output token i depends on `seed` and i alone;
+    without a seed the client draws one per request. Penalties: repetition counts prompt and output, presence and
+    frequency count output alone.
+    """
+
+    n: int = 1
+    """Only 1: send several requests for several samples; they share the prompt's pages."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 and -1 keep all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; also given as one string or a list. The text ends before the match."""
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    """Keep the matched stop string, or the text of the stopping token, in the text."""
+    ignore_eos: bool = False
+    """Go on past the model's EOS ids. Does not concern `stop` and `stop_token_ids`."""
+    max_tokens: int | None = None
+    """None: the rest of the model's context."""
+    min_tokens: int = 0
+    """EOS, stop ids and stop strings have no effect before this many output tokens."""
+    logprobs: int | None = None
+    """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    output_kind: OutputKind = OutputKind.CUMULATIVE
+    max_new_tokens: InitVar[int | None] = None
+
+    def __new__(cls, **values: Any) -> Self:
+        """Refuse unknown names here: the generated `__init__` would raise a TypeError without the nearest name."""
+        _refuse_unknown_names(values)
+        return object.__new__(cls)
+
+    def __post_init__(self, max_new_tokens: int | None) -> None:
+        if max_new_tokens is not None:
+            self._adopt_max_new_tokens(max_new_tokens)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "output_kind", _output_kind(self.output_kind))
+        self._check_types()
+        self._check_ranges()
+        self._check_contradictions()
+
+    @classmethod
+    def of(cls, value: "SamplingParams | Mapping[str, Any] | None") -> "SamplingParams":
+        """`value` itself, or the parameters that a mapping (by name) or None (all defaults) stands for."""
+        if value is None:
+            return cls()
+        if isinstance(value, SamplingParams):
+            return value
+        if isinstance(value, Mapping):
+            return cls(**value)
+        raise BadRequest(f"sampling_params is a {type(value).__name__}; expected a SamplingParams, a dict or None.")
+
+    def ending_token_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
+        """The ids that end this request's output: `stop_token_ids`, and EOS unless ignored. Sorted, without repeats."""
+        return tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}))
+
+    def to_device(self, eos_token_ids: Iterable[int], seed: int) -> DeviceSampling:
+        """The part that the device needs. `seed` stands in where the user gave none."""
+        return DeviceSampling(
+            seed=seed if self.seed is None else self.seed,
+            temperature=float(self.temperature),
+            top_k=max(self.top_k, 0),
+            top_p=float(self.top_p),
+            min_p=float(self.min_p),
+            repetition_penalty=float(self.repetition_penalty),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            min_tokens=self.min_tokens,
+            masked_until_min_tokens=self.ending_token_ids(eos_token_ids) if self.min_tokens else (),
+            num_logprobs=self.logprobs,
+        )
+
+    def _adopt_max_new_tokens(self, max_new_tokens: int) -> None:
+        if self.max_tokens is not None and self.max_tokens != max_new_tokens:
+            raise BadRequest(
+                f"max_tokens is {self.max_tokens!r} and max_new_tokens is {max_new_tokens!r}; they name one limit. "
+                "Set one of them."
+            )
+        object.__setattr__(self, "max_tokens", max_new_tokens)
+
+    def _check_types(self) -> None:
+        for name, number in (("n", self.n), ("top_k", self.top_k), ("min_tokens", self.min_tokens)):
+            _require(_is_int(number), name, number, "a whole number")
+        for name, limit in (("seed", self.seed), ("max_tokens", self.max_tokens), ("logprobs", self.logprobs)):
+            _require(limit is None or _is_int(limit), name, limit, "a whole number or None")
+        for name, real in (
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("repetition_penalty", self.repetition_penalty),
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            is_finite = isinstance(real, Real) and not isinstance(real, bool) and math.isfinite(real)
+            _require(is_finite, name, real, "a finite number")
+        for name, switch in (
+            ("include_stop_str_in_output", self.include_stop_str_in_output),
+            ("ignore_eos", self.ignore_eos),
+            ("detokenize", self.detokenize),
+            ("skip_special_tokens", self.skip_special_tokens),
+        ):
+            _require(isinstance(switch, bool), name, switch, "True or False")
+
+    def _check_ranges(self) -> None:
+        _require(self.n == 1, "n", self.n, "1. Send one request per sample; they share the prompt's pages")
+        _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
+        _require(self.top_k >= -1, "top_k", self.top_k, "1 or more, or 0 or -1 to keep all tokens")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
+        _require(
+            self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "more than 0. Set 1 for none"
+        )
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "a number in [-2, 2]")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "a number in [-2, 2]")
+        if self.seed is not None:
+            _require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1. Leave it out for a random one")
+        if self.max_tokens is not None:
+            _require(
+                self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more. Set None for the rest of the context"
+            )
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+        if self.logprobs is not None:
+            _require(0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", self.logprobs, f"None or 0 to {MAX_LOGPROBS}")
+
+    def _check_contradictions(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise BadRequest(
+                f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}; expected min_tokens <= "
+                "max_tokens. Raise max_tokens or lower min_tokens."
+            )
+        if self.stop and not self.detokenize:
+            raise BadRequest(
+                f"stop is {list(self.stop)} and detokenize is False; stop strings are looked for in the text. "
+                "Set detokenize=True or use stop_token_ids."
+            )
+
+
+_VALID_NAMES = frozenset({*(each.name for each in fields(SamplingParams)), "max_new_tokens"})
+
+
+def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
+    for name in values:
+        if name in _VALID_NAMES:
+            continue
+        if name in _NAMES_OF_VLLM_NOT_SUPPORTED:
+            raise BadRequest(f"The sampling parameter {name!r} is not supported by this version. Leave it out.")
+        nearest = difflib.get_close_matches(str(name), _VALID_NAMES, n=1, cutoff=0.5)
+        advice = f"Did you mean {nearest[0]!r}?" if nearest else f"Use one of {', '.join(sorted(_VALID_NAMES))}."
+        raise BadRequest(f"{name!r} is no sampling parameter. {advice}")
+
+
+def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    if not is_valid:
+        raise BadRequest(f"{name} is {value!r}; expected {expected}.")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    for each in strings:
+        _require(isinstance(each, str) and each != "", "stop", list(strings), "non-empty strings")
+    return strings
+
+
+def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
+    ids = () if token_ids is None else tuple(token_ids)
+    for each in ids:
+        _require(_is_int(each) and each >= 0, "stop_token_ids", list(ids), "token ids, which are whole numbers from 0")
+    return tuple(int(each) for each in ids)
+
+
+def _output_kind(kind: str) -> OutputKind:
+    try:
+        return OutputKind(kind)
+    except ValueError as error:
+        raise BadRequest(f"output_kind is {kind!r}; expected one of {', '.join(OutputKind)}.") from error
