@@ -1,0 +1,103 @@
+"""The end of a socket link that threads use."""
+
+import contextlib
+import socket
+import threading
+
+from raydix.runtime.actors.links.address import open_connection, parse_address
+from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
+from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, retry_delays_s, trusted_hello
+from raydix.runtime.messages.codec import Message, MessageError, decode, encode
+from raydix.runtime.messages.hello import Hello
+
+_RECEIVE_BYTES = 256 << 10
+
+
+class BlockingSocketLink:
+    """A `BlockingLink` over a connected socket."""
+
+    def __init__(self, connection: socket.socket, own: Hello) -> None:
+        """Exchange hellos; takes `connection` over. Raises LinkRefused."""
+        self._connection = connection
+        self._reader = FrameReader(MAX_HELLO_BYTES)
+        self._scratch = bytearray(_RECEIVE_BYTES)
+        self._is_closed = False
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        try:
+            connection.settimeout(HANDSHAKE_S)
+            connection.sendall(frame(encode(own)))
+            hello = trusted_hello(self._next_body(), own.secret)
+            connection.settimeout(None)
+        except (OSError, LinkClosed, FrameTooLarge) as error:
+            connection.close()
+            raise LinkRefused(f"the listener hung up on our hello: {error}") from error
+        if hello is None:
+            connection.close()
+            raise LinkRefused("the listener's first frame does not show the secret")
+        self._hello = hello
+        self._reader.max_bytes = MAX_FRAME_BYTES
+
+    @property
+    def hello(self) -> Hello:
+        """See `BlockingLink`."""
+        return self._hello
+
+    def send(self, message: Message) -> None:
+        """See `BlockingLink`."""
+        data = frame(encode(message))
+        with self._send_lock:
+            try:
+                self._connection.sendall(data)
+            except OSError as error:
+                raise LinkClosed(f"the link broke: {error}") from error
+
+    def receive(self) -> Message:
+        """See `BlockingLink`."""
+        with self._receive_lock:
+            if self._is_closed:
+                raise LinkClosed("the link was closed")
+            try:
+                return decode(self._next_body())
+            except (OSError, FrameTooLarge, MessageError) as error:
+                raise LinkClosed(f"the link broke: {error}") from error
+
+    def close(self) -> None:
+        """See `BlockingLink`."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        # The shutdown wakes whoever holds a lock. The descriptor goes only then: another thread must not meet a new
+        # socket under the old number.
+        with self._receive_lock, self._send_lock:
+            self._connection.close()
+
+    def _next_body(self) -> bytes:
+        while (body := self._reader.take()) is None:
+            num_bytes = self._connection.recv_into(self._scratch)
+            if num_bytes == 0:
+                raise LinkClosed("the link was closed" if self._is_closed else "the peer closed the link")
+            self._reader.feed(memoryview(self._scratch)[:num_bytes])
+        return body
+
+
+def connect_blocking(
+    address: str, own: Hello, timeout_s: float = 10.0, stop: threading.Event | None = None
+) -> BlockingSocketLink:
+    """Connect, trying again while nobody listens there.
+
+    Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for `timeout_s` or if `stop`
+    is set meanwhile.
+    """
+    stop = threading.Event() if stop is None else stop
+    parsed = parse_address(address)
+    for delay_s in [*retry_delays_s(timeout_s), None]:
+        try:
+            connection = open_connection(parsed, HANDSHAKE_S)
+        except OSError as error:
+            if delay_s is None or stop.wait(delay_s):
+                raise LinkClosed(f"nobody listens at {address}: {error}") from error
+        else:
+            return BlockingSocketLink(connection, own)
+    raise AssertionError("unreachable: the last attempt returns or raises")

@@ -1,0 +1,53 @@
+"""Frames on a byte stream: a little-endian uint32 length, then that many bytes."""
+
+import struct
+
+from raydix.errors import RaydixError
+
+MAX_FRAME_BYTES = 256 << 20
+MAX_HELLO_BYTES = 4096
+
+_LENGTH = struct.Struct("<I")
+
+
+class FrameTooLarge(RaydixError):
+    """The peer announces a frame that no message needs: it speaks something else."""
+
+
+def frame(body: bytes) -> bytes:
+    """A frame with `body`."""
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(f"frame of {len(body)} bytes; at most {MAX_FRAME_BYTES} can be sent")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies. `max_bytes` may be raised once the peer is trusted."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that wait for the rest of their frame, or to be taken."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Append received bytes."""
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """The next whole body; None until more is fed. Raises FrameTooLarge."""
+        buffer = self._buffer
+        if len(buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(buffer)
+        if length > self.max_bytes:
+            raise FrameTooLarge(f"peer announces a frame of {length} bytes; at most {self.max_bytes} are accepted")
+        end = _LENGTH.size + length
+        if len(buffer) < end:
+            return None
+        body = bytes(memoryview(buffer)[_LENGTH.size : end])
+        del buffer[:end]
+        return body

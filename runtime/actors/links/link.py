@@ -1,0 +1,73 @@
+"""What a link promises, whatever carries it: whole messages, in order, until either end closes."""
+
+from typing import Protocol
+
+from raydix.errors import RaydixError
+from raydix.runtime.messages.codec import Message
+from raydix.runtime.messages.hello import Hello, Role
+
+CLIENT_MAX_BUFFERED_BYTES = 8 << 20
+ACTOR_MAX_BUFFERED_BYTES = 256 << 20
+INBOX_BYTES = 1 << 20
+"""Received and not yet taken by the reader; past this the sender is made to wait."""
+
+
+class LinkClosed(RaydixError):
+    """The link is closed, by either end, by the peer's death or because the peer did not read."""
+
+
+class LinkRefused(LinkClosed):
+    """The listener hung up during the exchange of hellos: another secret, or it is closing."""
+
+
+def max_buffered_bytes(peer: Role) -> int:
+    """What may wait for a peer that does not read before it counts as gone.
+
+    A client is cut off early; between actors one plan may carry many long prompts.
+    """
+    return CLIENT_MAX_BUFFERED_BYTES if peer is Role.CLIENT else ACTOR_MAX_BUFFERED_BYTES
+
+
+class Link(Protocol):
+    """The end of a link that lives on an asyncio loop. Not thread-safe; one reader."""
+
+    @property
+    def hello(self) -> Hello:
+        """Who the peer is."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Sent and not yet taken over by the transport."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `send` would raise."""
+
+    def send(self, message: Message) -> None:
+        """Queue a message and return at once. Raises LinkClosed.
+
+        If more than `max_buffered_bytes` of earlier messages wait already, the link closes and this raises too.
+        """
+
+    async def receive(self) -> Message:
+        """The next message. Raises LinkClosed: at once after `close`, after the last message if the peer ended."""
+
+    def close(self) -> None:
+        """End the link once what is buffered has gone out, or after 5 s. May be called twice."""
+
+
+class BlockingLink(Protocol):
+    """The end of a link that threads use: one that receives, any number that send or close."""
+
+    @property
+    def hello(self) -> Hello:
+        """Who the peer is."""
+
+    def send(self, message: Message) -> None:
+        """Send a message, waiting while the peer does not read. Thread-safe. Raises LinkClosed."""
+
+    def receive(self) -> Message:
+        """Wait for the next message. Raises LinkClosed as `Link.receive` does."""
+
+    def close(self) -> None:
+        """End the link and wake whoever waits in `send` or `receive`. Thread-safe; may be called twice."""
