@@ -20,9 +20,7 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 
-ToHost = (
-    Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
-)
+ToHost = Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
 FromHost = PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
 
 

@@ -1,0 +1,208 @@
+"""Which waiting request runs next, and what is loaded for it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.messages.host import KEY_BYTES, LeasePages
+from raydix.runtime.scheduler.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.host_view import LeaseWanted
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.settings import LoadPolicy, Policy
+
+_NUM_REFRESHED = 64
+"""Waiting requests whose match is looked up again per step, for `lpm`: the cost of a step is bounded."""
+
+
+class Verdict(Enum):
+    """What became of a waiting request that was looked at."""
+
+    ADMITTED = "admitted"
+    WAITS = "waits"
+    """For pages on their way; others may go first."""
+    NO_ROOM = "no room"
+    """For pages or a slot; nobody may overtake it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """What a request would find: `match` in L1, then `num_l2_pages` in L2, of which `num_load_pages` are loaded."""
+
+    match: Match
+    num_l2_pages: int
+    num_load_pages: int
+
+
+def waiting_order(replica: Replica, lane: Lane, now_s: float) -> list[RequestState]:
+    """The lane's waiting requests in the order in which they are looked at."""
+    settings = replica.settings
+    waiting = list(lane.waiting.values())
+    if settings.policy is Policy.LPM and settings.prefix_caching and len(waiting) > 1:
+        for request in waiting[:_NUM_REFRESHED]:
+            request.matched_pages = count_cached_pages(replica, lane, request)
+            # The looked-at go to the back of the dict, so that every waiting request has its turn.
+            lane.waiting[request.request_id] = lane.waiting.pop(request.request_id)
+
+    def order(request: RequestState) -> tuple[int, int, float]:
+        aged = request.submit.priority - int((now_s - request.arrival_s) / settings.ageing_s)
+        return (aged, -request.matched_pages, request.arrival_s)
+
+    return sorted(waiting, key=order)
+
+
+def count_cached_pages(replica: Replica, lane: Lane, request: RequestState) -> int:
+    """Pages of the request's prefix in L1 and, as far as is known, L2."""
+    if not replica.settings.prefix_caching:
+        return 0
+    match = lane.match(request)
+    return match.num_pages + _count_l2_pages(replica, request, match)
+
+
+def admit_waiting(replica: Replica, lane: Lane, now_s: float, budget_tokens: int) -> None:
+    """Admit waiting requests, in order, until one has no room or the prompts admitted use up `budget_tokens`."""
+    if not lane.waiting or not lane.has_free_slot:
+        return
+    for request in waiting_order(replica, lane, now_s):
+        if budget_tokens <= 0 or not lane.has_free_slot:
+            return
+        match try_admit(replica, lane, request, now_s):
+            case Verdict.ADMITTED:
+                if request.phase is Phase.RUNNING:
+                    budget_tokens -= request.num_to_plan
+            case Verdict.WAITS:
+                continue
+            case Verdict.NO_ROOM:
+                return
+
+
+def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Verdict:
+    """Admit one waiting request if there is room and nothing that it should wait for."""
+    found = assess(replica, lane, request, now_s)
+    if _is_computed_by_another(replica, lane, request, found):
+        return Verdict.WAITS
+    size = replica.settings.page_size
+    num_pages = -(-(request.num_tokens + 1) // size) - found.match.num_pages
+    reserve = 0
+    if lane.running:
+        reserve = len(lane.running) + 1 + lane.prompt_pages_to_come()
+    if num_pages + reserve > lane.num_loadable_pages and lane.running:
+        return Verdict.NO_ROOM
+    if _waits_for_prefetch(replica, request, found, now_s):
+        return Verdict.WAITS
+    lock = lane.tree.lock(found.match, now_s=now_s)
+    load_pages = None
+    if num_pages + reserve <= lane.num_loadable_pages or not lane.running:
+        load_pages, victims = lane.allocate(found.num_load_pages)
+        replica.counters["evicted_pages"] += sum(victim.num_pages for victim in victims)
+    if load_pages is None:
+        lane.tree.unlock(lock)
+        return Verdict.NO_ROOM
+    del lane.waiting[request.request_id]
+    replica.cancel_lookup(request)
+    request.begin_run(lane.take_slot(), lock, found.match.page_ids[0].tolist() + load_pages.tolist())
+    lane.running[request.request_id] = request
+    if request.admitted_s is None:
+        request.admitted_s = now_s
+    lane.note_computing(request)
+    if found.num_load_pages:
+        _ask_lease(replica, request, found, now_s)
+    else:
+        start_running(replica, request, num_loaded_pages=0, was_left=found.num_l2_pages > 0)
+    return Verdict.ADMITTED
+
+
+def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: int, was_left: bool) -> None:
+    """The request knows which cached pages it gets; what is missing is planned from now on."""
+    request.phase = Phase.RUNNING
+    size = replica.settings.page_size
+    num_l1_pages = request.num_held_pages
+    num_cached = (num_l1_pages + num_loaded_pages) * size
+    request.num_planned = request.num_computed = min(num_cached, request.num_tokens - 1)
+    request.write_start = num_cached
+    if request.sources is None:
+        request.source_ranges = attribute(
+            request,
+            replica.settings,
+            num_l1_pages=num_l1_pages,
+            num_loaded_pages=num_loaded_pages,
+            was_left=was_left,
+        )
+        request.sources = total_by_source(request.source_ranges)
+        for source, num_tokens in request.sources.items():
+            replica.counters[f"prompt_tokens_{source}"] += num_tokens
+
+
+def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
+    """What L1 and L2 hold of the request, and whether loading beats computing."""
+    if not replica.settings.prefix_caching:
+        return Assessment(match=lane.tree.match(request.identity, b""), num_l2_pages=0, num_load_pages=0)
+    match = lane.match(request)
+    num_l2_pages = _count_l2_pages(replica, request, match)
+    is_loaded = num_l2_pages > 0 and _is_load_cheaper(replica, num_l2_pages, now_s)
+    return Assessment(match=match, num_l2_pages=num_l2_pages, num_load_pages=num_l2_pages if is_loaded else 0)
+
+
+def _count_l2_pages(replica: Replica, request: RequestState, match: Match) -> int:
+    if not replica.host.is_usable or not replica.host.num_keys:
+        return 0
+    num_full = request.num_tokens // replica.settings.page_size
+    keys = request.keys(num_full, replica.settings.page_size)
+    return replica.host.count_resident(keys, match.num_pages, num_full)
+
+
+def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
+    settings = replica.settings
+    match settings.load:
+        case LoadPolicy.ALWAYS:
+            return True
+        case LoadPolicy.NEVER:
+            return False
+        case LoadPolicy.AUTO:
+            load_s = replica.load_rate.predict_s(num_pages * settings.layout.payload_bytes(0), now_s)
+            return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
+
+
+def _is_computed_by_another(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
+    page = found.match.num_pages
+    if not lane.computing or not replica.settings.prefix_caching:
+        return False
+    if page >= request.num_prompt // replica.settings.page_size:
+        return False
+    return request.key(page, replica.settings.page_size) in lane.computing
+
+
+def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessment, now_s: float) -> bool:
+    prefetch = request.prefetch
+    size = replica.settings.page_size
+    pending_pages = request.num_prompt // size - found.match.num_pages - found.num_l2_pages
+    if prefetch.is_final or pending_pages <= 0:
+        return False
+    if prefetch.first_runnable_s is None:
+        prefetch.first_runnable_s = now_s
+    deadline_s = prefetch_deadline_s(
+        replica.settings.prefetch,
+        first_runnable_s=prefetch.first_runnable_s,
+        pending_tokens=pending_pages * size,
+        recompute_s=replica.prefill_rate.predict_s(pending_pages * size, now_s),
+    )
+    if deadline_s is None:
+        return True
+    if now_s < deadline_s:
+        replica.wake_at(deadline_s)
+        return True
+    return False
+
+
+def _ask_lease(replica: Replica, request: RequestState, found: Assessment, now_s: float) -> None:
+    start = found.match.num_pages
+    stop = start + found.num_load_pages
+    keys = request.keys(stop, replica.settings.page_size)[start * KEY_BYTES :]
+    request.phase = Phase.LEASING
+    lease_id = replica.next_lease_id()
+    wanted = LeaseWanted(request_id=request.request_id, run=request.run, asked_s=now_s)
+    replica.host.leases[lease_id] = wanted
+    replica.tell_host(LeasePages(lease_id=lease_id, keys=keys))
+    replica.wake_at(now_s + replica.settings.lookup_deadline_s)

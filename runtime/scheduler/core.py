@@ -1,0 +1,190 @@
+"""The Scheduler's brain: a state machine without I/O. `handle(event, now_s)` returns what the shell is to do."""
+
+from typing import assert_never
+
+from raydix.errors import AccountingError
+from raydix.ids import RequestId
+from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, StopRequest, SubmitRequest
+from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.events import Effect, Event, KillRank, SendPlan
+from raydix.runtime.scheduler.hosting import (
+    abandon_transfers,
+    on_host_attached,
+    on_host_lost,
+    on_host_message,
+    tell_if_drained,
+    time_out_host,
+)
+from raydix.runtime.scheduler.planning import next_plan
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.submission import enqueue, submit
+
+
+class SchedulerCore:
+    """Decides everything about L1 and requests of one replica. Events must come in order of `now_s` (monotonic)."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self._replica = Replica(settings)
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Take one event; the effects are to be carried out in order."""
+        replica = self._replica
+        self._take(event, now_s)
+        if replica.drop_wakeups(now_s):
+            self._expire(now_s)
+        tell_if_drained(replica)
+        for lane in replica.lanes:
+            while (plan := next_plan(replica, lane, now_s)) is not None:
+                replica.effects.append(SendPlan(lane=lane.index, plan=plan))
+        effects, replica.effects = replica.effects, []
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        """When a `Tick` is due if no other event comes before; None: never."""
+        return self._replica.next_wakeup_s()
+
+    @property
+    def is_idle(self) -> bool:
+        """No request, and nothing in flight."""
+        lanes = self._replica.lanes
+        return not self._replica.requests and all(not lane.in_flight and not lane.transfers for lane in lanes)
+
+    def explain(self, request_id: RequestId) -> dict[str, object] | None:
+        """Where the prompt of one of the last 1,024 requests came from, by token range; None if unknown."""
+        return self._replica.explained.get(request_id)
+
+    def stats(self) -> dict[str, float]:
+        """Counters (they only grow) and gauges, by name."""
+        replica = self._replica
+        stats: dict[str, float] = dict(replica.counters)
+        stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
+        stats["num_requests_waiting"] = sum(len(lane.waiting) for lane in replica.lanes)
+        stats["l1_total_pages"] = sum(lane.pool.num_pages for lane in replica.lanes)
+        stats["l1_used_pages"] = sum(lane.pool.num_used for lane in replica.lanes)
+        stats["l1_cached_pages"] = sum(lane.tree.num_cached_pages for lane in replica.lanes)
+        stats["l1_locked_pages"] = sum(lane.tree.num_locked_pages for lane in replica.lanes)
+        stats["l2_known_pages"] = replica.host.num_keys
+        stats["leases_wanted"] = len(replica.host.leases)
+        stats["transfers_in_flight"] = sum(len(lane.transfers) for lane in replica.lanes)
+        stats["dirty_pages"] = sum(len(lane.dirty) for lane in replica.lanes)
+        stats["ranks_attached"] = sum(len(lane.attached) for lane in replica.lanes)
+        return stats
+
+    def check(self) -> None:
+        """Raise AccountingError, with the figures, unless every invariant holds."""
+        replica = self._replica
+        for lane in replica.lanes:
+            lane.check()
+        placed = [request_id for lane in replica.lanes for request_id in (*lane.running, *lane.waiting)]
+        if sorted(placed) != sorted(replica.requests):
+            raise AccountingError(f"{len(replica.requests)} requests live, {len(placed)} are on a lane")
+        if self.is_idle and any(lane.tree.num_locked_pages for lane in replica.lanes):
+            raise AccountingError("the engine is idle, but pages are locked")
+
+    def _take(self, event: Event, now_s: float) -> None:
+        replica = self._replica
+        match event:
+            case events.ClientMessage():
+                self._on_client(event, now_s)
+            case events.ClientGone():
+                for request in [r for r in replica.requests.values() if r.client_id == event.client_id]:
+                    replica.drop(request)
+            case events.RankAttached():
+                lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
+                if event.rank in lane.attached:
+                    self._lose_rank(event.rank, now_s)
+                lane.attached[event.rank] = (event.incarnation, event.pid)
+            case events.RankMessage():
+                self._on_rank(event, now_s)
+            case events.RankLost():
+                lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
+                if lane.attached.get(event.rank, (None, 0))[0] == event.incarnation:
+                    self._lose_rank(event.rank, now_s)
+            case events.HostAttached():
+                on_host_attached(replica, event.incarnation)
+            case events.HostMessage():
+                if event.incarnation == replica.host.incarnation:
+                    on_host_message(replica, event.message, now_s)
+            case events.HostLost():
+                if event.incarnation == replica.host.incarnation:
+                    on_host_lost(replica)
+            case events.FlushL1():
+                for lane in replica.lanes:
+                    lane.flush()
+            case events.Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
+        replica = self._replica
+        match event.message:
+            case SubmitRequest():
+                submit(replica, event.client_id, event.message, now_s)
+            case AbortRequest() | StopRequest():
+                request = replica.requests.get(event.message.request_id)
+                if request is None or request.client_id != event.client_id:
+                    return
+                is_stop = isinstance(event.message, StopRequest)
+                reason = FinishReason.STOP if is_stop else FinishReason.ABORT
+                replica.send_tokens(request, (), (), reason)
+                replica.finish(request, reason)
+
+    def _on_rank(self, event: events.RankMessage, now_s: float) -> None:
+        lane = self._replica.lanes[event.rank // self.settings.ranks_per_lane]
+        if lane.attached.get(event.rank, (None, 0))[0] != event.incarnation:
+            return
+        match event.message:
+            case StepResult():
+                on_step_result(self._replica, lane, event.message, now_s)
+            case TransfersDone():
+                on_transfers_done(self._replica, lane, event.message, now_s)
+            case _:
+                assert_never(event.message)
+
+    def _lose_rank(self, rank: int, now_s: float) -> None:
+        """A rank is gone and its lane's L1 with it: its requests wait again, with all tokens known so far."""
+        replica = self._replica
+        lane = replica.lanes[rank // self.settings.ranks_per_lane]
+        replica.counters["lost_ranks"] += 1
+        abandon_transfers(replica, lane, pid=lane.attached[rank][1])
+        for request in list(lane.running.values()):
+            replica.requeue(request)
+        lane.attached.clear()
+        lane.is_warm = False
+        lane.reset()
+        moved = list(lane.waiting.values())
+        lane.waiting.clear()
+        for request in moved:
+            replica.cancel_lookup(request)
+            enqueue(replica, request, now_s)
+
+    def _expire(self, now_s: float) -> None:
+        """Some deadline has come: end overdue requests, give up on a silent HostMemory, report overdue ranks."""
+        replica = self._replica
+        overdue = [r for r in replica.requests.values() if r.deadline_s is not None and r.deadline_s <= now_s]
+        for request in overdue:
+            text = f"deadline_s of {request.submit.deadline_s:g} passed after {request.num_output} output tokens."
+            replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
+        time_out_host(replica, now_s)
+        for lane in replica.lanes:
+            oldest = next(iter(lane.in_flight.values()), None)
+            if oldest is None or not lane.is_warm:
+                continue
+            patience_s = max(
+                self.settings.step_deadline_s, 10 * replica.prefill_rate.predict_s(oldest.num_tokens, now_s)
+            )
+            if oldest.sent_s + patience_s > now_s:
+                lane.armed_until_s = oldest.sent_s + patience_s
+                replica.wake_at(lane.armed_until_s)
+                continue
+            for rank in sorted(oldest.waiting_ranks):
+                incarnation, _ = lane.attached[rank]
+                reason = f"step {oldest.step} has not been acknowledged for {now_s - oldest.sent_s:.1f} s"
+                replica.effects.append(KillRank(rank=rank, incarnation=incarnation, reason=reason))
+            lane.armed_until_s = now_s + self.settings.step_deadline_s
+            replica.wake_at(lane.armed_until_s)

@@ -1,0 +1,232 @@
+"""One lane: the ranks that step together, their L1, their queue, and the steps in flight."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.ids import PageKey, RequestId, Slot, TransferId
+from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.cache.radix_tree import Match, RadixTree, Victim
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.host import KEY_BYTES
+from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.scheduler.request import TOKEN_BYTES, Phase, RequestState
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.transfers import Backup, Load
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedRow:
+    """One row of a plan in flight. `output_position` is None when the row samples nothing."""
+
+    request: RequestState
+    run: int
+    num_computed: int
+    output_position: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInFlight:
+    """A plan that was sent and not yet acknowledged by all ranks. `result` is that of the lane's first rank."""
+
+    step: int
+    rows: list[PlannedRow]
+    num_tokens: int
+    sent_s: float
+    waiting_ranks: set[int]
+    result: StepResult | None = None
+
+
+class Lane:
+    """Owns: L1 of one lane (radix tree and page pool), its slots, its waiting and running requests."""
+
+    def __init__(self, index: int, settings: SchedulerSettings) -> None:
+        self.index = index
+        self.settings = settings
+        self.waiting: dict[RequestId, RequestState] = {}
+        self.attached: dict[int, tuple[int, int]] = {}
+        """Rank to (incarnation, pid)."""
+        self.is_warm = False
+        self.armed_until_s = float("-inf")
+        """When the step deadline is looked at next."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Start with an empty L1 and no step in flight: the ranks are gone or new."""
+        self.pool = PagePool(self.settings.num_pages)
+        self.tree = RadixTree(page_size=self.settings.page_size, eviction=self.settings.eviction)
+        self.running: dict[RequestId, RequestState] = {}
+        self.in_flight: dict[int, StepInFlight] = {}
+        self.last_step = 0
+        self.removed_slots: list[int] = []
+        self.ready_loads: list[Load] = []
+        """Leased, to be sent with the next plan."""
+        self.transfers: dict[TransferId, Load | Backup] = {}
+        """Sent and not yet acknowledged by all ranks."""
+        self.computing: dict[PageKey, RequestId] = {}
+        """The next unpublished prompt page of each running request that computes or loads it."""
+        self.dirty: dict[PageKey, int] = {}
+        """Pages to be backed up, oldest first: key to page id. An evicted page leaves it."""
+        self.backing_up: set[PageKey] = set()
+        self.num_uses: dict[PageKey, int] = {}
+        """Distinct requests that used a page; kept under `write_through_selective` only."""
+        self._free_slots = [Slot(slot) for slot in range(self.settings.max_running_requests)]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this lane."""
+        width = self.settings.ranks_per_lane
+        return range(self.index * width, (self.index + 1) * width)
+
+    @property
+    def is_attached(self) -> bool:
+        """Every rank is there."""
+        return len(self.attached) == self.settings.ranks_per_lane
+
+    @property
+    def num_row_steps(self) -> int:
+        """Steps with rows in flight."""
+        return sum(1 for flight in self.in_flight.values() if flight.rows)
+
+    @property
+    def num_loadable_pages(self) -> int:
+        """Pages that are free, will be, or can be evicted."""
+        return self.pool.num_free + self.pool.num_quarantined + self.tree.num_evictable_pages
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Another request can be admitted."""
+        return bool(self._free_slots)
+
+    def prompt_pages_to_come(self) -> int:
+        """Pages that admitted requests still need before all known tokens have one."""
+        size = self.settings.page_size
+        needs = (-(-request.num_target // size) - len(request.table) for request in self.running.values())
+        return sum(max(0, need) for need in needs)
+
+    def match(self, request: RequestState) -> Match:
+        """The request's longest prefix in L1."""
+        return self.tree.match(request.identity, bytes(request.packed))
+
+    def take_slot(self) -> Slot:
+        """Take the lowest free slot."""
+        return heapq.heappop(self._free_slots)
+
+    def allocate(self, num_pages: int) -> tuple[Int32Array | None, list[Victim]]:
+        """Take free pages, evicting as needed. None if they are not free yet; the victims are what was evicted."""
+        victims = self.make_room(num_pages - self.pool.num_free) if num_pages > self.pool.num_free else []
+        return self.pool.allocate(num_pages), victims
+
+    def make_room(self, num_pages: int) -> list[Victim]:
+        """Evict so that `num_pages` more than now are free, at once or when their quarantine ends."""
+        victims = self.tree.evict(max(0, num_pages - self.pool.num_quarantined))
+        for victim in victims:
+            self._forget(victim)
+        return victims
+
+    def flush(self) -> None:
+        """Evict everything that no request holds."""
+        for victim in self.tree.flush():
+            self._forget(victim)
+
+    def _forget(self, victim: Victim) -> None:
+        self.pool.release(victim.page_ids[0], after_step=self.last_step)
+        if self.dirty or self.num_uses:
+            for start in range(0, len(victim.keys), KEY_BYTES):
+                key = PageKey(victim.keys[start : start + KEY_BYTES])
+                self.dirty.pop(key, None)
+                self.num_uses.pop(key, None)
+
+    def publish(self, request: RequestState, now_s: float) -> list[tuple[PageKey, int]]:
+        """Put the request's full computed pages into the tree; returns keys and ids of the pages that are new there.
+
+        Where the tree already held a page, the request's duplicate is released and its table points at the tree's.
+        """
+        size = self.settings.page_size
+        lock = request.lock
+        assert lock is not None, "only a running request publishes"
+        new: list[tuple[PageKey, int]] = []
+        num_full = min(request.num_computed, request.num_tokens) // size
+        boundary = request.num_prompt // size
+        for segment, stop in ((Segment.PROMPT, min(boundary, num_full)), (Segment.OUTPUT, num_full)):
+            start = lock.num_pages
+            if start >= stop:
+                continue
+            keys = request.keys(stop, size)[start * KEY_BYTES :]
+            own = int32_array(request.table[start:stop])
+            insertion = self.tree.insert(
+                lock,
+                bytes(request.packed[start * size * TOKEN_BYTES : stop * size * TOKEN_BYTES]),
+                (own,),
+                keys,
+                segment=segment,
+                priority=request.submit.priority,
+                now_s=now_s,
+            )
+            self._take_over(request, start, own, insertion.page_ids[0])
+            for index in range(insertion.num_existing_pages, stop - start):
+                new.append((PageKey(keys[index * KEY_BYTES : (index + 1) * KEY_BYTES]), int(own[index])))
+        self.note_computing(request)
+        return new
+
+    def _take_over(self, request: RequestState, start: int, own: Int32Array, kept: Int32Array) -> None:
+        differs = own != kept
+        if differs.any():
+            self.pool.release(own[differs], after_step=self.last_step)
+            request.table[start : start + len(kept)] = kept.tolist()
+            request.num_table_sent = min(request.num_table_sent, start)
+
+    def note_computing(self, request: RequestState) -> None:
+        """Tell others which page the request computes or loads next, so that a shared prefix is computed once."""
+        if request.computing_key is not None and self.computing.get(request.computing_key) == request.request_id:
+            del self.computing[request.computing_key]
+        request.computing_key = None
+        page = request.num_held_pages
+        if request.phase is not Phase.ENDED and page < request.num_prompt // self.settings.page_size:
+            key = request.key(page, self.settings.page_size)
+            if key not in self.computing:
+                self.computing[key] = request.request_id
+                request.computing_key = key
+
+    def release(self, request: RequestState, phase: Phase) -> None:
+        """Give back everything that an admitted request holds, except its load, which `transfers` keeps."""
+        assert request.lock is not None
+        assert request.slot is not None
+        if request.computing_key is not None and self.computing.get(request.computing_key) == request.request_id:
+            del self.computing[request.computing_key]
+        private = request.table[request.lock.num_pages :]
+        self.tree.unlock(request.lock)
+        if private:
+            self.pool.release(int32_array(private), after_step=self.last_step)
+        if request.is_on_device:
+            self.removed_slots.append(request.slot)
+        heapq.heappush(self._free_slots, request.slot)
+        del self.running[request.request_id]
+        request.end_run(phase)
+
+    def sent_transfers(self) -> Iterator[Load | Backup]:
+        """Transfers in flight."""
+        return iter(self.transfers.values())
+
+    def check(self) -> None:
+        """Raise AccountingError unless tree and pool agree with the requests that hold their pages."""
+        self.pool.check()
+        self.tree.check()
+        private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
+        figures = (
+            f"lane {self.index}: {self.pool.num_used} pages used, {self.tree.num_cached_pages} cached, "
+            f"{private} private, {len(self.running)} running, {self.tree.num_locks} locks, {len(self.transfers)} transfers"
+        )
+        if self.pool.num_used != self.tree.num_cached_pages + private:
+            raise AccountingError(f"pages in use are neither cached nor held by a request: {figures}")
+        if self.tree.num_locks != len(self.running):
+            raise AccountingError(f"locks and running requests disagree: {figures}")
+        held = [t.page_ids for t in self.transfers.values()]
+        if self.pool.num_held != (len(np.unique(np.concatenate(held))) if held else 0):
+            raise AccountingError(f"held pages are not those of the transfers in flight: {figures}")
+        if len(self._free_slots) + len(self.running) != self.settings.max_running_requests:
+            raise AccountingError(f"slots are lost: {len(self._free_slots)} free; {figures}")

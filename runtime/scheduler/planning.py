@@ -1,0 +1,261 @@
+"""Build a lane's next plan: rows within the budgets and the free pages, loads, backups."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
+from raydix.runtime.scheduler.admission import admit_waiting
+from raydix.runtime.scheduler.backups import clean_ahead, count_dropped, start_backups
+from raydix.runtime.scheduler.lane import Lane, PlannedRow, StepInFlight
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.transfers import Backup, Load, Transfer, page_copies
+
+_STEPS_AHEAD = 2
+"""Steps with rows in flight: one runs, one is queued behind it."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making."""
+
+    rows: list[PlannedRow] = field(default_factory=list)
+    added: list[AddedRequest] = field(default_factory=list)
+    row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    table_columns: list[tuple[int, int, int]] = field(default_factory=list)
+    table_pages: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
+    """The lane's next plan, already entered as in flight; None if there is nothing to send."""
+    if not lane.is_attached:
+        return None
+    draft = Draft()
+    if lane.num_row_steps < _STEPS_AHEAD:
+        _draft_rows(replica, lane, draft, now_s)
+        clean_ahead(replica, lane)
+    loads = _take_loads(replica, lane)
+    may_back_up = bool(draft.rows) or not lane.num_row_steps
+    backups = start_backups(replica, lane) if may_back_up else []
+    if not draft.rows and not loads and not backups:
+        return None
+    lane.last_step += 1
+    sent: list[Transfer] = [*loads, *backups]
+    for transfer in sent:
+        transfer.waiting_ranks = set(lane.ranks)
+        transfer.sent_s = now_s
+        lane.pool.hold(transfer.page_ids)
+    lane.transfers.update({load.transfer_id: load for load in loads})
+    lane.transfers.update({backup.transfer_id: backup for backup in backups})
+    lane.in_flight[lane.last_step] = StepInFlight(
+        step=lane.last_step,
+        rows=draft.rows,
+        num_tokens=draft.num_tokens,
+        sent_s=now_s,
+        waiting_ranks=set(lane.ranks),
+    )
+    if lane.armed_until_s <= now_s:
+        lane.armed_until_s = now_s + replica.settings.step_deadline_s
+        replica.wake_at(lane.armed_until_s)
+    return _finish(lane, draft, loads, backups)
+
+
+def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    _draft_decodes(replica, lane, draft, now_s)
+    budget = replica.settings.prefill_budget_tokens
+    budget = _draft_prefills(replica, lane, draft, now_s, budget, frozenset())
+    known = frozenset(lane.running)
+    admit_waiting(replica, lane, now_s, budget)
+    if len(lane.running) > len(known):
+        _draft_prefills(replica, lane, draft, now_s, budget, known)
+    if not draft.rows and not lane.in_flight and not lane.transfers and not lane.ready_loads:
+        _break_deadlock(replica, lane, draft, now_s)
+
+
+def _break_deadlock(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    """Several half-computed prompts hold all pages: the worst of them starts over."""
+    stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
+    if len(stuck) > 1:
+        _retract(replica, _choose_victim(stuck))
+        _draft_decodes(replica, lane, draft, now_s)
+        _draft_prefills(replica, lane, draft, now_s, replica.settings.prefill_budget_tokens, frozenset())
+
+
+def _draft_decodes(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    size = replica.settings.page_size
+    decoding = [r for r in lane.running.values() if r.phase is Phase.RUNNING and r.num_to_plan == 1]
+    short = [request for request in decoding if request.num_planned // size >= len(request.table)]
+    _make_room(replica, lane, len(short))
+    for request in short:
+        if request.phase is Phase.RUNNING:
+            _extend_table(replica, lane, request)
+    for request in decoding:
+        if request.phase is not Phase.RUNNING or request.num_planned // size >= len(request.table):
+            continue
+        load_id = _load_to_wait_for(replica, request, 1, now_s)
+        if load_id is not None:
+            _add_row(draft, request, 1, load_id)
+
+
+def _make_room(replica: Replica, lane: Lane, num_pages: int) -> None:
+    """Evict ahead, so that the pages of the next steps have left quarantine when they are needed."""
+    ahead = num_pages + 2 * len(lane.running)
+    ahead = min(ahead, lane.settings.num_pages // 4) if num_pages < lane.settings.num_pages // 4 else num_pages
+    if ahead > lane.pool.num_free:
+        count_dropped(replica, lane.make_room(ahead - lane.pool.num_free))
+
+
+def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
+    """Give a decoding request its next page; if none can come free, the worst request is retracted."""
+    while True:
+        pages, victims = lane.allocate(1)
+        count_dropped(replica, victims)
+        if pages is not None:
+            request.table.append(int(pages[0]))
+            return
+        if lane.pool.num_quarantined or lane.tree.num_evictable_pages:
+            return
+        running = [other for other in lane.running.values() if other.phase is Phase.RUNNING and other.load is None]
+        if len(running) < 2:
+            return
+        victim = _choose_victim(running)
+        _retract(replica, victim)
+        if victim is request:
+            return
+
+
+def _choose_victim(running: list[RequestState]) -> RequestState:
+    """Worst priority first, then the shortest output, then the longest input."""
+    return max(running, key=lambda r: (r.submit.priority, -r.num_output, r.num_prompt, r.arrival_s))
+
+
+def _retract(replica: Replica, request: RequestState) -> None:
+    replica.counters["retracted_requests"] += 1
+    replica.requeue(request)
+
+
+def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float, budget: int, skip: frozenset[str]) -> int:
+    """Rows of several tokens, or of admitted requests not in `skip`; returns what is left of the budget."""
+    size = replica.settings.page_size
+    for request in list(lane.running.values()):
+        remaining = request.num_to_plan
+        is_due = request.phase is Phase.RUNNING and (remaining > 1 or (bool(skip) and remaining == 1))
+        if budget <= 0 or not is_due or request.request_id in skip:
+            continue
+        num_tokens = _chunk(replica, draft, request, remaining, budget)
+        load_id = _load_to_wait_for(replica, request, num_tokens, now_s)
+        if num_tokens <= 0 or load_id is None:
+            continue
+        missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
+        if missing > 0:
+            pages, victims = lane.allocate(missing)
+            count_dropped(replica, victims)
+            if pages is None:
+                continue
+            request.table.extend(pages.tolist())
+        _add_row(draft, request, num_tokens, load_id)
+        budget -= -(-num_tokens // size) * size
+    return budget
+
+
+def _chunk(replica: Replica, draft: Draft, request: RequestState, remaining: int, budget: int) -> int:
+    """How many of the remaining tokens this step computes; a chunk that is not the last ends on a page boundary."""
+    if remaining <= budget:
+        return remaining
+    if not replica.settings.chunked_prefill:
+        return remaining if not draft.num_tokens else 0
+    size = replica.settings.page_size
+    return (request.num_planned + budget) // size * size - request.num_planned
+
+
+def _load_to_wait_for(replica: Replica, request: RequestState, num_tokens: int, now_s: float) -> int | None:
+    """-1: nothing to wait for. The load's id: it will end within the row's own compute. None: too early."""
+    load = request.load
+    if load is None:
+        return -1
+    if load.sent_s is None:
+        return None
+    num_bytes = len(load.page_ids) * replica.settings.layout.payload_bytes(0)
+    remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
+    is_hidden = remaining_s <= replica.prefill_rate.predict_s(num_tokens, now_s)
+    return load.transfer_id if is_hidden else None
+
+
+def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int) -> None:
+    assert request.slot is not None
+    start = request.num_planned
+    end = start + num_tokens
+    if not request.is_on_device:
+        request.is_on_device = True
+        draft.added.append(
+            AddedRequest(
+                slot=request.slot,
+                request_id=request.request_id,
+                token_ids=request.token_array(),
+                num_prompt_tokens=request.num_prompt,
+                sampling=request.submit.sampling,
+            )
+        )
+    if request.num_table_sent < len(request.table):
+        pages = request.table[request.num_table_sent :]
+        draft.table_columns.append((request.slot, request.num_table_sent, len(pages)))
+        draft.table_pages.extend(pages)
+        request.num_table_sent = len(request.table)
+    position = request.num_sampled if end == request.num_target else None
+    draft.rows.append(PlannedRow(request=request, run=request.run, num_computed=end, output_position=position))
+    write_start = max(start, min(request.write_start, end))
+    draft.row_columns.append(
+        (request.slot, start, num_tokens, write_start, -1 if position is None else position, load_id)
+    )
+    draft.num_tokens += num_tokens
+    request.num_planned = end
+    if position is not None:
+        request.num_sampled += 1
+
+
+def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
+    """Leased loads whose requests still want them; the leases of the others go back."""
+    wanted: list[Load] = []
+    for load in lane.ready_loads:
+        request = replica.requests.get(load.request_id)
+        if request is not None and request.run == load.run:
+            wanted.append(load)
+        else:
+            replica.release_lease(load.lease_id, load.host_incarnation)
+    lane.ready_loads = []
+    return wanted
+
+
+def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:
+    array = np.array(rows, dtype=np.int32).reshape(-1, width)
+    return [int32_array(array[:, column]) for column in range(width)]
+
+
+def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) -> StepPlan:
+    slots, starts, counts, write_starts, outputs, row_loads = _columns(list(draft.row_columns), 6)
+    tables: tuple[TableChanges, ...] = ()
+    if draft.table_columns:
+        table_slots, table_starts, table_counts = _columns(list(draft.table_columns), 3)
+        tables = (
+            TableChanges(
+                slots=table_slots, starts=table_starts, counts=table_counts, page_ids=int32_array(draft.table_pages)
+            ),
+        )
+    removed, lane.removed_slots = lane.removed_slots, []
+    return StepPlan(
+        step=lane.last_step,
+        removed_slots=int32_array(removed),
+        added=tuple(draft.added),
+        tables=tables,
+        loads=page_copies(loads),
+        backups=page_copies(backups),
+        row_slots=slots,
+        row_starts=starts,
+        row_num_tokens=counts,
+        row_write_starts=write_starts,
+        row_output_positions=outputs,
+        row_loads=row_loads,
+    )

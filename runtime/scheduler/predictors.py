@@ -1,0 +1,37 @@
+"""Learned rates: how long will it take to compute so many tokens, or to load so many bytes?"""
+
+import math
+
+_KEEP_S = 30.0
+"""A rate that was not observed for this long drifts back to its start value."""
+
+
+class RatePredictor:
+    """An exponentially weighted rate (units per second) that forgets when it is not used."""
+
+    def __init__(self, start_rate: float, *, weight: float = 0.3) -> None:
+        self._start_rate = start_rate
+        self._rate = start_rate
+        self._weight = weight
+        self._observed_s: float | None = None
+
+    def observe(self, amount: float, seconds: float, now_s: float) -> None:
+        """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
+        if seconds < 1e-6 or amount <= 0:
+            return
+        self._rate += self._weight * (amount / seconds - self.rate(now_s))
+        self._observed_s = now_s
+
+    def rate(self, now_s: float) -> float:
+        """Units per second."""
+        if self._observed_s is None:
+            return self._start_rate
+        idle_s = now_s - self._observed_s - _KEEP_S
+        if idle_s <= 0:
+            return self._rate
+        kept = math.exp(-idle_s / _KEEP_S)
+        return self._start_rate + kept * (self._rate - self._start_rate)
+
+    def predict_s(self, amount: float, now_s: float) -> float:
+        """Seconds that `amount` units will take."""
+        return amount / self.rate(now_s)

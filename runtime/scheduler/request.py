@@ -1,0 +1,167 @@
+"""One request as the Scheduler sees it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from raydix.ids import ClientId, PageKey, RequestId, Slot
+from raydix.runtime.cache.page_key import extend_keys, root_key
+from raydix.runtime.cache.radix_tree import Lock
+from raydix.runtime.messages.client import SubmitRequest
+from raydix.runtime.messages.host import KEY_BYTES, PageSource
+from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.scheduler.transfers import Load
+
+TOKEN_BYTES = 4
+
+
+class Phase(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    """In a lane's queue: no page, no lock, no lease."""
+    LEASING = "leasing"
+    """Admitted; HostMemory was asked for the pages to load."""
+    RUNNING = "running"
+    """Admitted; may have a load in flight (`load`)."""
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True)
+class RowOutcome:
+    """What one computed row means for its request. `token_id` is None when the row sampled nothing."""
+
+    num_computed: int
+    token_id: int | None
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefetchState:
+    """What HostMemory has said about a request's chain."""
+
+    sources: bytes = b""
+    """One `PageSource` per full page of the prompt; empty before the first report."""
+    is_final: bool = True
+    asked_s: float | None = None
+    """When the lookup was sent, until the first report."""
+    first_runnable_s: float | None = None
+
+    def arrived_source(self, page: int) -> PageSource:
+        """L3 if the page came from storage for this request, else L2: it was there on arrival."""
+        if page < len(self.sources) and self.sources[page] == PageSource.L3:
+            return PageSource.L3
+        return PageSource.L2
+
+
+class RequestState:
+    """Owns: the progress of one request.
+
+    Tokens are `num_prompt` prompt tokens, then the known output. `num_planned` tokens have their keys and values in
+    plans that were sent, `num_computed` in plans that were acknowledged. `num_sampled` output tokens were planned;
+    the last of them may be on the device only.
+    """
+
+    def __init__(self, submit: SubmitRequest, client_id: ClientId, *, max_tokens: int, now_s: float) -> None:
+        self.submit = submit
+        self.request_id: RequestId = submit.request_id
+        self.client_id = client_id
+        self.arrival_s = now_s
+        self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
+        self.max_tokens = max_tokens
+        self.num_prompt = len(submit.token_ids)
+        self.packed = bytearray(submit.token_ids.astype("<i4", copy=False).tobytes())
+        self.identity: PageKey = root_key(cache_salt=submit.cache_salt)
+        self.prefetch = PrefetchState()
+        self.lane = 0
+        self.phase = Phase.WAITING
+        self.run = 0
+        """Counts admissions: rows of an earlier run are ignored."""
+        self.matched_pages = 0
+        """Pages in L1 and L2 when last looked at; for the policy only."""
+        self.sources: dict[str, int] | None = None
+        self.source_ranges: list[tuple[int, int, PageSource]] = []
+        self.admitted_s: float | None = None
+        self.is_reported = False
+        """The client has seen `sources`."""
+        self._keys = bytearray()
+        self._reset_run()
+
+    def _reset_run(self) -> None:
+        self.slot: Slot | None = None
+        self.is_on_device = False
+        self.lock: Lock | None = None
+        self.table: list[int] = []
+        self.num_table_sent = 0
+        self.num_planned = 0
+        self.num_computed = 0
+        self.num_sampled = self.num_output
+        self.write_start = 0
+        self.load: Load | None = None
+        self.deferred: list[RowOutcome] = []
+        self.computing_key: PageKey | None = None
+
+    def begin_run(self, slot: Slot, lock: Lock, table: list[int]) -> None:
+        """Admitted: the request has a slot and holds the pages of `lock`, which `table` names."""
+        self._reset_run()
+        self.run += 1
+        self.slot, self.lock, self.table = slot, lock, table
+
+    def end_run(self, phase: Phase) -> None:
+        """The request holds nothing any more; what it held was given back by the lane."""
+        self._reset_run()
+        self.run += 1
+        self.phase = phase
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.packed) // TOKEN_BYTES
+
+    @property
+    def num_output(self) -> int:
+        """Known output tokens."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def num_target(self) -> int:
+        """Tokens that exist, here or on the device: what may be planned."""
+        return self.num_prompt + self.num_sampled
+
+    @property
+    def num_to_plan(self) -> int:
+        """Tokens that wait for computation; none once the last output token was planned."""
+        return 0 if self.num_sampled >= self.max_tokens else self.num_target - self.num_planned
+
+    @property
+    def is_decoding(self) -> bool:
+        """Its next row computes one token."""
+        return self.num_target - self.num_planned == 1
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages of the table that belong to the tree and are held by `lock`."""
+        return 0 if self.lock is None else self.lock.num_pages
+
+    def append_token(self, token_id: int) -> None:
+        """A sampled token became known."""
+        self.packed += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
+
+    def token_array(self) -> np.ndarray:
+        """All known tokens, int32."""
+        return np.frombuffer(bytes(self.packed), dtype=np.int32)
+
+    def keys(self, num_pages: int, page_size: int) -> bytes:
+        """Keys of the first `num_pages` full pages, hashing only what is new."""
+        known = len(self._keys) // KEY_BYTES
+        if known < num_pages:
+            parent = PageKey(bytes(self._keys[-KEY_BYTES:])) if known else self.identity
+            width = page_size * TOKEN_BYTES
+            self._keys += extend_keys(parent, bytes(self.packed[known * width : num_pages * width]), page_size)
+        return bytes(self._keys[: num_pages * KEY_BYTES])
+
+    def key(self, page: int, page_size: int) -> PageKey:
+        """Key of one full page."""
+        self.keys(page + 1, page_size)
+        return PageKey(bytes(self._keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]))

@@ -1,0 +1,131 @@
+"""What an acknowledged step or transfer means: new tokens, published pages, released leases, ended requests."""
+
+from raydix.errors import AccountingError
+from raydix.ids import TransferId
+from raydix.runtime.messages.client import FinishReason
+from raydix.runtime.messages.host import KEY_BYTES, CommitPages, split_keys
+from raydix.runtime.messages.plan import StepResult, TokenLogprobs, TransfersDone
+from raydix.runtime.scheduler.backups import count_use, offer_new_pages
+from raydix.runtime.scheduler.lane import Lane, StepInFlight
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import RequestState, RowOutcome
+from raydix.runtime.scheduler.transfers import Backup, Load
+
+
+def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: float) -> None:
+    """One rank has done a plan. The plan counts once every rank of the lane has."""
+    flight = lane.in_flight.get(result.step)
+    if flight is None or result.rank not in flight.waiting_ranks:
+        raise AccountingError(
+            f"rank {result.rank} acknowledged step {result.step}; in flight are {sorted(lane.in_flight)}"
+        )
+    flight.waiting_ranks.discard(result.rank)
+    if result.rank == lane.ranks[0]:
+        flight.result = result
+    while lane.in_flight:
+        oldest = next(iter(lane.in_flight.values()))
+        if oldest.waiting_ranks:
+            return
+        del lane.in_flight[oldest.step]
+        lane.pool.settle(oldest.step)
+        lane.is_warm = True
+        _take_results(replica, lane, oldest, now_s)
+
+
+def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
+    assert flight.result is not None
+    if flight.num_tokens > len(flight.rows):
+        # A decode step's time says little about the time per prompt token.
+        replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
+    token_ids = flight.result.token_ids.tolist()
+    logprobs = flight.result.logprobs
+    num_sampled = 0
+    for row in flight.rows:
+        token_id: int | None = None
+        row_logprobs: TokenLogprobs | None = None
+        if row.output_position is not None:
+            token_id = token_ids[num_sampled]
+            row_logprobs = logprobs[num_sampled] if logprobs else None
+            num_sampled += 1
+        if row.request.run != row.run:
+            continue
+        outcome = RowOutcome(num_computed=row.num_computed, token_id=token_id, logprobs=row_logprobs)
+        if row.request.load is not None:
+            # Until its load is confirmed, nothing that was computed on top of it counts.
+            row.request.deferred.append(outcome)
+        else:
+            apply_outcome(replica, lane, row.request, outcome, now_s)
+
+
+def apply_outcome(replica: Replica, lane: Lane, request: RequestState, outcome: RowOutcome, now_s: float) -> None:
+    """Take one row's outcome: publish full pages, pass the token on, end the request if it is complete."""
+    was_prefill = not request.num_output
+    request.num_computed = outcome.num_computed
+    size = replica.settings.page_size
+    if replica.settings.prefix_caching and request.num_computed // size > request.num_held_pages:
+        offer_new_pages(replica, lane, lane.publish(request, now_s))
+    if outcome.token_id is None:
+        return
+    if was_prefill:
+        count_use(replica, lane, request)
+    request.append_token(outcome.token_id)
+    replica.counters["generation_tokens"] += 1
+    reason = _finish_reason(request, outcome.token_id)
+    logprobs = () if outcome.logprobs is None else (outcome.logprobs,)
+    replica.send_tokens(request, (outcome.token_id,), logprobs, reason)
+    if reason is not None:
+        replica.finish(request, reason)
+
+
+def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
+    submit = request.submit
+    if token_id in submit.stop_token_ids and request.num_output >= submit.sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if request.num_output >= request.max_tokens else None
+
+
+def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
+    """One rank has done loads or backups. Each counts once every rank of the lane has."""
+    replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
+    stale = set(done.stale_transfer_ids.tolist())
+    for transfer_id in done.transfer_ids.tolist():
+        transfer = lane.transfers.get(TransferId(transfer_id))
+        if transfer is None or done.rank not in transfer.waiting_ranks:
+            raise AccountingError(f"rank {done.rank} acknowledged transfer {transfer_id}, which is not in flight")
+        transfer.waiting_ranks.discard(done.rank)
+        transfer.is_stale |= transfer_id in stale
+        if transfer.waiting_ranks:
+            continue
+        del lane.transfers[transfer.transfer_id]
+        lane.pool.unhold(transfer.page_ids)
+        match transfer:
+            case Load():
+                _finish_load(replica, lane, transfer, now_s)
+            case Backup():
+                _finish_backup(replica, lane, transfer)
+
+
+def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None:
+    replica.release_lease(load.lease_id, load.host_incarnation)
+    request = replica.requests.get(load.request_id)
+    if request is None or request.run != load.run:
+        return
+    if load.is_stale:
+        replica.counters["stale_loads"] += 1
+        replica.requeue(request)
+        return
+    request.load = None
+    replica.counters["loaded_pages"] += len(load.page_ids)
+    lane.publish(request, now_s)
+    deferred, request.deferred = request.deferred, []
+    for outcome in deferred:
+        if request.run == load.run:
+            apply_outcome(replica, lane, request, outcome, now_s)
+
+
+def _finish_backup(replica: Replica, lane: Lane, backup: Backup) -> None:
+    lane.backing_up.difference_update(split_keys(backup.keys))
+    if backup.host_incarnation != replica.host.incarnation:
+        return
+    replica.counters["backed_up_pages"] += len(backup.keys) // KEY_BYTES
+    replica.tell_host(CommitPages(keys=backup.keys, host_page_ids=backup.host_page_ids, generations=backup.generations))

@@ -1,0 +1,98 @@
+"""A new request: is it acceptable, which lane takes it, and what is asked of HostMemory for it."""
+
+from raydix.errors import AccountingError
+from raydix.ids import ClientId
+from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
+from raydix.runtime.messages.host import Lookup
+from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import PrefetchState, RequestState
+
+_MAX_SESSIONS = 65_536
+_RETRY_AFTER_S = 1.0
+
+
+def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
+    """Queue a request on the lane that should answer it soonest, or refuse it with a typed failure."""
+    failure = _refusal(replica, message)
+    if failure is not None:
+        replica.counters[f"failed_{failure.kind.name.lower()}"] += 1
+        delta = RequestDelta(request_id=message.request_id, failure=failure)
+        replica.effects.append(SendClient(client_id=client_id, delta=delta))
+        return
+    room = replica.settings.max_model_len - len(message.token_ids)
+    max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
+    request = RequestState(message, client_id, max_tokens=max_tokens, now_s=now_s)
+    replica.requests[request.request_id] = request
+    replica.counters["prompt_tokens"] += request.num_prompt
+    if request.deadline_s is not None:
+        replica.wake_at(request.deadline_s)
+    enqueue(replica, request, now_s)
+
+
+def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
+    """Put a request that holds nothing on a lane, and look its chain up in L2 and L3."""
+    num_l1_pages, lane = _choose_lane(replica, request, now_s)
+    request.lane = lane.index
+    lane.waiting[request.request_id] = request
+    request.matched_pages = num_l1_pages
+    session = request.submit.session_id
+    if session is not None:
+        replica.sessions[session] = lane.index
+        replica.sessions.move_to_end(session)
+        while len(replica.sessions) > _MAX_SESSIONS:
+            replica.sessions.popitem(last=False)
+    num_full = request.num_prompt // replica.settings.page_size
+    if not replica.host.is_usable or not replica.settings.prefix_caching or not num_full:
+        return
+    request.prefetch = PrefetchState(is_final=False, asked_s=now_s)
+    keys = request.keys(num_full, replica.settings.page_size)
+    replica.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=min(num_l1_pages, num_full)))
+    replica.wake_at(now_s + replica.settings.lookup_deadline_s)
+
+
+def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
+    settings = replica.settings
+    num_prompt = len(message.token_ids)
+    if message.request_id in replica.requests:
+        text = f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to have one made."
+        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    if num_prompt == 0:
+        text = "the prompt has no tokens; expected at least one."
+        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    if num_prompt >= settings.max_model_len:
+        text = (
+            f"the prompt has {num_prompt} tokens; expected at most {settings.max_model_len - 1}, which leaves room for "
+            "one generated token. Shorten it or raise model.max_model_len."
+        )
+        return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
+    num_waiting = sum(len(lane.waiting) for lane in replica.lanes)
+    if num_waiting >= settings.max_waiting_requests:
+        text = (
+            f"{num_waiting} requests wait; scheduler.max_waiting_requests is {settings.max_waiting_requests}. "
+            f"Try again in {_RETRY_AFTER_S:g} s."
+        )
+        return RequestFailure(kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S)
+    return None
+
+
+def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple[int, Lane]:
+    """The lane with the least predicted time to first token; ties go to the session's lane, the longest prefix."""
+    lanes = [lane for lane in replica.lanes if lane.is_attached] or replica.lanes
+    if not lanes:
+        raise AccountingError("the replica has no lane; expected parallel.dp of them")
+    preferred = replica.sessions.get(request.submit.session_id or "")
+    tokens_per_s = replica.prefill_rate.rate(now_s)
+    size = replica.settings.page_size
+
+    def cost(candidate: tuple[int, Lane]) -> tuple[float, bool, int, int]:
+        num_l1_pages, lane = candidate
+        queued = sum(other.num_tokens - other.matched_pages * size for other in lane.waiting.values())
+        queued += sum(max(0, other.num_to_plan) for other in lane.running.values())
+        own = request.num_tokens - num_l1_pages * size
+        busy_s = (queued + own) / tokens_per_s
+        return (round(busy_s, 4), lane.index != preferred, -num_l1_pages, len(lane.running) + len(lane.waiting))
+
+    caches = replica.settings.prefix_caching
+    return min(((lane.match(request).num_pages if caches else 0, lane) for lane in lanes), key=cost)

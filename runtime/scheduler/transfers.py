@@ -1,0 +1,54 @@
+"""Loads and backups between L1 and L2 that are waiting to be sent or acknowledged."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raydix.ids import LeaseId, RequestId, TransferId
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.plan import PageCopies
+
+
+@dataclass(slots=True, kw_only=True)
+class Transfer:
+    """Page copies that are acknowledged as a whole, by every rank of the lane. `page_ids` are held until then."""
+
+    transfer_id: TransferId
+    page_ids: Int32Array
+    host_page_ids: Int32Array
+    generations: Int32Array
+    host_incarnation: int
+    waiting_ranks: set[int] = field(default_factory=set)
+    is_stale: bool = False
+    sent_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Load(Transfer):
+    """L2 to L1, for run `run` of a request. Until it is acknowledged its pages are used only behind its event."""
+
+    lease_id: LeaseId
+    request_id: RequestId
+    run: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Backup(Transfer):
+    """L1 to L2, published under `keys` once acknowledged."""
+
+    keys: bytes
+
+
+def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:
+    """The columns of a plan for these transfers."""
+    if not transfers:
+        return PageCopies()
+    counts = [len(transfer.page_ids) for transfer in transfers]
+    pages = np.concatenate([transfer.page_ids for transfer in transfers])
+    return PageCopies(
+        transfer_ids=np.repeat(np.array([t.transfer_id for t in transfers], dtype=np.int32), counts),
+        groups=np.zeros(len(pages), dtype=np.int32),
+        page_ids=pages,
+        host_page_ids=np.concatenate([transfer.host_page_ids for transfer in transfers]),
+        generations=np.concatenate([transfer.generations for transfer in transfers]),
+    )
