@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from itertools import pairwise
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.radix_node import RadixNode
@@ -49,21 +50,24 @@ EVICTION_POLICIES: dict[str, PolicyKey] = {
     policy.__name__: policy for policy in (lru, lfu, fifo, mru, filo, slru, priority)
 }
 
-HeapEntry = tuple[EvictionKey, int, RadixNode]
+OrderEntry = tuple[EvictionKey, int, RadixNode]
 
 
 class EvictionOrder:
     """Owns: the order in which the evictable leaves of one tree go. Smallest policy key first, then first come.
 
-    A heap whose outdated entries are skipped when they surface: an entry counts only while its node carries its
-    ticket. They never outnumber the live ones by more than a constant.
+    Most leaves wait in a sorted run, whose end is popped in constant time; newcomers wait in a heap, which becomes the
+    next run when this one is used up. (Sifting through one large heap cost three times as much: its entries are cold.)
+    An entry counts only while its node carries its ticket; outdated ones are skipped when they surface, and never
+    outnumber the live ones by more than a constant.
     """
 
     _MAX_SPARE_ENTRIES = 64
 
     def __init__(self, policy_key: PolicyKey) -> None:
         self._policy_key = policy_key
-        self._heap: list[HeapEntry] = []
+        self._run: list[OrderEntry] = []  # largest first
+        self._newcomers: list[OrderEntry] = []  # a heap
         self._last_ticket = 0
         self._num_live = 0
 
@@ -73,44 +77,57 @@ class EvictionOrder:
             self._num_live += 1
         self._last_ticket += 1
         node.ticket = self._last_ticket
-        heapq.heappush(self._heap, (self._policy_key(node), node.ticket, node))
+        heapq.heappush(self._newcomers, (self._policy_key(node), node.ticket, node))
         self._compact()
 
     def discard(self, node: RadixNode) -> None:
-        """Take a node out, if it is in."""
-        if node.ticket:
-            node.ticket = 0
-            self._num_live -= 1
-            self._compact()
+        """Take out a node that is in."""
+        node.ticket = 0
+        self._num_live -= 1
+        self._compact()
 
-    def pop(self) -> HeapEntry | None:
+    def pop(self) -> OrderEntry | None:
         """Take the first leaf out; None if there is none."""
-        while self._heap:
-            entry = heapq.heappop(self._heap)
-            if entry[2].ticket == entry[1]:
-                entry[2].ticket = 0
+        while self._num_live:
+            run, newcomers = self._run, self._newcomers
+            if not run:
+                self._run = sorted((entry for entry in newcomers if _is_live(entry)), reverse=True)
+                self._newcomers = []
+                continue
+            entry = heapq.heappop(newcomers) if newcomers and newcomers[0] < run[-1] else run.pop()
+            node = entry[2]
+            if node.ticket == entry[1]:
+                node.ticket = 0
                 self._num_live -= 1
                 self._compact()
                 return entry
         return None
 
-    def restore(self, entry: HeapEntry) -> None:
+    def restore(self, entry: OrderEntry) -> None:
         """Undo the `pop` that returned `entry`."""
         entry[2].ticket = entry[1]
         self._num_live += 1
-        heapq.heappush(self._heap, entry)
+        heapq.heappush(self._newcomers, entry)
 
     def check(self, num_expected: int) -> None:
-        """Raise AccountingError unless `num_expected` leaves are in and the heap is no larger than it may be."""
-        num_found = sum(entry[2].ticket == entry[1] for entry in self._heap)
+        """Raise AccountingError unless `num_expected` leaves are in, in order, and few outdated entries beside them."""
+        num_entries = len(self._run) + len(self._newcomers)
+        num_found = sum(_is_live(entry) for entry in self._run + self._newcomers)
         max_entries = 2 * self._num_live + self._MAX_SPARE_ENTRIES
-        if not num_found == self._num_live == num_expected or len(self._heap) > max_entries:
+        if not num_found == self._num_live == num_expected or num_entries > max_entries:
             raise AccountingError(
-                f"the eviction order counts {self._num_live} leaves, holds {num_found} in {len(self._heap)} entries; "
+                f"the eviction order counts {self._num_live} leaves, holds {num_found} in {num_entries} entries; "
                 f"expected {num_expected} in at most {max_entries}"
             )
+        if any(later > earlier for earlier, later in pairwise(self._run)):
+            raise AccountingError(f"the eviction order's run of {len(self._run)} entries is not sorted")
 
     def _compact(self) -> None:
-        if len(self._heap) > 2 * self._num_live + self._MAX_SPARE_ENTRIES:
-            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
-            heapq.heapify(self._heap)
+        if len(self._run) + len(self._newcomers) > 2 * self._num_live + self._MAX_SPARE_ENTRIES:
+            self._run = [entry for entry in self._run if _is_live(entry)]
+            self._newcomers = [entry for entry in self._newcomers if _is_live(entry)]
+            heapq.heapify(self._newcomers)
+
+
+def _is_live(entry: OrderEntry) -> bool:
+    return entry[2].ticket == entry[1]

@@ -42,7 +42,8 @@ def check_node(node: RadixNode, page_bytes: int, num_groups: int) -> None:
     if node.num_locks < num_child_locks:
         raise AccountingError(f"a node has {node.num_locks} locks, its children {num_child_locks}")
     for first_page, child in node.children.items():
-        if child.parent is not node or child.start != node.end or child.edge[:page_bytes] != first_page:
+        is_keyed = child.first_page is first_page and child.edge[:page_bytes] == first_page
+        if child.parent is not node or child.start != node.end or not is_keyed:
             raise AccountingError(f"the child at page {child.start} of a node that ends at {node.end} is misplaced")
         if node.parent is not None and node.priority > child.priority:
             raise AccountingError(f"a prefix has priority {node.priority}, more important {child.priority} follows it")

@@ -25,6 +25,8 @@ class RadixNode:
     parent: "RadixNode | None"
     edge: bytes
     """Packed tokens of the node's pages."""
+    first_page: bytes
+    """Those of its first page: the very object that is its key in `parent.children`; empty at a root."""
     page_ids: tuple[Int32Array, ...]
     """Per KV group, one id per page, read-only."""
     keys: bytes
@@ -83,6 +85,7 @@ def new_root(identity: PageKey, num_groups: int, now_s: float) -> RadixNode:
     return RadixNode(
         parent=None,
         edge=b"",
+        first_page=b"",
         page_ids=(empty(),) * num_groups,
         keys=identity,
         start=0,
@@ -101,6 +104,7 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
     upper = RadixNode(
         parent=node.parent,
         edge=node.edge[:num_bytes],
+        first_page=node.first_page,
         page_ids=tuple(int32_array(ids[:num_upper]) for ids in node.page_ids),
         keys=node.keys[: num_upper * KEY_BYTES],
         start=node.start,
@@ -112,11 +116,12 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         num_hits=node.num_hits,
         num_locks=node.num_locks,
     )
-    node.parent.children[upper.edge[:page_bytes]] = upper
+    node.parent.children[node.first_page] = upper
     node.parent = upper
     node.edge = node.edge[num_bytes:]
+    node.first_page = node.edge[:page_bytes]
     node.page_ids = tuple(int32_array(ids[num_upper:]) for ids in node.page_ids)
     node.keys = node.keys[num_upper * KEY_BYTES :]
     node.start = end
-    upper.children[node.edge[:page_bytes]] = node
+    upper.children[node.first_page] = node
     return upper

@@ -11,7 +11,7 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
-from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder, HeapEntry
+from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder, OrderEntry
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.cache.radix_check import collect_nodes
 from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, new_root, split_node, use_path
@@ -100,22 +100,25 @@ class RadixTree:
         page_bytes = self._page_bytes
         node = self._roots.get(identity)
         path: list[RadixNode] = []
-        num_pages = offset = 0
+        offset = 0
         while node is not None:
             node = node.children.get(packed_tokens[offset : offset + page_bytes])
             if node is None:
                 break
             path.append(node)
-            num_shared = count_shared_pages(node.edge, packed_tokens, offset, page_bytes)
-            num_pages += num_shared
-            offset += num_shared * page_bytes
-            if num_pages < node.end:
+            edge = node.edge
+            if not packed_tokens.startswith(edge, offset):
+                offset += count_shared_pages(edge, packed_tokens, offset, page_bytes) * page_bytes
                 break
+            offset += len(edge)
         if not path:
             return Match(0, (empty(),) * self.num_groups, identity, None)
+        num_pages = offset // page_bytes
         last = path[-1]
         key_end = (num_pages - last.start) * KEY_BYTES
         last_key = PageKey(last.keys[key_end - KEY_BYTES : key_end])
+        if len(path) == 1:
+            return Match(num_pages, tuple([ids[:num_pages] for ids in last.page_ids]), last_key, last)
         return Match(num_pages, self._join([found.page_ids for found in path], num_pages), last_key, last)
 
     def lock(self, match: Match, *, now_s: float) -> Lock:
@@ -141,7 +144,7 @@ class RadixTree:
         while current is not None:
             current.num_locks -= 1
             if not current.num_locks:
-                self.num_locked_pages -= current.num_pages
+                self.num_locked_pages -= current.end - current.start
             current = current.parent
         self._settle(node)
 
@@ -177,6 +180,7 @@ class RadixTree:
             run = RadixNode(
                 parent=node,
                 edge=edge,
+                first_page=edge[: self._page_bytes],
                 page_ids=tuple(int32_array(ids[num_existing:]) for ids in page_ids),
                 keys=keys[num_existing * KEY_BYTES :],
                 start=node.end,
@@ -207,7 +211,7 @@ class RadixTree:
     def victims(self, num_pages: int) -> list[Victim]:
         """What `evict` would remove, in order: leaves first, a parent after all its children. Changes nothing."""
         nodes: list[RadixNode] = []
-        popped: list[HeapEntry] = []
+        popped: list[OrderEntry] = []
         ripened: list[RadixNode] = []
         num_children_left: dict[RadixNode, int] = {}
         num_found = 0
@@ -224,7 +228,8 @@ class RadixTree:
                 self._order.add(parent)
                 ripened.append(parent)
         for node in ripened:
-            self._order.discard(node)
+            if node.ticket:
+                self._order.discard(node)
         for entry in popped:
             if not entry[2].children:
                 self._order.restore(entry)
@@ -260,7 +265,7 @@ class RadixTree:
         num_found = 0
         while num_found < num_pages and (entry := self._order.pop()) is not None:
             node = entry[2]
-            num_found += node.num_pages
+            num_found += node.end - node.start
             victims.append(Victim(node.page_ids, node.keys, node))
             self._detach(node)
         return victims
@@ -323,8 +328,9 @@ class RadixTree:
 
     def _lock_node(self, node: RadixNode) -> None:
         if not node.num_locks:
-            self.num_locked_pages += node.num_pages
-            self._order.discard(node)
+            self.num_locked_pages += node.end - node.start
+            if node.ticket:
+                self._order.discard(node)
         node.num_locks += 1
         node.num_hits += 1
 
@@ -346,7 +352,7 @@ class RadixTree:
 
     def _attach(self, parent: RadixNode, run: RadixNode) -> RadixNode:
         """Add `run`, locked once, as a child."""
-        parent.children[run.edge[: self._page_bytes]] = run
+        parent.children[run.first_page] = run
         self.num_nodes += 1
         self.num_cached_pages += run.num_pages
         self._lock_node(run)
@@ -370,11 +376,12 @@ class RadixTree:
         """Drop an unlocked leaf that is no longer in the eviction order."""
         parent = node.parent
         assert parent is not None
-        del parent.children[node.edge[: self._page_bytes]]
+        del parent.children[node.first_page]
         node.parent = None
         self.num_nodes -= 1
-        self.num_cached_pages -= node.num_pages
-        self._settle(parent)
+        self.num_cached_pages -= node.end - node.start
+        if not parent.children:
+            self._settle(parent)
 
     def _settle(self, node: RadixNode) -> None:
         """Once a node has lost a child or a lock: if it has neither left it may go, a root at once."""
