@@ -104,6 +104,21 @@ class HostIndex:
         """Leases that have not ended."""
         return len(self._leases)
 
+    @property
+    def num_leased(self) -> int:
+        """Pins of all leases; O(leases)."""
+        return sum(map(len, self._leases.values()))
+
+    @property
+    def num_readers(self) -> int:
+        """Pins of all pages; O(pages)."""
+        return sum(page.num_readers for page in self._pages)
+
+    @property
+    def num_unused_slabs(self) -> int:
+        """Slabs that no group has needed yet."""
+        return sum(slab.group is None for slab in self._slabs)
+
     def count_by_state(self, group: int) -> dict[PageState, int]:
         """Pages of the group's slabs by state; O(pages)."""
         counts = dict.fromkeys(PageState, 0)

@@ -1,0 +1,81 @@
+"""Leaves a failing backend alone, and finds out when it is back."""
+
+from enum import StrEnum
+
+
+class BreakerState(StrEnum):
+    """CLOSED: in use. OPEN: left alone. HALF_OPEN: one probe is under way."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class CircuitBreaker:
+    """Owns: whether a backend may be used. Opens after `max_failures` failures in a row.
+
+    After `backoff_s`, which doubles with each failed probe up to `max_backoff_s`, one use is let through as a probe.
+    """
+
+    def __init__(self, max_failures: int, backoff_s: float, max_backoff_s: float) -> None:
+        self._max_failures = max_failures
+        self._first_backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._state = BreakerState.CLOSED
+        self._num_failures = 0
+        self._backoff_s = backoff_s
+        self._retry_at_s = 0.0
+        self.num_trips = 0
+
+    @property
+    def state(self) -> BreakerState:
+        """The state as of the last command."""
+        return self._state
+
+    @property
+    def retry_at_s(self) -> float | None:
+        """When an open breaker admits a probe; None unless it is open."""
+        return self._retry_at_s if self._state is BreakerState.OPEN else None
+
+    def is_admitting(self, now_s: float) -> bool:
+        """Whether a use may start now."""
+        match self._state:
+            case BreakerState.CLOSED:
+                return True
+            case BreakerState.OPEN:
+                return now_s >= self._retry_at_s
+            case BreakerState.HALF_OPEN:
+                return False
+
+    def start(self) -> None:
+        """A use that was admitted starts."""
+        if self._state is BreakerState.OPEN:
+            self._state = BreakerState.HALF_OPEN
+
+    def succeed(self) -> None:
+        """A use succeeded. One that started before the breaker opened does not close it."""
+        if self._state is BreakerState.OPEN:
+            return
+        self._state = BreakerState.CLOSED
+        self._num_failures = 0
+        self._backoff_s = self._first_backoff_s
+
+    def fail(self, now_s: float) -> None:
+        """A use failed, or took too long."""
+        if self._state is BreakerState.OPEN:
+            return
+        self._num_failures += 1
+        if self._state is BreakerState.HALF_OPEN:
+            self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
+        elif self._num_failures < self._max_failures:
+            return
+        else:
+            self.num_trips += 1
+        self._state = BreakerState.OPEN
+        self._retry_at_s = now_s + self._backoff_s
+
+    def abstain(self, now_s: float) -> None:
+        """A use ended without saying anything about the backend; if it was the probe, another may start."""
+        if self._state is BreakerState.HALF_OPEN:
+            self._state = BreakerState.OPEN
+            self._retry_at_s = now_s

@@ -1,0 +1,183 @@
+"""What the HostMemory core is told, what it orders, and its settings."""
+
+from dataclasses import dataclass
+
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.host import (
+    AbandonPages,
+    CancelBatch,
+    CancelLookup,
+    CommitPages,
+    CopiesDrained,
+    DeleteObjects,
+    FindObjects,
+    LeasePages,
+    Lookup,
+    LookupProgress,
+    MirrorUpdate,
+    ObjectsDone,
+    ObjectStatus,
+    PagesGranted,
+    PagesLeased,
+    ReadObjects,
+    ReleaseLeases,
+    ReturnPages,
+    WriteObjects,
+)
+
+SchedulerMessage = (
+    Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
+)
+SchedulerAnswer = PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
+StorageOrder = FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+
+# Settings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    """How HostMemory uses L3. `max_read_batches` and `max_write_batches` are in flight at once."""
+
+    min_tokens: int = 64
+    """A shorter run is computed instead of fetched."""
+    batch_pages: int = 32
+    max_read_batches: int = 4
+    max_write_batches: int = 2
+    max_queued_writes: int = 4096
+    max_write_attempts: int = 3
+    deadline_s: float = 10.0
+    overdue_margin_s: float = 5.0
+    """A batch unanswered for `deadline_s` and this margin counts as a failure of the backend."""
+    staged_grace_s: float = 30.0
+    """Fetched pages that nobody leases count against prefetch's half of L2 for so long."""
+    breaker_failures: int = 5
+    """Batches that must fail one after another before L3 is left alone."""
+    breaker_backoff_s: float = 1.0
+    breaker_max_backoff_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """Settings of the HostMemory core. `storage` is None without L3."""
+
+    page_size: int
+    incarnation: int = 0
+    storage: StorageSettings | None = None
+
+
+# Events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromScheduler:
+    """The attached Scheduler says something."""
+
+    message: SchedulerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerAttached:
+    """A Scheduler has connected; an earlier one, if any, counts as lost."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLost:
+    """The Scheduler's connection is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromStorage:
+    """The attached storage actor answers."""
+
+    message: ObjectsDone
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAttached:
+    """A storage actor, process `pid`, has connected."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLost:
+    """The storage actor's connection is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """A process named in `WatchProcess` has ended: it writes no memory any more."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushHost:
+    """Drop all of L2 that nobody reads or writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushStorage:
+    """Remove this namespace's objects from L3. Answered by one `StorageFlushed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; due at `next_deadline_s`."""
+
+
+HostEvent = (
+    FromScheduler
+    | SchedulerAttached
+    | SchedulerLost
+    | FromStorage
+    | StorageAttached
+    | StorageLost
+    | ProcessExited
+    | FlushHost
+    | FlushStorage
+    | Tick
+)
+
+# Effects, to be carried out in order -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetGenerations:
+    """Write these entries of the arena's table, before any later effect."""
+
+    host_page_ids: Int32Array
+    generations: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class ToScheduler:
+    """Send to the attached Scheduler."""
+
+    message: SchedulerAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ToStorage:
+    """Send to the attached storage actor."""
+
+    message: StorageOrder
+
+
+@dataclass(frozen=True, slots=True)
+class WatchProcess:
+    """Report `ProcessExited(pid)` once that process has ended, at once if it has."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFlushed:
+    """The answer to `FlushStorage`; MISSING if there is no L3."""
+
+    status: ObjectStatus
+
+
+HostEffect = SetGenerations | ToScheduler | ToStorage | WatchProcess | StorageFlushed

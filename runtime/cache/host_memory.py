@@ -1,0 +1,398 @@
+"""The brain of the HostMemory actor: a state machine without I/O that alone decides within L2."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from raydix.errors import AccountingError
+from raydix.ids import HostPageId, LeaseId
+from raydix.runtime.cache.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host_events import (
+    FlushHost,
+    FlushStorage,
+    FromScheduler,
+    FromStorage,
+    HostEffect,
+    HostEvent,
+    HostSettings,
+    ProcessExited,
+    SchedulerAnswer,
+    SchedulerAttached,
+    SchedulerLost,
+    SchedulerMessage,
+    SetGenerations,
+    StorageAttached,
+    StorageFlushed,
+    StorageLost,
+    Tick,
+    ToScheduler,
+    WatchProcess,
+)
+from raydix.runtime.cache.host_index import HostIndex, PageState
+from raydix.runtime.cache.host_lookups import HostLookups
+from raydix.runtime.cache.host_writes import HostWrites
+from raydix.runtime.cache.storage_orders import StorageOrders
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.host import (
+    MIRROR_KEY_BYTES,
+    AbandonPages,
+    CancelLookup,
+    CommitPages,
+    CopiesDrained,
+    LeasePages,
+    Lookup,
+    MirrorUpdate,
+    ObjectsDone,
+    ObjectStatus,
+    PagesGranted,
+    PagesLeased,
+    ReleaseLeases,
+    ReturnPages,
+    split_keys,
+)
+
+MAX_GRANTED_PAGES = 256
+GRANTED_FRACTION = 8
+"""The Scheduler is kept stocked with one page in so many."""
+STAGED_FRACTION = 2
+"""Prefetch may fill one page in so many."""
+MAX_MIRROR_KEYS = 65_536
+"""Of one message, when a Scheduler gets the whole set."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What stays out of use until its holder is known to be gone."""
+
+    quarantined: list[HostPageId] = field(default_factory=list)
+    pinned: list[HostPageId] = field(default_factory=list)
+
+
+class HostMemoryCore:
+    """Owns: L2's index, grants to the Scheduler, quarantine, lookups, and the orders to the storage actor.
+
+    `handle` is told what happened and returns what to do, in order. One Scheduler and one storage actor are attached
+    at a time. An answered `LeasePages`, empty or not, is ended by one `ReleaseLeases` or `AbandonPages`.
+    """
+
+    def __init__(self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None) -> None:
+        """`generations`: the table of an arena taken back from a survivor; no page is handed out before
+        `CopiesDrained`. None: the arena is new.
+        """
+        self._settings = settings
+        self._index = HostIndex(geometry, generations)
+        self._effects: list[HostEffect] = []
+        self.counters: Counter[str] = Counter()
+        fair_share = [geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)]
+        self._max_granted = [max(1, min(pages // GRANTED_FRACTION, MAX_GRANTED_PAGES)) for pages in fair_share]
+        self._page_bytes = geometry.page_bytes
+        self._granted: list[set[HostPageId]] = [set() for _ in fair_share]
+        self._held: dict[int | None, _Held] = {}
+        """By process id; None: until the Scheduler says that copies are drained."""
+        self._epoch: int | None = None
+        self._is_granting = False
+        self._is_first_attach = generations is None
+        storage = settings.storage
+        self._orders: StorageOrders | None = None
+        self._writes: HostWrites | None = None
+        if storage is not None:
+            self._orders = StorageOrders(storage, self._effects, self.counters)
+            self._writes = HostWrites(storage, self._index, self._orders, self._effects, self.counters)
+        max_staged = [pages // STAGED_FRACTION for pages in fair_share]
+        self._lookups = HostLookups(
+            storage, settings.page_size, self._index, self._orders, max_staged, self._effects, self.counters
+        )
+        self._lookups.is_allocating = generations is None
+
+    def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
+        """Take one event; `now_s` is monotonic. Raises AccountingError if the Scheduler breaks the contract."""
+        match event:
+            case FromScheduler(message):
+                self._take_message(message, now_s)
+            case SchedulerAttached(epoch):
+                self._attach_scheduler(epoch)
+            case SchedulerLost():
+                self._lose_scheduler()
+            case FromStorage(message):
+                self._finish_batch(message, now_s)
+            case StorageAttached(pid):
+                self._attach_storage(pid)
+            case StorageLost():
+                self._lose_storage()
+            case ProcessExited(pid):
+                self._let_go(pid)
+            case FlushHost():
+                for group in range(len(self._granted)):
+                    self.counters["pages_flushed"] += self._index.drop_unpinned(group)
+            case FlushStorage():
+                self._flush_storage()
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        self._advance(now_s)
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects
+
+    # The Scheduler ---------------------------------------------------------------------------------------------
+
+    def _take_message(self, message: SchedulerMessage, now_s: float) -> None:
+        match message:
+            case Lookup():
+                self._lookups.start(message, now_s)
+            case CancelLookup():
+                self._lookups.cancel(message.request_id)
+            case LeasePages():
+                self._lease(message)
+            case ReleaseLeases():
+                for lease_id in message.lease_ids.tolist():
+                    self._index.end_lease(LeaseId(lease_id))
+            case CommitPages():
+                self._commit(message)
+            case ReturnPages():
+                for page_id in self._take_granted(message.host_page_ids, message.generations):
+                    self._index.free(page_id)
+            case AbandonPages():
+                self._abandon(message)
+            case CopiesDrained():
+                self._drain(message)
+            case _:
+                assert_never(message)
+
+    def _lease(self, message: LeasePages) -> None:
+        keys = split_keys(message.keys)
+        page_ids = self._index.lease(message.lease_id, message.group, keys)
+        self._lookups.unstage(message.group, keys)
+        self._send(
+            PagesLeased(
+                lease_id=message.lease_id,
+                host_page_ids=int32_array(page_ids),
+                generations=int32_array(self._index.generation(page_id) for page_id in page_ids),
+            )
+        )
+
+    def _commit(self, message: CommitPages) -> None:
+        entries = list(
+            zip(split_keys(message.keys), message.host_page_ids.tolist(), message.generations.tolist(), strict=True)
+        )
+        # The last page is published first, so that a chain loses its tail first; it is stored head first.
+        published = []
+        for key, page_id, generation in reversed(entries):
+            if not self._take_one(page_id, generation):
+                continue
+            if self._index.publish(page_id, key):
+                published.append((key, page_id))
+            else:
+                self.counters["duplicate_commits"] += 1
+        self.counters["pages_committed"] += len(published)
+        if self._writes is not None:
+            for key, page_id in reversed(published):
+                self._writes.add(message.group, key, page_id)
+
+    def _take_one(self, page_id: int, generation: int) -> bool:
+        """Take a granted page back from the Scheduler, if it is still the one that the Scheduler means."""
+        if self._index.is_filling(page_id, generation):
+            for granted in self._granted:
+                if page_id in granted:
+                    granted.remove(HostPageId(page_id))
+                    return True
+        self.counters["stale_pages"] += 1
+        return False
+
+    def _take_granted(self, page_ids: Int32Array, generations: Int32Array) -> list[HostPageId]:
+        pairs = zip(page_ids.tolist(), generations.tolist(), strict=True)
+        return [HostPageId(page_id) for page_id, generation in pairs if self._take_one(page_id, generation)]
+
+    def _abandon(self, message: AbandonPages) -> None:
+        pinned = []
+        for lease_id in message.lease_ids.tolist():
+            pinned.extend(self._index.detach_lease(LeaseId(lease_id)))
+        self._hold(message.pid, self._take_granted(message.host_page_ids, message.generations), pinned)
+
+    def _attach_scheduler(self, epoch: int) -> None:
+        if self._epoch is not None:
+            self._lose_scheduler()
+        self._epoch = epoch
+        self._is_granting = self._is_first_attach
+        self._is_first_attach = False
+        for group in range(len(self._granted)):
+            self._index.take_changes(group)
+            keys = [key[:MIRROR_KEY_BYTES] for key in self._index.ready_keys(group)]
+            for start in range(0, len(keys), MAX_MIRROR_KEYS):
+                self._send(MirrorUpdate(ready=b"".join(keys[start : start + MAX_MIRROR_KEYS]), group=group))
+
+    def _lose_scheduler(self) -> None:
+        self._epoch = None
+        self._is_granting = False
+        self._lookups.cancel_all()
+        granted = [page_id for pages in self._granted for page_id in pages]
+        for pages in self._granted:
+            pages.clear()
+        pinned = [page_id for lease_id in self._index.lease_ids() for page_id in self._index.detach_lease(lease_id)]
+        if granted or pinned:
+            self._hold(None, granted, pinned)
+
+    def _drain(self, message: CopiesDrained) -> None:
+        if message.host_incarnation != self._settings.incarnation:
+            self.counters["stale_drains"] += 1
+            return
+        self._let_go(None)
+        self._is_granting = True
+        self._lookups.is_allocating = True
+
+    # Quarantine ------------------------------------------------------------------------------------------------
+
+    def _hold(self, pid: int | None, quarantined: list[HostPageId], pinned: list[HostPageId]) -> None:
+        """Keep FILLING pages and pins of READY pages until process `pid` has exited (None: until copies drain)."""
+        for page_id in quarantined:
+            self._index.quarantine(page_id)
+        held = self._held.setdefault(pid, _Held())
+        held.quarantined.extend(quarantined)
+        held.pinned.extend(pinned)
+        if pid is not None:
+            self._effects.append(WatchProcess(pid))
+
+    def _let_go(self, pid: int | None) -> None:
+        held = self._held.pop(pid, _Held())
+        for page_id in held.quarantined:
+            self._index.free(page_id)
+        self._index.unpin(held.pinned)
+
+    # Storage ---------------------------------------------------------------------------------------------------
+
+    def _finish_batch(self, done: ObjectsDone, now_s: float) -> None:
+        if self._orders is None or self._writes is None or not self._orders.finish(done, now_s):
+            return
+        if not self._writes.finish(done):
+            self._lookups.finish(done, now_s)
+
+    def _attach_storage(self, pid: int) -> None:
+        if self._orders is None:
+            raise AccountingError(f"storage process {pid} attaches to an engine without L3")
+        if self._orders.pid is not None:
+            self._lose_storage()
+        self._orders.attach(pid)
+
+    def _lose_storage(self) -> None:
+        if self._orders is None or self._writes is None or self._orders.pid is None:
+            return
+        pid = self._orders.pid
+        self._orders.detach()
+        self._hold(pid, self._lookups.lose(), self._writes.lose())
+        self.counters["storage_losses"] += 1
+
+    def _flush_storage(self) -> None:
+        if self._writes is None:
+            self._effects.append(StorageFlushed(ObjectStatus.MISSING))
+        else:
+            self._writes.flush()
+
+    # After each event ------------------------------------------------------------------------------------------
+
+    def _advance(self, now_s: float) -> None:
+        if self._orders is not None and self._writes is not None:
+            for batch_id in self._orders.take_overdue(now_s):
+                self._lookups.give_up(batch_id)
+                self._writes.give_up_flush(batch_id)
+            self._lookups.dispatch(now_s)
+            self._writes.dispatch(now_s)
+        grants = self._make_grants()
+        # Keys first: a Scheduler that hears of an arrived page finds it in its mirror.
+        for group in range(len(self._granted)):
+            ready, dropped = self._index.take_changes(group)
+            self._lookups.unstage(group, dropped)
+            self.counters["pages_dropped"] += len(dropped)
+            if ready or dropped:
+                update = MirrorUpdate(
+                    ready=b"".join(key[:MIRROR_KEY_BYTES] for key in ready),
+                    dropped=b"".join(key[:MIRROR_KEY_BYTES] for key in dropped),
+                    group=group,
+                )
+                self._send(update)
+        for report in self._lookups.take_reports():
+            self._send(report)
+        for grant in grants:
+            self._send(grant)
+
+    def _make_grants(self) -> list[PagesGranted]:
+        if not self._is_granting:
+            return []
+        grants = []
+        for group, granted in enumerate(self._granted):
+            new: list[HostPageId] = []
+            while len(granted) + len(new) < self._max_granted[group]:
+                page_id = self._index.allocate(group)
+                if page_id is None:
+                    break
+                new.append(page_id)
+            if new:
+                granted.update(new)
+                page_ids = int32_array(new)
+                generations = int32_array(self._index.generation(page_id) for page_id in new)
+                self._effects.append(SetGenerations(page_ids, generations))
+                grants.append(PagesGranted(host_page_ids=page_ids, generations=generations, group=group))
+        return grants
+
+    def _send(self, message: SchedulerAnswer) -> None:
+        if self._epoch is not None:
+            self._effects.append(ToScheduler(message))
+
+    # Queries ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_drained(self) -> bool:
+        """Every page that was to be written to L3 has been written or dropped: a clean stop may go on."""
+        return self._writes is None or self._writes.num_pending == 0
+
+    def next_deadline_s(self) -> float | None:
+        """When a `Tick` is due; None if time alone changes nothing."""
+        if self._orders is None or self._writes is None:
+            return None
+        times = [self._orders.next_overdue_s]
+        if self._writes.num_pending and self._orders.pid is not None:
+            times.append(self._orders.breaker.retry_at_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def stats(self) -> dict[str, int | str]:
+        """Pages by state, bytes that READY pages take, what is pending, the breaker, and all counters; O(pages)."""
+        totals: Counter[str] = Counter({state.name.lower(): 0 for state in PageState})
+        ready_bytes = 0
+        for group, page_bytes in enumerate(self._page_bytes):
+            for state, count in self._index.count_by_state(group).items():
+                totals[state.name.lower()] += count
+                ready_bytes += count * page_bytes if state is PageState.READY else 0
+        stats: dict[str, int | str] = {f"pages_{name}": count for name, count in totals.items()}
+        stats |= {
+            "slabs_unused": self._index.num_unused_slabs,
+            "ready_bytes": ready_bytes,
+            "pages_granted": sum(map(len, self._granted)),
+            "leases": self._index.num_leases,
+            "lookups": self._lookups.num_lookups,
+            "pages_reading": self._lookups.num_filling,
+            "l3_breaker": "none" if self._orders is None else self._orders.breaker.state.value,
+            "l3_breaker_trips": 0 if self._orders is None else self._orders.breaker.num_trips,
+            "l3_writes_pending": 0 if self._writes is None else self._writes.num_pending,
+        }
+        return stats | self.counters
+
+    def check(self) -> None:
+        """Prove that every page in use has exactly one holder. Raises AccountingError with the figures."""
+        self._index.check()
+        counts: Counter[PageState] = Counter()
+        for group in range(len(self._granted)):
+            counts.update(self._index.count_by_state(group))
+        num_granted = sum(map(len, self._granted))
+        num_filling = num_granted + self._lookups.num_filling
+        if counts[PageState.FILLING] != num_filling:
+            raise AccountingError(
+                f"{counts[PageState.FILLING]} pages are FILLING; {num_granted} are granted and "
+                f"{self._lookups.num_filling} are being read"
+            )
+        num_held = sum(len(held.quarantined) for held in self._held.values())
+        if counts[PageState.QUARANTINED] != num_held:
+            raise AccountingError(f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record")
+        num_pinned = sum(len(held.pinned) for held in self._held.values())
+        num_pinned += self._index.num_leased + (0 if self._writes is None else self._writes.num_pinned)
+        if self._index.num_readers != num_pinned:
+            raise AccountingError(f"pages have {self._index.num_readers} readers; {num_pinned} are on record")
