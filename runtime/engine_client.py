@@ -1,0 +1,243 @@
+"""One client's connection to the Scheduler: requests go out, token frames come in and are sorted by request."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
+from raydix.ids import RequestId
+from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest, TokenFrame
+from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.request_stream import RequestStream, StreamedRequest
+from raydix.runtime.sampling_params import SamplingParams
+from raydix.runtime.text.tokenizer import Tokenizer
+
+
+class ClientLink(Protocol):
+    """What is needed of a link; see `raydix.runtime.actors.links.link.Link`."""
+
+    def send(self, message: Any) -> None: ...
+
+    async def receive(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a client must know of the served model."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """How the Scheduler should treat a request; see `AsyncLLM.generate`."""
+
+    priority: int = 0
+    cache_salt: str | None = None
+    session_id: str | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request whose caller still listens."""
+
+    stream: RequestStream
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EngineClient:
+    """Sends requests over one link and hands each caller its outputs.
+
+    Owns: the streams of this connection, and which request ids the Scheduler knows from it. Must be made on a running
+    loop and used on that loop alone. What a slow caller has not taken is merged into one output, so that a stream holds
+    no more than one request's output.
+    """
+
+    def __init__(
+        self,
+        link: ClientLink,
+        facts: ModelFacts,
+        tokenizer: Tokenizer | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._live: dict[RequestId, _Live] = {}
+        self._known_to_scheduler: set[RequestId] = set()
+        self._is_closed = False
+        self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
+
+    @property
+    def is_closed(self) -> bool:
+        """The link is gone: every stream has failed and no request can be sent."""
+        return self._is_closed
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the Scheduler has not ended yet."""
+        return len(self._known_to_scheduler)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a request and yield its outputs. Leaving it before the finished output aborts the request."""
+        params = SamplingParams.of(sampling_params)
+        text, token_ids = await self._tokenize(prompt)
+        submission = self._submission(params, request_id, token_ids, options or RequestOptions())
+        live = self._submit(submission, params, text)
+        try:
+            while True:
+                if not live.stream.is_ready:
+                    live.news.clear()
+                    await live.news.wait()
+                output = live.stream.take()
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+                elif live.stream.failure is not None:
+                    raise live.stream.failure
+        finally:
+            self._leave(submission.request_id, live)
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its stream yields a finished output with reason `abort`. Ids not running are ignored."""
+        if RequestId(request_id) in self._known_to_scheduler:
+            self._send_unless_closed(AbortRequest(request_id=RequestId(request_id)))
+
+    async def close(self) -> None:
+        """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
+        self._end_all(lambda: Cancelled("The client was closed while the request was running."))
+        self._link.close()
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+
+    async def _tokenize(self, prompt: Prompt) -> tuple[str | None, Int32Array]:
+        """The prompt's text, if it came as text, and its checked ids."""
+        shape = read_prompt(prompt)
+        vocab_size, max_model_len = self._facts.vocab_size, self._facts.max_model_len
+        if isinstance(shape, TokenPrompt):
+            return None, check_token_ids(shape.token_ids, vocab_size, max_model_len)
+        if self._tokenizer is None:
+            raise BadRequest(
+                "The prompt is text, but the checkpoint has no tokenizer that this process can read. Pass token ids, "
+                "or put the tokenizer's files into the checkpoint folder on this host."
+            )
+        token_ids = await asyncio.to_thread(self._tokenizer.encode, shape.text)
+        return shape.text, check_token_ids(token_ids, vocab_size, max_model_len)
+
+    def _submission(
+        self, params: SamplingParams, request_id: str | None, token_ids: Int32Array, options: RequestOptions
+    ) -> SubmitRequest:
+        wrong_ids = [each for each in params.stop_token_ids if each >= self._facts.vocab_size]
+        if wrong_ids:
+            raise BadRequest(f"stop_token_ids has {wrong_ids}; expected ids from 0 to {self._facts.vocab_size - 1}.")
+        if params.stop and self._tokenizer is None:
+            raise BadRequest(
+                f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this process can read. Use "
+                "stop_token_ids."
+            )
+        if options.deadline_s is not None and not options.deadline_s > 0:
+            raise BadRequest(f"deadline_s is {options.deadline_s!r}; expected more than 0 seconds, or None.")
+        return SubmitRequest(
+            request_id=RequestId(request_id or uuid.uuid4().hex),
+            token_ids=token_ids,
+            sampling=params.to_device(self._facts.eos_token_ids, secrets.randbits(63)),
+            max_tokens=params.max_tokens,
+            stop_token_ids=params.ending_token_ids(self._facts.eos_token_ids),
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            session_id=options.session_id,
+            deadline_s=options.deadline_s,
+        )
+
+    def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
+        request_id = submission.request_id
+        if self._is_closed:
+            raise EngineDead("The connection to the engine is closed. Connect again.")
+        if request_id in self._known_to_scheduler or request_id in self._live:
+            raise BadRequest(f"request_id {request_id!r} is in use. Choose another one, or leave it out.")
+        request = StreamedRequest(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=submission.token_ids.tolist(),
+            params=params,
+            ending_token_ids=frozenset(submission.stop_token_ids),
+            submitted_s=self._clock(),
+        )
+        live = _Live(RequestStream(request, self._tokenizer))
+        try:
+            self._link.send(submission)
+        except LinkClosed as error:
+            raise EngineDead(f"The connection to the engine is closed ({error}). Connect again.") from error
+        self._live[request_id] = live
+        self._known_to_scheduler.add(request_id)
+        return live
+
+    def _leave(self, request_id: RequestId, live: _Live) -> None:
+        """The caller listens no more: abort what still runs. Its last delta frees the id."""
+        del self._live[request_id]
+        if not live.stream.has_ended:
+            self.abort(request_id)
+
+    async def _read_frames(self) -> None:
+        """Sort frames into streams until the link closes."""
+        reason = "the reader was cancelled"
+        try:
+            while True:
+                frame = await self._link.receive()
+                assert isinstance(frame, TokenFrame), f"the Scheduler sent a client a {type(frame).__name__}"
+                self._route(frame)
+        except LinkClosed as error:
+            reason = str(error) or "the link closed"
+        finally:
+            self._end_all(lambda: EngineDead(f"The connection to the engine is lost: {reason}. Connect again."))
+
+    def _route(self, frame: TokenFrame) -> None:
+        now_s = self._clock()
+        for delta in frame.deltas:
+            is_last = delta.finished is not None or delta.failure is not None
+            if is_last:
+                self._known_to_scheduler.discard(delta.request_id)
+            live = self._live.get(delta.request_id)
+            if live is None:
+                continue
+            stream = live.stream
+            had_ended = stream.has_ended
+            stream.push(delta, now_s)
+            if stream.has_stop_string and not had_ended and not is_last:
+                self._send_unless_closed(StopRequest(request_id=delta.request_id))
+            if stream.is_ready:
+                live.news.set()
+
+    def _send_unless_closed(self, message: AbortRequest | StopRequest) -> None:
+        # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
+        with contextlib.suppress(LinkClosed):
+            self._link.send(message)
+
+    def _end_all(self, error: Callable[[], RaydixError]) -> None:
+        self._is_closed = True
+        self._known_to_scheduler.clear()
+        for live in self._live.values():
+            live.stream.fail(error())
+            live.news.set()

@@ -1,0 +1,81 @@
+"""The shapes in which a prompt may be given, and the checks that need no engine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.errors import BadRequest, PromptTooLong
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+Prompt = str | TokenIds | Mapping[str, Any]
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+
+_SHAPES = "a str, a list of token ids, {'prompt': str} or {'prompt_token_ids': [...]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt to be tokenised."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as token ids, not yet checked against the model."""
+
+    token_ids: TokenIds
+
+
+def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
+    """Tell text from token ids. Raises BadRequest for any other shape."""
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if isinstance(prompt, Mapping):
+        return _read_mapping(prompt)
+    if _is_ids(prompt):
+        return TokenPrompt(prompt)
+    raise BadRequest(f"The prompt is a {type(prompt).__name__}; expected {_SHAPES}.")
+
+
+def _is_ids(value: object) -> TypeGuard[TokenIds]:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray)
+
+
+def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
+    if len(prompt) == 1:
+        name, value = next(iter(prompt.items()))
+        if name == "prompt" and isinstance(value, str):
+            return TextPrompt(value)
+        if name == "prompt_token_ids" and _is_ids(value):
+            return TokenPrompt(value)
+    raise BadRequest(f"The prompt is a dict with {sorted(map(str, prompt))}; expected {_SHAPES}.")
+
+
+def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) -> Int32Array:
+    """The prompt as an int32 array. Raises BadRequest if it is empty or has an id outside [0, vocab_size).
+
+    Raises PromptTooLong if it leaves no room for one token in `max_model_len`.
+    """
+    try:
+        array = np.asarray(token_ids)
+    except ValueError as error:
+        raise BadRequest(f"The prompt is no flat list of token ids ({error}).") from error
+    if array.size == 0:
+        raise BadRequest("The prompt is empty; expected at least one token.")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise BadRequest(f"The prompt holds {array.dtype} values in {array.ndim} dimensions; expected a list of ints.")
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise BadRequest(f"The prompt has token id {wrong}; expected ids from 0 to {vocab_size - 1}.")
+    if len(array) >= max_model_len:
+        raise PromptTooLong(
+            f"The prompt has {len(array)} tokens; expected at most {max_model_len - 1}, as the model's context is "
+            f"{max_model_len} tokens and one must be left for output. Shorten the prompt or raise model.max_model_len."
+        )
+    return int32_array(array)
