@@ -1,0 +1,198 @@
+"""Page copies on the host, in threads, in an order as scrambled as a GPU's copy streams may show."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raydix.errors import AccountingError
+from raydix.runtime.cache.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.tiers.gpu_pool import as_bytes
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import (
+    Direction,
+    OnDone,
+    OnError,
+    Transfer,
+    TransferDone,
+    TransferTable,
+)
+
+logger = logging.getLogger(__name__)
+
+Bytes = NDArray[np.uint8]
+
+
+def payload_view(buffer: memoryview, geometry: ArenaGeometry, group: int) -> Bytes:
+    """`[slab, index, byte]`: the canonical pages of `group` in an arena, where their slab belongs to that group."""
+    whole = np.frombuffer(buffer, dtype=np.uint8)
+    return as_strided(
+        whole[geometry.slabs_offset + OBJECT_HEADER_BYTES :],
+        shape=(geometry.num_slabs, geometry.slab_pages(group), geometry.payload_bytes[group]),
+        strides=(geometry.slab_bytes, geometry.page_bytes[group], 1),
+    )
+
+
+class _Job:
+    """A transfer on its way. Guarded by the engine's lock."""
+
+    def __init__(self, transfer: Transfer, now_s: float) -> None:
+        self.transfer = transfer
+        self.started_s = now_s
+        self.next_copy = 0
+
+    def has_brought(self, layer: int) -> bool:
+        """Are `layer` and all before it complete?"""
+        copies = self.transfer.layer_copies
+        return self.next_copy == len(copies) or copies[self.next_copy].layer > layer
+
+
+class CpuTransfers:
+    """A `TransferEngine` over host memory.
+
+    Each thread again and again takes a random transfer of those begun and copies its next layer: layers of one transfer
+    arrive in order, transfers overlap and end in any order that `seed` brings about. A page takes a random time of up
+    to `copy_delay_s` on top.
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        pools: Sequence[Tensor],
+        arena: HostArena,
+        *,
+        on_done: OnDone,
+        on_error: OnError,
+        copy_delay_s: float = 0.0,
+        seed: int = 0,
+        num_threads: int = 2,
+    ) -> None:
+        self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
+        self._pages_per_slab = arena.geometry.pages_per_slab
+        self._generations = arena.generations
+        self._pools: list[Bytes] = [as_bytes(pool).numpy() for pool in pools]
+        self._payloads = [payload_view(arena.buffer, arena.geometry, group) for group in range(len(pools))]
+        self._on_done = on_done
+        self._on_error = on_error
+        self._copy_delay_s = copy_delay_s
+        self._random = random.Random(seed)
+        self._changed = threading.Condition()
+        self._jobs: dict[int, _Job] = {}
+        self._idle: list[_Job] = []
+        self._error: BaseException | None = None
+        self._is_closing = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"copies-{index}", daemon=True) for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, loads: PageCopies, backups: PageCopies) -> None:
+        """See `TransferEngine`."""
+        transfers = self._table.split(loads, backups)
+        now_s = time.monotonic()
+        with self._changed:
+            for transfer in transfers:
+                if transfer.transfer_id in self._jobs:
+                    raise AccountingError(f"transfer {transfer.transfer_id} is in flight already")
+                job = self._jobs[transfer.transfer_id] = _Job(transfer, now_s)
+                self._idle.append(job)
+            self._changed.notify_all()
+
+    def wait_layer(self, transfer_id: int, layer: int) -> None:
+        """See `TransferEngine`. Blocks the caller, which does the model's work itself."""
+        with self._changed:
+            job = self._jobs.get(transfer_id)
+            if job is not None:
+                self._changed.wait_for(lambda: job.has_brought(layer) or self._error is not None)
+                self._raise_error()
+
+    def drain(self) -> None:
+        """See `TransferEngine`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs or self._error is not None)
+            self._raise_error()
+
+    def close(self) -> None:
+        """See `TransferEngine`."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("page copies have failed") from self._error
+
+    def _work(self) -> None:
+        try:
+            while (job := self._take()) is not None:
+                self._delay(job)
+                self._copy_layer(job)
+                self._put_back(job)
+        except Exception as error:
+            logger.exception("page copies failed")
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._on_error(error)
+
+    def _take(self) -> _Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self._error is not None or self._may_end())
+            if not self._idle or self._error is not None:
+                return None
+            index = self._random.randrange(len(self._idle))
+            self._idle[index], self._idle[-1] = self._idle[-1], self._idle[index]
+            return self._idle.pop()
+
+    def _delay(self, job: _Job) -> None:
+        if self._copy_delay_s > 0:
+            with self._changed:
+                fraction = self._random.random()
+            num_pages, num_layers = len(job.transfer.host_page_ids), len(job.transfer.layer_copies)
+            time.sleep(fraction * self._copy_delay_s * num_pages / num_layers)
+
+    def _may_end(self) -> bool:
+        return self._is_closing and not self._jobs
+
+    def _copy_layer(self, job: _Job) -> None:
+        copy = job.transfer.layer_copies[job.next_copy]
+        pages = job.transfer.groups[copy.group]
+        pool, payloads = self._pools[copy.group], self._payloads[copy.group]
+        slabs, indices = np.divmod(pages.host_page_ids, self._pages_per_slab)
+        if job.transfer.direction is Direction.LOAD:
+            pool[pages.page_ids, copy.start : copy.stop] = payloads[slabs, indices, copy.start : copy.stop]
+        else:
+            payloads[slabs, indices, copy.start : copy.stop] = pool[pages.page_ids, copy.start : copy.stop]
+
+    def _put_back(self, job: _Job) -> None:
+        with self._changed:
+            job.next_copy += 1
+            is_done = job.next_copy == len(job.transfer.layer_copies)
+            if not is_done:
+                self._idle.append(job)
+            self._changed.notify_all()
+        if is_done:
+            # Reported before it is forgotten, so that `drain` means reported.
+            self._on_done(
+                TransferDone(
+                    transfer_id=job.transfer.transfer_id,
+                    is_stale=job.transfer.is_stale(self._generations),
+                    num_bytes=job.transfer.loaded_bytes,
+                    started_s=job.started_s,
+                    ended_s=time.monotonic(),
+                )
+            )
+            with self._changed:
+                del self._jobs[job.transfer.transfer_id]
+                self._changed.notify_all()

@@ -1,0 +1,172 @@
+"""Page copies between L1 and L2: what an engine promises, and how a plan's columns become copies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.errors import AccountingError
+from raydix.runtime.cache.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.plan import PageCopies
+
+
+class Direction(Enum):
+    """Which way the bytes go."""
+
+    LOAD = "L2 to L1"
+    BACKUP = "L1 to L2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferDone:
+    """A load or backup whose bytes have all arrived."""
+
+    transfer_id: int
+    is_stale: bool
+    """A host page has another generation than the plan named."""
+    num_bytes: int
+    """Moved by a load; 0 for a backup."""
+    started_s: float
+    ended_s: float
+    """Both by `time.monotonic()`."""
+
+
+OnDone = Callable[[TransferDone], None]
+"""Called from a thread of the engine, once per transfer, in order of completion. Must not block."""
+OnError = Callable[[BaseException], None]
+"""Called from a thread of the engine that cannot go on."""
+
+
+class TransferEngine(Protocol):
+    """Copies whole pages between one rank's pools and the node's arena, beside the model's work."""
+
+    def start(self, loads: PageCopies, backups: PageCopies) -> None:
+        """Begin copies and return. A backup sees all that was enqueued before, on the calling thread's stream.
+
+        Raises AccountingError if a page, host page or group does not exist, or a transfer id is in flight.
+        """
+
+    def wait_layer(self, transfer_id: int, layer: int) -> None:
+        """Hold the caller's later work back until a load has brought `layer` (of the model) and all before it.
+
+        Returns at once if the transfer is complete or was never started.
+        """
+
+    def drain(self) -> None:
+        """Wait until all copies begun so far have ended and been reported."""
+
+    def close(self) -> None:
+        """Finish what has begun and end the engine's threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCopy:
+    """The part of a transfer that belongs to one layer: a byte range, the same in all pages of one group."""
+
+    layer: int
+    """The model's layer index."""
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPages:
+    """The pages of one transfer in one KV group: entry i pairs `page_ids[i]` with `host_page_ids[i]`."""
+
+    page_ids: Int32Array
+    host_page_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One transfer, taken apart."""
+
+    transfer_id: int
+    direction: Direction
+    groups: dict[int, GroupPages]
+    host_page_ids: Int32Array
+    generations: Int32Array
+    layer_copies: tuple[LayerCopy, ...]
+    """By rising layer."""
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of all its layers in all its pages if it is a load, else 0."""
+        if self.direction is Direction.BACKUP:
+            return 0
+        return sum((copy.stop - copy.start) * len(self.groups[copy.group].page_ids) for copy in self.layer_copies)
+
+    def is_stale(self, generations: NDArray[np.int32]) -> bool:
+        """Does the arena's table name another generation for one of its host pages? Ask after the bytes have moved."""
+        return not np.array_equal(generations[self.host_page_ids], self.generations)
+
+
+class TransferTable:
+    """Takes a plan's columns apart and checks them against the pools and the arena."""
+
+    def __init__(self, layout: KvLayout, num_pages: int, geometry: ArenaGeometry) -> None:
+        """`num_pages`: usable pages of each pool, padding page 0 not counted."""
+        self._num_pages = num_pages
+        self._geometry = geometry
+        self._layer_copies = [_layer_copies(layout, group) for group in range(len(layout.groups))]
+
+    def split(self, loads: PageCopies, backups: PageCopies) -> list[Transfer]:
+        """The transfers of a plan. Raises AccountingError if one names what does not exist."""
+        return self._split(loads, Direction.LOAD) + self._split(backups, Direction.BACKUP)
+
+    def _split(self, copies: PageCopies, direction: Direction) -> list[Transfer]:
+        if not len(copies):
+            return []
+        self._check(copies)
+        boundaries = (np.flatnonzero(np.diff(copies.transfer_ids)) + 1).tolist()
+        starts = [0, *boundaries]
+        stops = [*boundaries, len(copies)]
+        parts = [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        return [self._transfer(copies, part, direction) for part in parts]
+
+    def _transfer(self, copies: PageCopies, part: slice, direction: Direction) -> Transfer:
+        groups = copies.groups[part]
+        page_ids, host_page_ids = copies.page_ids[part], copies.host_page_ids[part]
+        present = np.unique(groups).tolist()
+        layer_copies = [copy for group in present for copy in self._layer_copies[group]]
+        return Transfer(
+            transfer_id=int(copies.transfer_ids[part.start]),
+            direction=direction,
+            groups={
+                group: GroupPages(page_ids=page_ids[groups == group], host_page_ids=host_page_ids[groups == group])
+                for group in present
+            },
+            host_page_ids=host_page_ids,
+            generations=copies.generations[part],
+            layer_copies=tuple(sorted(layer_copies, key=lambda copy: copy.layer)),
+        )
+
+    def _check(self, copies: PageCopies) -> None:
+        _check_range("KV group", copies.groups, 0, self._geometry.num_groups)
+        _check_range("GPU page", copies.page_ids, 1, self._num_pages + 1)
+        _check_range("host page", copies.host_page_ids, 0, self._geometry.num_host_pages)
+        slab_pages = np.array([self._geometry.slab_pages(group) for group in range(self._geometry.num_groups)])
+        indices = copies.host_page_ids % self._geometry.pages_per_slab
+        if (indices >= slab_pages[copies.groups]).any():
+            raise AccountingError(f"a plan copies host pages that no slab of their group has: {copies}")
+
+
+def _check_range(what: str, ids: Int32Array, start: int, stop: int) -> None:
+    low, high = int(ids.min()), int(ids.max())
+    if low < start or high >= stop:
+        raise AccountingError(f"a plan copies {what}s {low}..{high}; expected {start}..{stop - 1}")
+
+
+def _layer_copies(layout: KvLayout, group: int) -> list[LayerCopy]:
+    layers = layout.groups[group].layers
+    layer_bytes = layout.payload_bytes(group) // len(layers)
+    return [
+        LayerCopy(layer=layer, group=group, start=index * layer_bytes, stop=(index + 1) * layer_bytes)
+        for index, layer in enumerate(layers)
+    ]
