@@ -1,0 +1,248 @@
+"""A whole engine on a virtual clock: the real Scheduler and HostMemory cores around modelled GPU ranks and storage.
+
+Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that place. A rank reads what
+its block table names, so that a page reused, published or loaded too early shows as a `WrongHit`. Every delay is drawn
+from one seeded generator: the order of copies, steps and messages differs with the seed.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raydix.ids import ClientId, RequestId
+from raydix.runtime.cache import host_events
+from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.cache.host_events import HostSettings, StorageSettings
+from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import AbortRequest, RequestDelta, SubmitRequest
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from tests.simulation.ranks import SimulatedRank
+from tests.simulation.storage import SimulatedStorage
+
+
+@dataclass(slots=True)
+class Faults:
+    """How the simulated world misbehaves; times are virtual seconds."""
+
+    link_delay_s: float = 0.002
+    step_s: float = 0.010
+    copy_s: float = 0.020
+    storage_s: float = 0.030
+    storage_failure_fraction: float = 0.0
+    linger_s: float = 0.100
+    """A killed process may go on copying for so long after its links have closed."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client has seen of one request."""
+
+    submit: SubmitRequest
+    tokens: list[int] = field(default_factory=list)
+    sources: dict[str, int] | None = None
+    ending: str | None = None
+    first_token_s: float | None = None
+
+
+class Cluster:
+    """One replica, its node's HostMemory and one storage actor."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        seed: int,
+        l2_pages: int = 64,
+        storage: StorageSettings | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.settings = settings
+        self.random = random.Random(seed)
+        self.faults = faults or Faults()
+        self.now_s = 0.0
+        self.answers: dict[RequestId, Answer] = {}
+        self.geometry: ArenaGeometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
+        self.arena: dict[int, tuple[int | None, ...]] = {}
+        self.generations = np.zeros(self.geometry.num_host_pages, dtype=np.int32)
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+        self._link_free_s: dict[str, float] = {}
+        self.core = SchedulerCore(settings)
+        self.is_checking = True
+        self.ranks: dict[int, SimulatedRank] = {}
+        self.storage_settings = storage
+        self.storage = SimulatedStorage(self) if storage else None
+        self.host: HostMemoryCore | None = None
+        self.host_incarnation = 0
+        self._incarnations = itertools.count(1)
+        if settings.has_host_memory:
+            self.start_host(is_first=True)
+        if self.storage is not None:
+            self.to_host(host_events.StorageAttached(self.storage.pid))
+        for rank in range(settings.num_lanes * settings.ranks_per_lane):
+            self.start_rank(rank)
+
+    # The clock -------------------------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run `action` once `delay_s` has passed."""
+        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._serial), action))
+
+    def draw(self, mean_s: float) -> float:
+        """A random duration; now and then a long one."""
+        scale = 10.0 if self.random.random() < 0.05 else 1.0
+        return self.random.uniform(0.1, 1.9) * mean_s * scale
+
+    def deliver(self, link: str, action: Callable[[], None]) -> None:
+        """Run `action` after a random delay, in the order in which messages were put on this link."""
+        arrival_s = max(self.now_s + self.draw(self.faults.link_delay_s), self._link_free_s.get(link, 0.0))
+        self._link_free_s[link] = arrival_s
+        heapq.heappush(self._queue, (arrival_s, next(self._serial), action))
+
+    def run(self, until: Callable[[], bool] | None = None, *, limit_s: float = 1000.0) -> None:
+        """Advance until `until` holds or nothing is left to happen."""
+        while self._queue and not (until is not None and until()):
+            time_s, _, action = heapq.heappop(self._queue)
+            assert time_s <= limit_s, f"nothing was decided for {limit_s} s: {self.core.stats()}"
+            self.now_s = max(self.now_s, time_s)
+            action()
+
+    # The Scheduler ---------------------------------------------------------------------------------------------
+
+    def to_core(self, event: events.Event) -> None:
+        """Give the Scheduler an event and carry out its effects."""
+        for effect in self.core.handle(event, self.now_s):
+            self._carry_out(effect)
+        if self.is_checking:
+            self.core.check()
+        due_s = self.core.next_deadline_s()
+        if due_s is not None and due_s > self._link_free_s.get("tick", -1.0):
+            self._link_free_s["tick"] = due_s
+            self.after(max(0.0, due_s - self.now_s), lambda: self.to_core(events.Tick()))
+
+    def _carry_out(self, effect: events.Effect) -> None:
+        match effect:
+            case events.SendPlan():
+                width = self.settings.ranks_per_lane
+                for rank in range(effect.lane * width, (effect.lane + 1) * width):
+                    self.ranks[rank].receive(effect.plan)
+            case events.SendHost():
+                incarnation = self.host_incarnation
+                self.deliver("scheduler>host", lambda: self._host_hears(incarnation, effect.message))
+            case events.SendClient():
+                self._client_hears(effect.delta)
+            case events.KillRank():
+                self.kill_rank(effect.rank)
+
+    def _client_hears(self, delta: RequestDelta) -> None:
+        answer = self.answers[delta.request_id]
+        assert answer.ending is None, f"{delta.request_id} hears after its end"
+        answer.tokens.extend(delta.token_ids.tolist())
+        if delta.token_ids.size and answer.first_token_s is None:
+            answer.first_token_s = self.now_s
+        if delta.cached_tokens_by_source is not None:
+            assert answer.sources is None, "sources are told once"
+            answer.sources = delta.cached_tokens_by_source
+        if delta.finished is not None:
+            answer.ending = delta.finished.value
+        if delta.failure is not None:
+            answer.ending = delta.failure.kind.value
+
+    # Clients ---------------------------------------------------------------------------------------------------
+
+    def submit(self, message: SubmitRequest, client: str = "client") -> None:
+        """A request arrives now."""
+        self.answers[message.request_id] = Answer(message)
+        self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
+
+    def abort(self, request_id: RequestId, client: str = "client") -> None:
+        """A client ends a request."""
+        message = AbortRequest(request_id=request_id)
+        self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
+
+    # GPU ranks -------------------------------------------------------------------------------------------------
+
+    def start_rank(self, rank: int) -> None:
+        """Create a GPU actor; it says hello at once."""
+        simulated = SimulatedRank(self, rank, incarnation=next(self._incarnations))
+        self.ranks[rank] = simulated
+        attached = events.RankAttached(rank=rank, incarnation=simulated.incarnation, pid=simulated.pid)
+        self.to_core(attached)
+
+    def kill_rank(self, rank: int) -> None:
+        """SIGKILL: the link closes at once, copies may linger, then a new actor is created."""
+        dead = self.ranks[rank]
+        exit_s = self.draw(self.faults.linger_s)
+        dead.kill(exit_s)
+        self.to_core(events.RankLost(rank=rank, incarnation=dead.incarnation))
+        self.after(exit_s, lambda: self.to_host(host_events.ProcessExited(dead.pid)))
+        self.after(exit_s + self.draw(self.faults.linger_s), lambda: self.start_rank(rank))
+
+    # HostMemory ------------------------------------------------------------------------------------------------
+
+    def start_host(self, *, is_first: bool = False) -> None:
+        """Create HostMemory, on a new arena or on the one that its predecessor left."""
+        self.host_incarnation += 1
+        self.host = HostMemoryCore(
+            self.geometry,
+            HostSettings(
+                page_size=self.settings.page_size, incarnation=self.host_incarnation, storage=self.storage_settings
+            ),
+            None if is_first else int32_array(self.generations),
+        )
+        self.to_host(host_events.SchedulerAttached(1))
+        self.to_core(events.HostAttached(incarnation=self.host_incarnation))
+
+    def kill_host(self) -> None:
+        """SIGKILL HostMemory: its index is lost, the arena stays; a storage actor drains, then attaches to the new one."""
+        incarnation, self.host = self.host_incarnation, None
+        if self.storage is not None:
+            self.storage.host_lost()
+        self.to_core(events.HostLost(incarnation=incarnation))
+        self.after(self.draw(0.2), self._restart_host)
+
+    def _restart_host(self) -> None:
+        if self.storage is not None and self.storage.is_busy:
+            self.after(0.01, self._restart_host)
+            return
+        self.start_host()
+        if self.storage is not None:
+            self.to_host(host_events.StorageAttached(self.storage.pid))
+
+    def _host_hears(self, incarnation: int, message: events.ToHost) -> None:
+        if incarnation == self.host_incarnation:
+            self.to_host(host_events.FromScheduler(message))
+
+    def to_host(self, event: host_events.HostEvent) -> None:
+        """Give HostMemory an event and carry out its effects."""
+        if self.host is None:
+            return
+        for effect in self.host.handle(event, self.now_s):
+            self._carry_out_for_host(effect)
+        if self.is_checking:
+            self.host.check()
+        due_s = self.host.next_deadline_s()
+        if due_s is not None and due_s > self._link_free_s.get("host tick", -1.0):
+            self._link_free_s["host tick"] = due_s
+            self.after(max(0.0, due_s - self.now_s), lambda: self.to_host(host_events.Tick()))
+
+    def _carry_out_for_host(self, effect: host_events.HostEffect) -> None:
+        incarnation = self.host_incarnation
+        match effect:
+            case host_events.SetGenerations():
+                self.generations[effect.host_page_ids] = effect.generations
+            case host_events.ToScheduler(message):
+                event = events.HostMessage(incarnation=incarnation, message=message)
+                self.deliver("host>scheduler", lambda: self.to_core(event))
+            case host_events.ToStorage(message):
+                assert self.storage is not None
+                self.storage.receive(message)
+            case host_events.WatchProcess() | host_events.StorageFlushed():
+                pass  # `kill_rank` and `SimulatedStorage.kill` report every exit

@@ -1,0 +1,188 @@
+"""A modelled GPU actor: pages hold hashes of token prefixes, copies take their time and finish out of order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler import events
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+VOCABULARY = 7
+
+
+class WrongHit(AssertionError):
+    """A rank read keys and values that are not those of its request's tokens."""
+
+
+def prefix_hashes(token_ids: list[int]) -> list[int]:
+    """The modelled keys and values: entry i stands for tokens [0, i]."""
+    hashes: list[int] = []
+    value = 0
+    for token in token_ids:
+        value = hash((value, token))
+        hashes.append(value)
+    return hashes
+
+
+def next_token(prefix_hash: int) -> int:
+    """The modelled greedy choice after a prefix."""
+    return prefix_hash % VOCABULARY
+
+
+def expected_output(prompt: list[int], num_tokens: int) -> list[int]:
+    """What a request must answer in every cache state."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(prefix_hashes(tokens)[-1]))
+    return tokens[len(prompt) :]
+
+
+class SimulatedRank:
+    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside them."""
+
+    def __init__(self, cluster: Cluster, rank: int, incarnation: int) -> None:
+        self.cluster = cluster
+        self.rank = rank
+        self.incarnation = incarnation
+        self.pid = 1000 + incarnation
+        self.is_alive = True
+        self.exit_s = float("inf")
+        size = cluster.settings.page_size
+        self.pages: list[list[int | None]] = [[None] * size for _ in range(cluster.settings.num_pages + 1)]
+        self.tokens: dict[int, list[int]] = {}
+        self.hashes: dict[int, list[int]] = {}
+        self.tables: dict[int, dict[int, int]] = {}
+        self.loading: set[int] = set()
+        self.plans: deque[StepPlan] = deque()
+        self.is_stepping = False
+
+    def kill(self, linger_s: float) -> None:
+        """No message leaves any more; copies that would end within `linger_s` still write."""
+        self.is_alive = False
+        self.exit_s = self.cluster.now_s + linger_s
+
+    def receive(self, plan: StepPlan) -> None:
+        """A plan is on its way."""
+        self.cluster.deliver(f"scheduler>{self.rank}.{self.incarnation}", lambda: self._arrive(plan))
+
+    def _arrive(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        if not self.is_stepping:
+            self._next()
+
+    def _next(self) -> None:
+        if not self.plans or not self.is_alive:
+            self.is_stepping = False
+            return
+        self.is_stepping = True
+        plan = self.plans.popleft()
+        self._apply(plan)
+        self._start_copies(plan.loads, is_load=True)
+        self._start_copies(plan.backups, is_load=False)
+        self._wait_for_loads(plan)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.removed_slots.tolist():
+            del self.tokens[slot], self.hashes[slot], self.tables[slot]
+        for added in plan.added:
+            assert added.slot not in self.tokens, f"slot {added.slot} is taken"
+            self.tokens[added.slot] = added.token_ids.tolist()
+            self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot])
+            self.tables[added.slot] = {}
+        for changes in plan.tables:
+            start = 0
+            columns = (changes.slots.tolist(), changes.starts.tolist(), changes.counts.tolist())
+            for slot, first, count in zip(*columns, strict=True):
+                ids = changes.page_ids[start : start + count].tolist()
+                start += count
+                self.tables[slot].update({first + index: page for index, page in enumerate(ids)})
+
+    # Copies ----------------------------------------------------------------------------------------------------
+
+    def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
+        groups: dict[int, list[tuple[int, int, int]]] = {}
+        columns = (copies.transfer_ids, copies.page_ids, copies.host_page_ids, copies.generations)
+        for transfer, page, host_page, generation in zip(*(column.tolist() for column in columns), strict=True):
+            groups.setdefault(transfer, []).append((page, host_page, generation))
+        for transfer, entries in groups.items():
+            if is_load:
+                self.loading.add(transfer)
+            last_s = 0.0
+            for page, host_page, _ in entries:
+                delay_s = self.cluster.draw(self.cluster.faults.copy_s)
+                last_s = max(last_s, delay_s)
+                copy = self._load_page if is_load else self._back_up_page
+                self.cluster.after(delay_s, lambda copy=copy, page=page, host_page=host_page: copy(page, host_page))
+            self.cluster.after(last_s, lambda t=transfer, e=entries, load=is_load: self._copied(t, e, load))
+
+    def _load_page(self, page: int, host_page: int) -> None:
+        if self.is_alive:
+            self.pages[page] = list(self.cluster.arena.get(host_page, (None,) * self.cluster.settings.page_size))
+
+    def _back_up_page(self, page: int, host_page: int) -> None:
+        if self.cluster.now_s <= self.exit_s:
+            self.cluster.arena[host_page] = tuple(self.pages[page])
+
+    def _copied(self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool) -> None:
+        if not self.is_alive:
+            return
+        is_stale = is_load and any(self.cluster.generations[page] != generation for _, page, generation in entries)
+        self.loading.discard(transfer)
+        done = TransfersDone(
+            rank=self.rank,
+            transfer_ids=int32_array((transfer,)),
+            stale_transfer_ids=int32_array((transfer,) if is_stale else ()),
+            num_bytes=len(entries) if is_load else 0,
+            seconds=0.01 if is_load else 0.0,
+        )
+        self._send(done)
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def _wait_for_loads(self, plan: StepPlan) -> None:
+        if self.loading.intersection(plan.row_loads.tolist()):
+            self.cluster.after(0.001, lambda: self._wait_for_loads(plan))
+            return
+        num_tokens = int(plan.row_num_tokens.sum())
+        duration_s = self.cluster.draw(self.cluster.faults.step_s) if num_tokens else 0.0
+        self.cluster.after(duration_s, lambda: self._compute(plan, duration_s))
+
+    def _compute(self, plan: StepPlan, duration_s: float) -> None:
+        if not self.is_alive:
+            return
+        sampled: list[int] = []
+        columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens, plan.row_write_starts)
+        rows = zip(*(column.tolist() for column in columns), plan.row_output_positions.tolist(), strict=True)
+        for slot, start, count, write_start, output_position in rows:
+            self._compute_row(slot, start, start + count, write_start)
+            if output_position >= 0:
+                token = next_token(self.hashes[slot][start + count - 1])
+                del self.tokens[slot][start + count :], self.hashes[slot][start + count :]
+                self.tokens[slot].append(token)
+                self.hashes[slot].append(hash((self.hashes[slot][-1], token)))
+                sampled.append(token)
+        result = StepResult(rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s)
+        self._send(result)
+        self._next()
+
+    def _compute_row(self, slot: int, start: int, end: int, write_start: int) -> None:
+        size = self.cluster.settings.page_size
+        table, hashes = self.tables[slot], self.hashes[slot]
+        assert end <= len(hashes), f"slot {slot} computes token {end - 1} of {len(hashes)}"
+        for position in range(max(start, min(write_start, end))):
+            page = table[position // size]
+            if page == 0 or self.pages[page][position % size] != hashes[position]:
+                raise WrongHit(f"rank {self.rank}, slot {slot}, position {position}: page {page} holds something else")
+        for position in range(max(start, write_start), end):
+            page = table[position // size]
+            if page:
+                self.pages[page][position % size] = hashes[position]
+
+    def _send(self, message: StepResult | TransfersDone) -> None:
+        event = events.RankMessage(rank=self.rank, incarnation=self.incarnation, message=message)
+        self.cluster.deliver(f"{self.rank}.{self.incarnation}>scheduler", lambda: self.cluster.to_core(event))
