@@ -1,0 +1,30 @@
+import torch
+
+from raydix.moe.layer import MoeLayer
+
+
+def test_layer_sums_the_experts_that_its_router_chose() -> None:
+    torch.manual_seed(1)
+    layer = MoeLayer(
+        8,
+        5,
+        num_experts=4,
+        experts_per_token=2,
+        renormalise=True,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    for parameter in layer.parameters():
+        parameter.normal_()
+    x = torch.randn(3, 8)
+
+    out = layer(x)
+
+    for t in range(3):
+        probabilities = (layer.router.weight_EC @ x[t]).softmax(-1)
+        weights, ids = probabilities.topk(2)
+        expected = torch.zeros(8)
+        for weight, expert in zip(weights / weights.sum(), ids, strict=True):
+            gate, up = (layer.experts.gate_up_EIC[expert] @ x[t]).chunk(2)
+            expected += weight * (layer.experts.down_ECI[expert] @ (torch.nn.functional.silu(gate) * up))
+        torch.testing.assert_close(out[t], expected, atol=1e-4, rtol=1e-4)
