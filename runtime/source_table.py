@@ -1,0 +1,39 @@
+"""Prompt tokens by where they came from, added up and shown."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+TIERS = ("l1", "l2", "l3")
+_TITLES = {
+    "l1": "L1 (GPU actor's pages)",
+    "l2": "L2 (host arena)",
+    "l3": "L3 (storage)",
+    "computed": "computed",
+}
+
+
+def by_tier(tokens_by_source: Mapping[str, int]) -> dict[str, int]:
+    """Fold `computed:REASON` into `computed`; all four parts are there, zero or not."""
+    totals = dict.fromkeys(_TITLES, 0)
+    for source, num_tokens in tokens_by_source.items():
+        totals[source.partition(":")[0]] += num_tokens
+    return totals
+
+
+def source_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
+    """A row per tier, and per column of `tokens_by_source` its tokens and their share."""
+    totals = {title: by_tier(tokens) for title, tokens in columns.items()}
+    table = Table(title="Prompt tokens by source")
+    table.add_column("source")
+    for title in totals:
+        table.add_column(title, justify="right")
+    for tier, label in _TITLES.items():
+        table.add_row(label, *(_cell(column[tier], sum(column.values())) for column in totals.values()))
+    table.add_section()
+    table.add_row("all", *(f"{sum(column.values()):,}" for column in totals.values()))
+    return table
+
+
+def _cell(num_tokens: int, total: int) -> str:
+    return f"{num_tokens:,} ({num_tokens / total:5.1%})" if total else "0"
