@@ -1,0 +1,37 @@
+"""The record that benchmarks print, and the exit status that bars decide."""
+
+import json
+
+import pytest
+
+from benchmarks.record import Figure, commit, report
+
+
+def test_the_record_is_one_line_of_json_with_all_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    status = report("sums", {"size": 3}, [Figure(name="time", value=1.23456, unit="us", max_value=2.0)])
+
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert status == 0
+    assert len(out.splitlines()) == 1
+    assert set(record) == {"benchmark", "commit", "machine", "config", "figures"}
+    assert record["config"] == {"size": 3}
+    assert record["figures"] == [{"name": "time", "value": 1.235, "unit": "us", "max_value": 2.0}]
+    assert "time: 1.235 us, bar at most 2: ok" in err
+    assert record["commit"] == commit()
+
+
+@pytest.mark.parametrize(
+    ("figure", "status"),
+    [
+        (Figure(name="a", value=2.0, unit="us", max_value=2.0), 0),
+        (Figure(name="a", value=2.1, unit="us", max_value=2.0), 1),
+        (Figure(name="a", value=1.9, unit="tokens/s", min_value=2.0), 1),
+        (Figure(name="a", value=2.0, unit="tokens/s", min_value=2.0), 0),
+        (Figure(name="a", value=float("nan"), unit="us", max_value=2.0), 1),
+        (Figure(name="a", value=1e9, unit="us"), 0),
+    ],
+)
+def test_a_missed_bar_is_exit_status_one(figure: Figure, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("sums", {}, [Figure(name="b", value=0, unit="us"), figure]) == status
+    assert ("BELOW THE BAR" in capsys.readouterr().err) == bool(status)

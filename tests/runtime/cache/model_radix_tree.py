@@ -1,0 +1,166 @@
+"""A prefix cache as a plain dict of whole chains, and an L1 that drives a tree and its pool as a scheduler would."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Segment, Victim
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.host import split_keys
+
+Chain = tuple[PageKey, tuple[int, ...]]
+"""An identity and all tokens up to a page boundary: what a page stands for."""
+
+
+class PrefixModel:
+    """What `RadixTree` should hold: one page id per chain, and the chains that are locked, one entry per lock."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.page_ids: dict[Chain, int] = {}
+        self.locks: list[Chain] = []
+
+    def chains(self, identity: PageKey, tokens: Sequence[int]) -> list[Chain]:
+        """The chains of a prompt's full pages, shortest first."""
+        ends = range(self.page_size, len(tokens) + 1, self.page_size)
+        return [(identity, tuple(tokens[:end])) for end in ends]
+
+    def match(self, identity: PageKey, tokens: Sequence[int]) -> list[int]:
+        """Page ids of the longest cached prefix."""
+        page_ids = []
+        for chain in self.chains(identity, tokens):
+            if chain not in self.page_ids:
+                break
+            page_ids.append(self.page_ids[chain])
+        return page_ids
+
+    @property
+    def locked(self) -> set[Chain]:
+        """Cached chains that some lock protects."""
+        return {chain for lock in self.locks for chain in self.chains(*lock)}
+
+    def evict(self, page_ids: Sequence[int]) -> None:
+        """Forget these pages. None may be locked, nor may a chain lose a page that a longer one still needs."""
+        gone = {chain for chain, page_id in self.page_ids.items() if page_id in set(page_ids)}
+        assert len(gone) == len(page_ids), "a page was evicted that is not cached, or twice"
+        assert not gone & self.locked, "a locked page was evicted"
+        for chain in gone:
+            del self.page_ids[chain]
+        for identity, tokens in self.page_ids:
+            parent = (identity, tokens[: -self.page_size])
+            assert not parent[1] or parent in self.page_ids, "a page was orphaned"
+
+
+@dataclass(slots=True)
+class Request:
+    """A running request: its tokens so far, all of whose full pages are published."""
+
+    identity: PageKey
+    tokens: list[int]
+    lock: Lock
+    match: Match
+    insertion: Insertion | None = None
+    num_duplicates: int = 0
+
+
+@dataclass(slots=True)
+class Cache:
+    """One L1 with a clock that ticks by one second per use. Pages are free again as soon as they are released."""
+
+    page_size: int = 1
+    num_pages: int = 512
+    eviction: str = "lru"
+    num_groups: int = 1
+    identity: PageKey = field(default_factory=root_key)
+    now_s: float = 0.0
+    tree: RadixTree = field(init=False)
+    pools: tuple[PagePool, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tree = RadixTree(page_size=self.page_size, num_groups=self.num_groups, eviction=self.eviction)
+        self.pools = tuple(PagePool(self.num_pages) for _ in range(self.num_groups))
+
+    def tick(self) -> float:
+        """A later time than any before."""
+        self.now_s += 1.0
+        return self.now_s
+
+    def match(self, tokens: Sequence[int], identity: PageKey | None = None) -> Match:
+        """Match tokens of the default identity."""
+        return self.tree.match(identity or self.identity, pack_tokens(tokens))
+
+    def num_matched(self, tokens: Sequence[int]) -> int:
+        """Matched tokens."""
+        return self.match(tokens).num_pages * self.page_size
+
+    def start(self, tokens: Sequence[int], identity: PageKey | None = None) -> Request:
+        """Match and lock, without inserting."""
+        match = self.match(tokens, identity)
+        lock = self.tree.lock(match, now_s=self.tick())
+        cached = list(tokens[: match.num_pages * self.page_size])
+        return Request(identity or self.identity, cached, lock, match)
+
+    def extend(
+        self, request: Request, tokens: Sequence[int], *, segment: Segment = Segment.PROMPT, priority: int = 0
+    ) -> Insertion:
+        """Publish the full pages of what follows the request's tokens; give duplicates back to the pool."""
+        packed = pack_tokens(tokens)
+        keys = extend_keys(request.lock.last_key, packed, self.page_size)
+        num_pages = len(split_keys(keys))
+        own = tuple(self.allocate(pool, num_pages) for pool in self.pools)
+        insertion = self.tree.insert(
+            request.lock, packed, own, keys, segment=segment, priority=priority, now_s=self.tick()
+        )
+        for pool, mine, kept in zip(self.pools, own, insertion.page_ids, strict=True):
+            pool.release(mine[mine != kept], after_step=-1)
+        request.tokens += tokens[: num_pages * self.page_size]
+        request.insertion = insertion
+        request.num_duplicates += int(np.count_nonzero(own[0] != insertion.page_ids[0]))
+        return insertion
+
+    def allocate(self, pool: PagePool, num_pages: int) -> Int32Array:
+        """Pages that are there; tests size their pools so."""
+        page_ids = pool.allocate(num_pages)
+        assert page_ids is not None, "the test's pool is too small"
+        return page_ids
+
+    def run(
+        self, tokens: Sequence[int], output: Sequence[int] = (), *, identity: PageKey | None = None, priority: int = 0
+    ) -> Request:
+        """A whole request: start, publish prompt and output, finish."""
+        request = self.start(tokens, identity)
+        self.extend(request, list(tokens[len(request.tokens) :]), priority=priority)
+        if output:
+            self.extend(request, output, segment=Segment.OUTPUT, priority=priority)
+        self.tree.unlock(request.lock)
+        return request
+
+    def evict(self, num_pages: int) -> list[Victim]:
+        """Evict and release."""
+        victims = self.tree.evict(num_pages)
+        self.release(victims)
+        return victims
+
+    def flush(self) -> list[Victim]:
+        """Flush and release."""
+        victims = self.tree.flush()
+        self.release(victims)
+        return victims
+
+    def release(self, victims: Sequence[Victim]) -> None:
+        """Give the pages of removed nodes back."""
+        for victim in victims:
+            for pool, page_ids in zip(self.pools, victim.page_ids, strict=True):
+                pool.release(page_ids, after_step=-1)
+
+    def check(self) -> None:
+        """Every page is free or cached, in every group, and every owner's invariants hold."""
+        self.tree.check()
+        assert self.tree.num_evictable_pages + self.tree.num_locked_pages == self.tree.num_cached_pages
+        for pool in self.pools:
+            pool.check()
+            assert pool.num_free + self.tree.num_cached_pages == pool.num_pages

@@ -1,0 +1,462 @@
+"""The radix tree: what it matches, keeps, shares and protects."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from raydix.errors import AccountingError
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.radix_tree import RadixTree, Segment
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import KEY_BYTES, split_keys
+from tests.runtime.cache.model_radix_tree import Cache
+
+
+def tokens(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+def test_an_empty_tree_matches_nothing() -> None:
+    cache = Cache()
+
+    for prompt in ([1, 2, 3], []):
+        match = cache.match(prompt)
+        assert (match.num_pages, match.last_key) == (0, cache.identity)
+        assert [ids.tolist() for ids in match.page_ids] == [[]]
+    assert cache.tree.num_nodes == 0
+    cache.check()
+
+
+def test_an_empty_prompt_matches_nothing_in_a_filled_tree() -> None:
+    cache = Cache()
+    cache.run([1, 2, 3])
+
+    assert cache.match([]).num_pages == 0
+
+
+def test_a_prompt_matches_its_cached_prefix() -> None:
+    cache = Cache()
+    request = cache.run([1, 2, 3])
+    assert request.insertion is not None
+
+    match = cache.match([1, 2, 3, 9])
+
+    assert match.num_pages == 3
+    assert match.page_ids[0].tolist() == request.insertion.page_ids[0].tolist()
+    assert match.last_key == extend_keys(root_key(), pack_tokens([1, 2, 3]), 1)[-KEY_BYTES:]
+
+
+def test_inserting_again_reports_all_as_present_and_frees_the_duplicates_once() -> None:
+    cache = Cache()
+    late = cache.start([1, 2, 3])
+    first = cache.run([1, 2, 3])
+    assert first.insertion is not None
+
+    insertion = cache.extend(late, [1, 2, 3])
+
+    assert insertion.num_existing_pages == 3
+    assert insertion.page_ids[0].tolist() == first.insertion.page_ids[0].tolist()
+    assert (cache.tree.num_cached_pages, late.num_duplicates) == (3, 3)
+    cache.check()
+
+
+def test_a_match_splits_nothing() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 5))
+
+    assert cache.match([1, 2, 3, 9]).num_pages == 3
+    assert cache.tree.num_nodes == 1
+
+
+def test_a_lock_inside_a_node_splits_it_and_keeps_all_pages() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 5))
+
+    request = cache.start([1, 2, 3, 9])
+
+    assert (cache.tree.num_nodes, cache.tree.num_cached_pages) == (2, 5)
+    assert (cache.tree.num_locked_pages, cache.tree.num_evictable_pages) == (3, 2)
+    cache.check()
+    cache.tree.unlock(request.lock)
+    assert cache.tree.num_evictable_pages == 5
+    assert cache.num_matched(tokens(1, 5)) == 5
+    cache.check()
+
+
+def test_only_whole_pages_are_kept_and_matched() -> None:
+    cache = Cache(page_size=4)
+    cache.run(tokens(1, 10))
+
+    assert cache.tree.num_cached_pages == 2
+    assert cache.num_matched(tokens(1, 7) + [99]) == 4
+    assert cache.num_matched(tokens(1, 3)) == 0
+    assert cache.num_matched([*tokens(1, 5), 99, *tokens(7, 10)]) == 4
+    assert cache.num_matched(tokens(1, 10)) == 8
+    cache.check()
+
+
+def test_identities_share_nothing() -> None:
+    cache = Cache()
+    identities = [
+        root_key(),
+        root_key(lora="a"),
+        root_key(lora="b"),
+        root_key(cache_salt="s1"),
+        root_key(cache_salt="s2"),
+    ]
+    prompt = tokens(1, 6)
+
+    cached = [cache.run(prompt, identity=identity).match.num_pages for identity in identities]
+
+    assert cached == [0] * len(identities)
+    assert cache.tree.num_cached_pages == 6 * len(identities)
+    keys = {cache.match(prompt, identity).last_key for identity in identities}
+    assert len(keys) == len(identities)
+    cache.check()
+
+
+def test_an_identity_without_pages_or_locks_leaves_nothing_behind() -> None:
+    cache = Cache()
+    for number in range(3):
+        cache.run([1, 2], identity=root_key(cache_salt=str(number)))
+    idle = cache.start([1, 2], identity=root_key(cache_salt="idle"))
+    cache.check()
+
+    cache.tree.unlock(idle.lock)
+    cache.flush()
+
+    assert not cache.tree._roots
+    cache.check()
+
+
+@example(divergence=0, page_size=4)
+@example(divergence=1, page_size=1)
+@example(divergence=2, page_size=1)
+@example(divergence=3, page_size=16)
+@example(divergence=4096, page_size=16)
+@given(divergence=st.integers(0, 4096), page_size=st.sampled_from([1, 4, 16, 64]))
+def test_a_match_ends_at_the_page_of_the_first_difference(divergence: int, page_size: int) -> None:
+    cache = Cache(page_size=page_size, num_pages=4200)
+    rng = np.random.default_rng(divergence)
+    prompt = rng.integers(0, 2**31 - 2, size=4200).tolist()
+    cache.run(prompt)
+    other = [*prompt[:divergence], prompt[divergence] + 1, *prompt[divergence + 1 :]]
+
+    assert cache.num_matched(other) == divergence // page_size * page_size
+    assert cache.num_matched(prompt[:divergence]) == divergence // page_size * page_size
+
+
+def test_a_locked_prefix_survives_eviction() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 8))
+    request = cache.start(tokens(1, 8))
+
+    assert cache.evict(100) == []
+    assert cache.tree.victims(100) == []
+    assert cache.tree.num_locked_pages + cache.tree.num_evictable_pages == cache.tree.num_cached_pages == 8
+    cache.tree.unlock(request.lock)
+    assert cache.tree.num_evictable_pages == 8
+    cache.check()
+
+
+def test_what_lies_above_a_lock_survives_and_what_lies_below_goes() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 12))
+    request = cache.start(tokens(1, 6))
+
+    cache.evict(100)
+
+    assert cache.num_matched(tokens(1, 12)) == 6
+    cache.tree.unlock(request.lock)
+    cache.check()
+
+
+def test_a_second_unlock_is_an_error_and_changes_nothing() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 4))
+    first, second = cache.start(tokens(1, 4)), cache.start(tokens(1, 4))
+    cache.tree.unlock(first.lock)
+
+    with pytest.raises(AccountingError, match="given back"):
+        cache.tree.unlock(first.lock)
+    with pytest.raises(AccountingError, match="given back"):
+        cache.extend(first, [5])
+
+    assert (cache.tree.num_locks, cache.tree.num_locked_pages) == (1, 4)
+    cache.tree.unlock(second.lock)
+
+
+def test_a_split_of_a_locked_path_leaves_both_parts_locked_until_one_unlock() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 8))
+    outer = cache.start(tokens(1, 8))
+    inner = cache.start([*tokens(1, 5), 99])
+
+    assert cache.tree.num_locked_pages == 8
+    assert cache.tree.num_nodes == 2
+    cache.tree.unlock(inner.lock)
+    assert cache.tree.num_locked_pages == 8
+    cache.check()
+    cache.tree.unlock(outer.lock)
+    assert cache.tree.num_locked_pages == 0
+    cache.check()
+
+
+def test_a_match_that_was_split_since_can_be_locked() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 8))
+    deep, shallow = cache.match(tokens(1, 8)), cache.match(tokens(1, 3))
+    first = cache.tree.lock(cache.match(tokens(1, 5)), now_s=cache.tick())
+
+    locks = [cache.tree.lock(match, now_s=cache.tick()) for match in (deep, shallow)]
+
+    assert [lock.num_pages for lock in locks] == [8, 3]
+    cache.check()
+    for lock in [*locks, first]:
+        cache.tree.unlock(lock)
+    assert cache.tree.num_locked_pages == 0
+    cache.check()
+
+
+def test_a_match_that_was_evicted_since_is_refused() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 8))
+    match = cache.match(tokens(1, 8))
+    cache.evict(8)
+
+    with pytest.raises(AccountingError, match="evicted"):
+        cache.tree.lock(match, now_s=cache.tick())
+    with pytest.raises(AccountingError, match="evicted"):
+        cache.tree.touch(match, now_s=cache.tick())
+    assert cache.tree.num_locks == 0
+
+
+def test_chunks_are_published_one_by_one_and_count_one_hit() -> None:
+    cache = Cache(page_size=4)
+    request = cache.start(tokens(1, 12))
+    row: list[int] = []
+
+    for first in (1, 5, 9):
+        insertion = cache.extend(request, tokens(first, first + 3))
+        row += insertion.page_ids[0].tolist()
+        assert cache.match(tokens(1, 12)).page_ids[0].tolist() == row
+        assert request.lock.num_pages == len(row)
+
+    node = cache.match(tokens(1, 12)).node
+    assert node is not None
+    assert (node.num_hits, cache.tree.num_nodes) == (1, 1)
+    cache.tree.unlock(request.lock)
+    cache.check()
+
+
+def test_a_request_counts_one_hit_on_each_node_that_it_uses() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 4))
+    request = cache.start(tokens(1, 4))
+    cache.extend(request, [5, 6])
+    cache.extend(request, [7])
+
+    first, second = cache.match(tokens(1, 4)).node, cache.match(tokens(1, 7)).node
+
+    assert first is not None
+    assert second is not None
+    assert (first.num_hits, second.num_hits, second.num_pages) == (2, 1, 3)
+    cache.tree.unlock(request.lock)
+
+
+def test_decode_grows_one_node() -> None:
+    cache = Cache(page_size=4)
+    request = cache.start(tokens(1, 8))
+    cache.extend(request, tokens(1, 8))
+
+    for step in range(20):
+        cache.extend(request, [100 + step] * 4, segment=Segment.OUTPUT)
+
+    assert cache.tree.num_nodes == 2
+    assert cache.tree.num_cached_pages == cache.tree.num_locked_pages == 22
+    cache.tree.unlock(request.lock)
+    cache.check()
+
+
+def test_a_leaf_that_another_request_used_does_not_grow() -> None:
+    cache = Cache()
+    first = cache.start([1, 2])
+    cache.extend(first, [1, 2])
+    second = cache.start([1, 2])
+
+    cache.extend(first, [3])
+
+    assert cache.tree.num_nodes == 2
+    assert second.lock.num_pages == 2
+    cache.tree.unlock(second.lock)
+    cache.tree.unlock(first.lock)
+    cache.check()
+
+
+def test_of_two_requests_that_compute_the_same_pages_the_first_copy_stays() -> None:
+    cache = Cache(page_size=4)
+    first, second = cache.start(tokens(1, 16)), cache.start(tokens(1, 16))
+    kept: list[int] = []
+
+    for chunk in (tokens(1, 8), tokens(9, 16)):
+        kept += cache.extend(first, chunk).page_ids[0].tolist()
+        insertion = cache.extend(second, chunk)
+        assert insertion.page_ids[0].tolist() == kept[-2:]
+        assert insertion.num_existing_pages == 2
+        cache.check()
+
+    assert second.num_duplicates == 4
+    cache.tree.unlock(first.lock)
+    assert cache.tree.num_locked_pages == 4
+    cache.tree.unlock(second.lock)
+    assert cache.match(tokens(1, 16)).page_ids[0].tolist() == kept
+    cache.check()
+
+
+def test_a_span_that_is_partly_present_is_joined_to_it() -> None:
+    cache = Cache()
+    late = cache.start(tokens(1, 8))
+    cache.run([1, 2, 3, 99])
+
+    insertion = cache.extend(late, tokens(1, 8))
+
+    assert insertion.num_existing_pages == 3
+    assert late.lock.num_pages == 8
+    assert cache.match(tokens(1, 8)).page_ids[0].tolist() == insertion.page_ids[0].tolist()
+    assert late.lock.last_key == cache.match(tokens(1, 8)).last_key
+    cache.check()
+
+
+def test_the_output_is_evicted_before_the_prompt() -> None:
+    cache = Cache(page_size=4)
+    cache.run(tokens(1, 8), tokens(101, 108))
+
+    cache.evict(2)
+
+    assert cache.num_matched(tokens(1, 8) + tokens(101, 108)) == 8
+    cache.check()
+
+
+def test_flush_returns_every_unlocked_page() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 8))
+    cache.run(tokens(11, 14))
+    request = cache.start(tokens(1, 2))
+
+    victims = cache.flush()
+
+    assert sum(victim.num_pages for victim in victims) == 10
+    assert (cache.tree.num_cached_pages, cache.tree.num_nodes) == (2, 1)
+    cache.tree.unlock(request.lock)
+    cache.flush()
+    assert (cache.tree.num_cached_pages, cache.tree.num_nodes, cache.pools[0].num_free) == (0, 0, 512)
+    cache.check()
+
+
+def test_a_flushed_tree_can_be_filled_again() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 8))
+    cache.flush()
+    assert cache.num_matched(tokens(1, 8)) == 0
+
+    cache.run(tokens(1, 8))
+
+    assert cache.num_matched(tokens(1, 8)) == 8
+    cache.check()
+
+
+def test_every_group_has_its_own_pages() -> None:
+    cache = Cache(page_size=2, num_groups=2)
+    cache.allocate(cache.pools[1], 3)  # so that the groups' ids differ
+    cache.run(tokens(1, 8))
+    request = cache.start([*tokens(1, 4), 99, 99])
+    cache.extend(request, [99, 99])
+
+    match = cache.match([*tokens(1, 4), 99, 99])
+
+    assert [ids.tolist() for ids in match.page_ids] == [[1, 2, 5], [4, 5, 8]]
+    cache.tree.unlock(request.lock)
+    victims = cache.flush()
+    assert sorted(np.concatenate([victim.page_ids[1] for victim in victims]).tolist()) == [4, 5, 6, 7, 8]
+    cache.tree.check()
+
+
+def test_victims_carry_the_keys_of_their_pages() -> None:
+    cache = Cache(page_size=2)
+    cache.run(tokens(1, 8))
+    cache.run([*tokens(1, 4), 9, 9])
+
+    found = {
+        page_id: key
+        for victim in cache.tree.victims(100)
+        for page_id, key in zip(victim.page_ids[0].tolist(), split_keys(victim.keys), strict=True)
+    }
+
+    for prompt in (tokens(1, 8), [*tokens(1, 4), 9, 9]):
+        keys = split_keys(extend_keys(cache.identity, pack_tokens(prompt), 2))
+        assert [found[page_id] for page_id in cache.match(prompt).page_ids[0].tolist()] == keys
+
+
+def test_results_cannot_change_the_tree() -> None:
+    cache = Cache()
+    cache.run(tokens(1, 4))
+
+    with pytest.raises(ValueError, match="read-only"):
+        cache.match(tokens(1, 4)).page_ids[0][0] = 77
+    with pytest.raises(ValueError, match="read-only"):
+        cache.tree.victims(1)[0].page_ids[0][0] = 77
+
+
+def test_lengths_that_disagree_are_refused_before_anything_changes() -> None:
+    cache = Cache(page_size=4)
+    lock = cache.tree.lock(cache.match([]), now_s=1.0)
+    packed = pack_tokens(tokens(1, 8))
+    keys = extend_keys(cache.identity, packed, 4)
+
+    for page_ids, wrong_keys in [((int32_array([1]),), keys), ((int32_array([1, 2]),), keys[:32]), ((), keys)]:
+        with pytest.raises(ValueError, match="expected 1 x 2"):
+            cache.tree.insert(lock, packed, page_ids, wrong_keys, segment=Segment.PROMPT, now_s=1.0)
+    assert cache.tree.num_nodes == 0
+    cache.tree.check()
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="expected one of lru, lfu"):
+        RadixTree(page_size=4, eviction="newest")
+
+
+def test_check_finds_broken_counts() -> None:
+    for name in ("num_cached_pages", "num_locked_pages", "num_nodes", "num_locks"):
+        cache = Cache()
+        cache.run(tokens(1, 4))
+        setattr(cache.tree, name, getattr(cache.tree, name) + 1)
+        with pytest.raises(AccountingError, match="counted"):
+            cache.tree.check()
+
+
+def test_check_finds_broken_nodes() -> None:
+    damages = {
+        "end": (9, "pages"),
+        "keys": (b"", "pages"),
+        "first_page": (b"1234", "misplaced"),
+        "parent": (None, "misplaced"),
+        "num_locks": (1, "locks"),
+        "ticket": (0, "eviction order"),
+        "priority": (-5, "priority"),
+        "page_ids": ((int32_array([1, 2, 2, 4]),), "twice"),
+    }
+    for name, (value, message) in damages.items():
+        cache = Cache()
+        cache.run(tokens(1, 4))
+        cache.run(tokens(1, 8))
+        path = cache.match(tokens(1, 8 if name == "ticket" else 4))
+        assert path.node is not None
+        if name == "priority":
+            leaf = cache.match(tokens(1, 8)).node
+            assert leaf is not None
+            leaf.priority = value  # type: ignore[assignment]
+        else:
+            setattr(path.node, name, value)
+        with pytest.raises(AccountingError, match=message):
+            cache.tree.check()
