@@ -219,7 +219,8 @@ class Lane:
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
         figures = (
             f"lane {self.index}: {self.pool.num_used} pages used, {self.tree.num_cached_pages} cached, "
-            f"{private} private, {len(self.running)} running, {self.tree.num_locks} locks, {len(self.transfers)} transfers"
+            f"{private} private, {len(self.running)} running, {self.tree.num_locks} locks, "
+            f"{len(self.transfers)} transfers"
         )
         if self.pool.num_used != self.tree.num_cached_pages + private:
             raise AccountingError(f"pages in use are neither cached nor held by a request: {figures}")

@@ -86,7 +86,8 @@ def _break_deadlock(replica: Replica, lane: Lane, draft: Draft, now_s: float) ->
 
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
     size = replica.settings.page_size
-    decoding = [r for r in lane.running.values() if r.phase is Phase.RUNNING and r.num_to_plan == 1]
+    running = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
+    decoding = [request for request in running if request.num_to_plan == 1]
     short = [request for request in decoding if request.num_planned // size >= len(request.table)]
     _make_room(replica, lane, len(short))
     for request in short:

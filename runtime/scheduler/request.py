@@ -28,7 +28,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RowOutcome:
     """What one computed row means for its request. `token_id` is None when the row sampled nothing."""
 
@@ -71,6 +71,8 @@ class RequestState:
         self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
         self.max_tokens = max_tokens
         self.num_prompt = len(submit.token_ids)
+        self.num_tokens = self.num_prompt
+        """Known tokens: prompt and output."""
         self.packed = bytearray(submit.token_ids.astype("<i4", copy=False).tobytes())
         self.identity: PageKey = root_key(cache_salt=submit.cache_salt)
         self.prefetch = PrefetchState()
@@ -115,11 +117,6 @@ class RequestState:
         self.phase = phase
 
     @property
-    def num_tokens(self) -> int:
-        """Known tokens: prompt and output."""
-        return len(self.packed) // TOKEN_BYTES
-
-    @property
     def num_output(self) -> int:
         """Known output tokens."""
         return self.num_tokens - self.num_prompt
@@ -146,6 +143,7 @@ class RequestState:
 
     def append_token(self, token_id: int) -> None:
         """A sampled token became known."""
+        self.num_tokens += 1
         self.packed += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
 
     def token_array(self) -> np.ndarray:

@@ -4,7 +4,7 @@ from raydix.errors import AccountingError
 from raydix.ids import TransferId
 from raydix.runtime.messages.client import FinishReason
 from raydix.runtime.messages.host import KEY_BYTES, CommitPages, split_keys
-from raydix.runtime.messages.plan import StepResult, TokenLogprobs, TransfersDone
+from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.backups import count_use, offer_new_pages
 from raydix.runtime.scheduler.lane import Lane, StepInFlight
 from raydix.runtime.scheduler.replica import Replica
@@ -37,36 +37,37 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     if flight.num_tokens > len(flight.rows):
         # A decode step's time says little about the time per prompt token.
         replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
-    token_ids = flight.result.token_ids.tolist()
-    logprobs = flight.result.logprobs
-    num_sampled = 0
+    token_ids = iter(flight.result.token_ids.tolist())
+    logprobs = iter(flight.result.logprobs)
     for row in flight.rows:
-        token_id: int | None = None
-        row_logprobs: TokenLogprobs | None = None
-        if row.output_position is not None:
-            token_id = token_ids[num_sampled]
-            row_logprobs = logprobs[num_sampled] if logprobs else None
-            num_sampled += 1
-        if row.request.run != row.run:
+        token_id = None if row.output_position is None else next(token_ids)
+        row_logprobs = None if row.output_position is None else next(logprobs, None)
+        request = row.request
+        if request.run != row.run:
             continue
-        outcome = RowOutcome(num_computed=row.num_computed, token_id=token_id, logprobs=row_logprobs)
-        if row.request.load is not None:
+        outcome = RowOutcome(row.num_computed, token_id, row_logprobs)
+        if request.load is not None:
             # Until its load is confirmed, nothing that was computed on top of it counts.
-            row.request.deferred.append(outcome)
+            request.deferred.append(outcome)
         else:
-            apply_outcome(replica, lane, row.request, outcome, now_s)
+            apply_outcome(replica, lane, request, outcome, now_s)
 
 
-def apply_outcome(replica: Replica, lane: Lane, request: RequestState, outcome: RowOutcome, now_s: float) -> None:
+def apply_outcome(
+    replica: Replica,
+    lane: Lane,
+    request: RequestState,
+    outcome: RowOutcome,
+    now_s: float,
+) -> None:
     """Take one row's outcome: publish full pages, pass the token on, end the request if it is complete."""
-    was_prefill = not request.num_output
     request.num_computed = outcome.num_computed
     size = replica.settings.page_size
     if replica.settings.prefix_caching and request.num_computed // size > request.num_held_pages:
         offer_new_pages(replica, lane, lane.publish(request, now_s))
     if outcome.token_id is None:
         return
-    if was_prefill:
+    if not request.num_output:
         count_use(replica, lane, request)
     request.append_token(outcome.token_id)
     replica.counters["generation_tokens"] += 1
