@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from raydix.errors import EngineDead
 from raydix.ids import RequestId
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.messages.arrays import int32_array
@@ -98,3 +99,37 @@ class FakeHandle:
 
     async def shutdown(self) -> None:
         self.is_shut_down = True
+
+
+class FakeCluster:
+    """Stands in for the launching side: engines by name, and the links that clients opened to them."""
+
+    def __init__(self, model_path: str) -> None:
+        self.handle = FakeHandle(model_path)
+        self.engines: dict[str, FakeHandle] = {}
+        self.configs: list[Any] = []
+        self.links: list[FakeLink] = []
+        self.refuses_links = False
+        self.answer: Callable[[FakeLink, Any], None] = echo
+
+    def install(self, monkeypatch: Any) -> None:
+        """Replace what `raydix.runtime.client` imports from the launching side."""
+        monkeypatch.setattr("raydix.runtime.client.start_engine", self._start)
+        monkeypatch.setattr("raydix.runtime.client.find_engine", self._find)
+        monkeypatch.setattr("raydix.runtime.client.connect", self._connect)
+
+    def _start(self, config: Any, name: str, address: str | None) -> FakeHandle:
+        self.configs.append((config, address))
+        self.engines[name] = self.handle
+        return self.handle
+
+    def _find(self, name: str, address: str | None) -> FakeHandle:
+        if name not in self.engines:
+            raise EngineDead(f"there is no engine {name!r} at {address}")
+        return self.engines[name]
+
+    async def _connect(self, address: str, hello: Any) -> FakeLink:
+        if self.refuses_links:
+            raise LinkClosed("nobody listens")
+        self.links.append(FakeLink(self.answer))
+        return self.links[-1]

@@ -1,9 +1,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from raydix.errors import BadRequest, DeadlineExceeded, EngineDead, Overloaded, PromptTooLong
 from raydix.ids import RequestId
@@ -13,22 +10,12 @@ from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.outputs import Logprob
 from raydix.runtime.request_stream import RequestStream, StreamedRequest
 from raydix.runtime.sampling_params import SamplingParams
-from raydix.runtime.text.tokenizer import Tokenizer
+from tests.runtime.text.small_tokenizers import byte_token_tokenizer
 
 EOS = 256
 
 
-def byte_tokenizer():
-    """Token i is byte i, in the order of the byte-level alphabet; 256 is EOS."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = BackendTokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<eos>"])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-
-
-TOKENIZER = byte_tokenizer()
+TOKENIZER = byte_token_tokenizer()
 
 
 def make_stream(tokenizer=TOKENIZER, **params):
