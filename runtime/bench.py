@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from statistics import median, quantiles
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from raydix import __version__
 from raydix.runtime.client import AsyncLLM
 from raydix.runtime.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.source_table import source_table
@@ -74,7 +74,7 @@ async def run_bench(engine: AsyncLLM, load: Load, console: Console) -> dict[str,
         cold = await _run_all(jobs, bar, task)
     record: dict[str, Any] = {
         "name": "bench",
-        "version": version("raydix"),
+        "version": __version__,
         "machine": f"{platform.node()} {platform.machine()}",
         "config": asdict(load),
         "unit": "ms",
