@@ -121,6 +121,15 @@ class ModelRunner:
         hidden_TC = self._decoder(token_ids_T, positions_T, batch, _layer_waiter(plan, wait_layer))
         return self._sample(hidden_TC, rows, sampled_T)
 
+    def check(self) -> None:
+        """Raise AccountingError if a block table names a page that its pool lacks. Waits for the device."""
+        for group, (table_XN, pool) in enumerate(zip(self.slots.tables_XN, self._pools, strict=True)):
+            lowest, highest = (int(bound) for bound in table_XN.aminmax())
+            if lowest < 0 or highest >= pool.shape[0]:
+                raise AccountingError(
+                    f"Block tables of group {group} name pages {lowest} to {highest}; its pool has {pool.shape[0]}."
+                )
+
     def _rows(self, plan: StepPlan) -> _Rows:
         rows = _Rows(
             slots=plan.row_slots.astype(np.int64),

@@ -35,7 +35,7 @@ class SamplingRows:
 
 
 def sample(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """Choose a token for each row: int64 [R]. Ties go to the lowest id where the logits are exactly equal."""
+    """Choose a token for each row: int64 [R]. The logits stay as they are. Nothing waits for the device."""
     special = [
         i for i, (s, p) in enumerate(zip(rows.sampling, rows.output_positions, strict=True)) if _is_special(s, p)
     ]

@@ -219,6 +219,7 @@ def _check_config(raw: Mapping[str, Any], config: Any) -> None:
     if config.hidden_act != "silu":
         raise CheckpointError(f"hidden_act is {config.hidden_act!r}; only 'silu' is supported.")
     window = getattr(config, "sliding_window", None)
+    # Qwen2 and Qwen3 say per layer whether it uses the window; in Mixtral every layer does.
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     is_windowed = layer_types != {"full_attention"} or not hasattr(config, "layer_types")
     if window is not None and is_windowed and window < config.max_position_embeddings:

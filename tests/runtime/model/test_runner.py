@@ -175,6 +175,17 @@ def test_prefill_chunk_samples_nothing(small_model: LoadedModel) -> None:
     assert len(output.token_ids) == 0
 
 
+def test_check_finds_a_page_outside_the_pool(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    request = driver.add(0, PROMPT)
+    driver.runner.check()
+
+    driver.pool.resize_(max(request.pages), *driver.pool.shape[1:])
+
+    with pytest.raises(AccountingError, match=f"name pages 0 to {max(request.pages)}"):
+        driver.runner.check()
+
+
 def added_request(slot: int, token_ids: list[int]) -> AddedRequest:
     return AddedRequest(
         slot=Slot(slot),

@@ -1,0 +1,139 @@
+"""The same code on a GPU: equal tokens and logits, and nothing that makes the host wait."""
+
+import numpy as np
+import pytest
+import torch
+
+from raydix.ids import RequestId, Slot
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
+from raydix.runtime.model.decoder import Decoder
+from raydix.runtime.model.runner import ModelRunner, StepOutput
+from raydix.runtime.model.spec import DefaultRope, Family, ModelSpec, MoeSpec
+
+pytestmark = pytest.mark.gpu
+SPEC = ModelSpec(
+    family=Family.QWEN3_MOE,
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=3,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope=DefaultRope(theta=10_000.0),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+    tied_embeddings=False,
+    moe=MoeSpec(num_experts=6, experts_per_token=2, intermediate_size=40, norm_topk_prob=True, layers=(0, 2)),
+    max_position_embeddings=512,
+    eos_token_ids=(),
+    dtype="float32",
+)
+SAMPLING = (
+    DeviceSampling(seed=1),
+    DeviceSampling(seed=2, temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
+    DeviceSampling(seed=3, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1),
+    DeviceSampling(seed=4, temperature=0.7, min_tokens=5, masked_until_min_tokens=(1, 2), num_logprobs=2),
+)
+PROMPT_TOKENS, NUM_STEPS = 30, 12
+
+
+def make_runner(decoder: Decoder, device: torch.device) -> ModelRunner:
+    pool = torch.zeros(41, SPEC.num_layers, SPEC.num_kv_heads, 2, 8, SPEC.head_dim, device=device)
+    return ModelRunner(decoder, (pool,), page_size=8, max_slots=4, max_model_len=64, device=device)
+
+
+def make_plans(sampling: tuple[DeviceSampling, ...]) -> list[StepPlan]:
+    """Prefill everything in one step, then decode: all planned before a token is known."""
+    slots = range(len(sampling))
+    prompts = np.random.default_rng(0).integers(0, SPEC.vocab_size, (len(sampling), PROMPT_TOKENS))
+    added = tuple(
+        AddedRequest(
+            slot=Slot(slot),
+            request_id=RequestId(str(slot)),
+            token_ids=int32_array(prompts[slot]),
+            num_prompt_tokens=PROMPT_TOKENS,
+            sampling=sampling[slot],
+        )
+        for slot in slots
+    )
+    tables = TableChanges(
+        slots=int32_array(slots),
+        starts=int32_array(0 for _ in slots),
+        counts=int32_array(8 for _ in slots),
+        page_ids=int32_array(np.random.default_rng(1).permutation(40)[: 8 * len(sampling)] + 1),
+    )
+    plans = []
+    for step in range(NUM_STEPS):
+        start = 0 if step == 0 else PROMPT_TOKENS + step - 1
+        columns = {
+            "row_starts": start,
+            "row_num_tokens": PROMPT_TOKENS if step == 0 else 1,
+            "row_write_starts": start,
+            "row_output_positions": step,
+            "row_loads": -1,
+        }
+        plans.append(
+            StepPlan(
+                step=step,
+                added=added if step == 0 else (),
+                tables=(tables,) if step == 0 else (),
+                row_slots=int32_array(slots),
+                **{name: int32_array(value for _ in slots) for name, value in columns.items()},
+            )
+        )
+    return plans
+
+
+def run(runner: ModelRunner, plans: list[StepPlan]) -> list[StepOutput]:
+    outputs = []
+    for plan in plans:
+        runner.apply(plan)
+        outputs.append(runner.execute(plan, lambda load, layer: None))
+    return outputs
+
+
+def copy_to_cuda(decoder: Decoder) -> Decoder:
+    copied = Decoder(SPEC, device=torch.device("cuda"), dtype=torch.float32)
+    copied.load_state_dict(decoder.state_dict())
+    return copied
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    torch.manual_seed(0)
+    decoder = Decoder(SPEC, device=torch.device("cpu"), dtype=torch.float32)
+    for parameter in decoder.parameters():
+        parameter.normal_(std=0.3)
+    return decoder
+
+
+def test_gpu_samples_the_tokens_of_the_cpu(decoder: Decoder) -> None:
+    plans = make_plans(SAMPLING)
+    on_cuda = run(make_runner(copy_to_cuda(decoder), torch.device("cuda")), plans)
+    on_cpu = run(make_runner(decoder, torch.device("cpu")), plans)
+
+    for step, (cuda_output, cpu_output) in enumerate(zip(on_cuda, on_cpu, strict=True)):
+        cuda_result, cpu_result = cuda_output.to_result(0, step, 0.0), cpu_output.to_result(0, step, 0.0)
+        assert cuda_result.token_ids.tolist() == cpu_result.token_ids.tolist()
+        cuda_entry, cpu_entry = cuda_result.logprobs[3], cpu_result.logprobs[3]
+        assert cuda_entry is not None
+        assert cpu_entry is not None
+        assert cuda_entry.ranks == cpu_entry.ranks
+        assert cuda_entry.logprobs == pytest.approx(cpu_entry.logprobs, abs=1e-3)
+
+
+def test_steps_are_enqueued_without_waiting_for_the_gpu(decoder: Decoder) -> None:
+    plans = make_plans(SAMPLING[:3])
+    runner = make_runner(copy_to_cuda(decoder), torch.device("cuda"))
+    run(runner, plans[:1])
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(runner, plans[1:])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
