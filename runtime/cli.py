@@ -78,6 +78,7 @@ def serve(source: Source = None, settings: Settings = None, name: Name = "raydix
 @app.command()
 def generate(
     source: Source = None,
+    *,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt. Repeatable.")] = None,
     prompts_file: Annotated[
         Path | None, typer.Option(help="A prompt per line; in .jsonl files text, token ids or an object.")
@@ -139,6 +140,7 @@ def demo(
 @app.command()
 def bench(
     source: Source = None,
+    *,
     conversations: Annotated[int, typer.Option(min=1)] = 8,
     turns: Annotated[int, typer.Option(min=2, help="Turns per conversation; all but the first count.")] = 4,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
