@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.text.tokenizer import load_tokenizer
@@ -37,3 +39,14 @@ def test_chat_without_a_template_is_a_bad_request(sentencepiece):
 def test_messages_that_the_template_refuses_are_a_bad_request(byte_level):
     with pytest.raises(BadRequest, match="no tools"):
         byte_level.encode_chat([{"role": "tool", "content": "a"}])
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@settings(deadline=None, max_examples=100)
+@given(token_ids=st.lists(st.integers(0, 275), max_size=20), skips_special=st.booleans())
+def test_decode_is_that_of_transformers_without_its_clean_up(request, kind, token_ids, skips_special):
+    tokenizer = request.getfixturevalue(kind)
+    expected = tokenizer._wrapped.decode(
+        token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False
+    )
+    assert tokenizer.decode(token_ids, skips_special) == expected
