@@ -40,6 +40,7 @@ def parse_size(value: object) -> object:
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
@@ -123,10 +124,9 @@ class FakeL3Section(Section):
 
     backend: Literal["fake"]
     max_bytes: Size = Field(2**30, description="Most bytes of objects.")
-    delay_s: Seconds = Field(0.0, description="Fake backend: each object takes a random time of up to this long.")
-    failure_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.0, description="Fake backend: part of the operations that end with an I/O error."
-    )
+    max_delay_s: Seconds = Field(0.0, description="Fake backend: each object takes a random time of up to this long.")
+    failure_fraction: Fraction = Field(0.0, description="Fake backend: part of the operations that end with an error.")
+    corrupt_fraction: Fraction = Field(0.0, description="Fake backend: part of the reads that bring wrong bytes.")
     seed: int = Field(0, description="Fake backend: seed of delays and failures.")
 
 
