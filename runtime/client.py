@@ -1,14 +1,14 @@
 """The asynchronous engine handle: start an engine or reach a running one, and stream tokens from it."""
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import BadRequest, EngineDead
+from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.actors.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
@@ -55,7 +55,7 @@ class AsyncLLM:
         """
         config = load_config(source, sections)
         engine = cls(name, address)
-        handle = await asyncio.to_thread(start_engine, config, name, address)
+        handle = await _start_or_undo(config, name, address)
         engine._handle = handle
         engine._has_started_engine = True
         try:
@@ -97,7 +97,7 @@ class AsyncLLM:
         """
         client = await self._connected()
         options = RequestOptions(priority=priority, cache_salt=cache_salt, session_id=session_id, deadline_s=deadline_s)
-        async with aclosing(client.generate(prompt, sampling_params, request_id, options)) as outputs:
+        async with contextlib.aclosing(client.generate(prompt, sampling_params, request_id, options)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -116,7 +116,7 @@ class AsyncLLM:
         `add_generation_prompt` (True unless given). options: the keyword arguments of `generate`.
         """
         token_ids = await self.apply_chat_template(messages, **(chat_template_kwargs or {}))
-        async with aclosing(self.generate(token_ids, sampling_params, request_id, **options)) as outputs:
+        async with contextlib.aclosing(self.generate(token_ids, sampling_params, request_id, **options)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -212,3 +212,14 @@ class AsyncLLM:
         if handle.model_path not in self._tokenizers:
             self._tokenizers[handle.model_path] = await asyncio.to_thread(load_tokenizer, handle.model_path)
         return self._tokenizers[handle.model_path]
+
+
+async def _start_or_undo(config: EngineConfig, name: str, address: str | None) -> EngineHandle:
+    """Start an engine on a thread, as it blocks. A cancel in the meantime waits for the start and takes it back."""
+    starting = asyncio.create_task(asyncio.to_thread(start_engine, config, name, address))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(RaydixError):
+            await (await starting).shutdown()
+        raise

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields
 from enum import StrEnum
 from numbers import Integral, Real
@@ -48,9 +48,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    """Strings that end the output; also given as one string or a list. The text ends before the match."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    """One string or several that end the output; kept as a tuple. The text ends before the match."""
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     """Keep the matched stop string, or the text of the stopping token, in the text."""
     ignore_eos: bool = False

@@ -1,5 +1,6 @@
 import asyncio
 import pickle
+import threading
 
 import pytest
 
@@ -52,6 +53,25 @@ async def test_an_engine_that_cannot_be_reached_is_shut_down_again(cluster, chec
     cluster.refuses_links = True
     with pytest.raises(EngineDead, match="nobody listens"):
         await AsyncLLM.start(checkpoint)
+    assert cluster.handle.is_shut_down
+
+
+async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monkeypatch):
+    is_starting, may_go_on = threading.Event(), threading.Event()
+
+    def start_slowly(config, name, address):
+        is_starting.set()
+        may_go_on.wait(5)
+        return cluster.handle
+
+    monkeypatch.setattr("raydix.runtime.client.start_engine", start_slowly)
+    task = asyncio.create_task(AsyncLLM.start(checkpoint))
+    await asyncio.to_thread(is_starting.wait, 5)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert cluster.handle.is_shut_down
 
 

@@ -1,10 +1,22 @@
 import asyncio
+import contextlib
 
 import pytest
 
 from raydix.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDead, Overloaded, PromptTooLong
+from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.links.socket_link import connect, listen
 from raydix.runtime.engine_client import EngineClient, ModelFacts, RequestOptions
-from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, StopRequest, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    StopRequest,
+    SubmitRequest,
+    TokenFrame,
+)
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.sampling_params import SamplingParams
 from tests.runtime.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.text.small_tokenizers import byte_token_tokenizer
@@ -86,6 +98,37 @@ async def test_one_frame_feeds_many_streams():
         assert outputs[-1].outputs[0].token_ids == [i, i + 1, i + 2]
         assert [each.finished for each in outputs].count(True) == 1
     assert client.num_requests == 0
+    await client.close()
+
+
+async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
+    """The Scheduler's part is an echo; messages go through the codec and a unix socket."""
+
+    async def serve(link):
+        with contextlib.suppress(LinkClosed):
+            while True:
+                request = await link.receive()
+                sources = {"computed:not_found": len(request.token_ids)}
+                entry = TokenLogprobs(token_ids=(int(request.token_ids[0]),), logprobs=(-0.5,), ranks=(1,))
+                first = delta(
+                    request.request_id, request.token_ids[:1], logprobs=(entry,), cached_tokens_by_source=sources
+                )
+                rest = delta(
+                    request.request_id, request.token_ids[1:], logprobs=(entry,) * 2, finished=FinishReason.LENGTH
+                )
+                link.send(TokenFrame(deltas=(first, rest)))
+
+    def hello(role):
+        return Hello(secret=b"secret", role=role, name="test", incarnation=0, pid=1)
+
+    listener = await listen(f"unix:{tmp_path}/s", hello(Role.SCHEDULER), serve)
+    client = EngineClient(await connect(listener.address, hello(Role.CLIENT)), FACTS, TOKENIZER)
+    outputs = await collect(client.generate([65, 66, 67], {"logprobs": 0, "seed": 2**63 - 1}))
+    assert outputs[-1].outputs[0].token_ids == [65, 66, 67]
+    assert outputs[-1].outputs[0].finish_reason == "length"
+    assert outputs[-1].metrics.cached_tokens_by_source == {"computed:not_found": 3}
+    assert outputs[-1].outputs[0].cumulative_logprob == -1.5
+    await listener.close()
     await client.close()
 
 
