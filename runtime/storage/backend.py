@@ -1,0 +1,81 @@
+"""The protocol that every L3 backend implements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from raydix.ids import PageKey
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.namespace import Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """A page of one KV group, within the namespace that the backend was opened with."""
+
+    key: PageKey
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """An object and its place in the arena, header included."""
+
+    name: ObjectName
+    page: memoryview
+    offset: int
+    """Of `page` in the arena, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a backend knows of an object without reading it."""
+
+    size_bytes: int
+    modified_s: float | None
+    """Unix time."""
+
+
+class StorageBackend(Protocol):
+    """Stores pages by name. Synchronous; every method but `open` and `close` may be called from several threads.
+
+    Results are one per object, in order, never a count: a hole in a batch does not shift what follows. No method
+    raises for the sake of one object. Deadlines are in the monotonic time of the clock that the backend was given;
+    past it the rest of the batch is TIMED_OUT. A backend checks no content: the caller verifies every page it gets.
+    """
+
+    def open(self, arena: memoryview, namespace: Namespace) -> None:
+        """Prepare to serve one namespace from and into `arena`. Raises ConfigError if that cannot work."""
+        ...
+
+    def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
+        """OK or MISSING: a hint, not a promise."""
+        ...
+
+    def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
+        """Copy objects into their pages. The content of a page whose status is not OK is undefined."""
+        ...
+
+    def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
+        """Store pages; OK also if the name exists, whose bytes are kept. An object is visible whole or not at all."""
+        ...
+
+    def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
+        """Remove objects: OK or MISSING."""
+        ...
+
+    def clear(self) -> ObjectStatus:
+        """Remove every object of the namespace."""
+        ...
+
+    def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
+        """Sizes and ages; None for what is missing."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Counters, and `objects`, `bytes`, `max_bytes` where the backend knows them."""
+        ...
+
+    def close(self) -> None:
+        """Release what `open` took. Stored objects stay."""
+        ...

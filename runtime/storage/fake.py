@@ -1,0 +1,157 @@
+"""L3 in memory, with delays and faults on demand."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.bytes_lru import BytesLru
+from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.storage.namespace import Namespace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong, and how often; each object of each read or write draws anew."""
+
+    seed: int = 0
+    max_delay_s: float = 0.0
+    """Each operation waits for a time drawn from [0, max_delay_s]; on several threads they end out of order."""
+    failure_fraction: float = 0.0
+    corrupt_fraction: float = 0.0
+    """Of reads. The stored object stays good unless the reader deletes it."""
+
+
+class FakeBackend:
+    """Owns: objects in memory, which survive `close` and `open` of this instance."""
+
+    def __init__(
+        self,
+        max_bytes: int | None = None,
+        faults: Faults | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._faults = faults or Faults()
+        self._random = random.Random(self._faults.seed)
+        self._max_bytes = max_bytes
+        self._lru = BytesLru(max_bytes)
+        self._objects: dict[str, bytes] = {}
+        self._namespace = ""
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._counters: Counter[str] = Counter()
+
+    def open(self, arena: memoryview, namespace: Namespace) -> None:
+        """Serve this namespace."""
+        self._namespace = namespace.hex
+
+    def _name(self, name: ObjectName) -> str:
+        return f"{self._namespace}/{name.group}/{name.key.hex()}"
+
+    def raw(self, name: ObjectName) -> bytes | None:
+        """The stored bytes."""
+        with self._lock:
+            return self._objects.get(self._name(name))
+
+    def set_raw(self, name: ObjectName, data: bytes) -> None:
+        """Put these bytes in the place of an object."""
+        with self._lock:
+            self._objects[self._name(name)] = data
+            self._lru.add(self._name(name), len(data))
+
+    def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
+        """Without faults or delays."""
+        with self._lock:
+            return [ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING for name in names]
+
+    def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
+        """Copy objects, or damage them on the way."""
+        return [self._fault(deadline_s) or self._get(ref) for ref in refs]
+
+    def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
+        """Copy pages."""
+        return [self._fault(deadline_s) or self._put(ref) for ref in refs]
+
+    def _fault(self, deadline_s: float) -> ObjectStatus | None:
+        """Wait; then the failure that was drawn, or None."""
+        with self._lock:
+            delay_s = self._random.uniform(0.0, self._faults.max_delay_s)
+            is_failure = self._random.random() < self._faults.failure_fraction
+        if self._clock() + delay_s >= deadline_s:
+            return ObjectStatus.TIMED_OUT
+        if delay_s:
+            self._sleep(delay_s)
+        return ObjectStatus.IO_ERROR if is_failure else None
+
+    def _get(self, ref: ObjectRef) -> ObjectStatus:
+        name = self._name(ref.name)
+        with self._lock:
+            data = self._objects.get(name)
+            if data is None:
+                return ObjectStatus.MISSING
+            self._lru.touch([name])
+            if self._random.random() < self._faults.corrupt_fraction:
+                data = corrupt(data, self._random.choice(list(Corruption)))
+                self._counters["objects_corrupted"] += 1
+            self._counters["objects_read"] += 1
+        if len(data) != len(ref.page):
+            return ObjectStatus.TOO_SHORT if len(data) < len(ref.page) else ObjectStatus.WRONG_LENGTH
+        ref.page[:] = data
+        return ObjectStatus.OK
+
+    def _put(self, ref: ObjectRef) -> ObjectStatus:
+        name = self._name(ref.name)
+        with self._lock:
+            if name in self._objects:
+                return ObjectStatus.OK
+            victims = self._lru.make_room(len(ref.page))
+            if victims is None:
+                return ObjectStatus.FULL
+            for victim in victims:
+                del self._objects[victim]
+            self._objects[name] = bytes(ref.page)
+            self._lru.add(name, len(ref.page))
+            self._counters["objects_written"] += 1
+        return ObjectStatus.OK
+
+    def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
+        """Forget objects."""
+        with self._lock:
+            return [self._delete(self._name(name)) for name in names]
+
+    def _delete(self, name: str) -> ObjectStatus:
+        self._lru.remove(name)
+        return ObjectStatus.MISSING if self._objects.pop(name, None) is None else ObjectStatus.OK
+
+    def clear(self) -> ObjectStatus:
+        """Forget every object of the namespace."""
+        with self._lock:
+            for name in [name for name in self._objects if name.startswith(f"{self._namespace}/")]:
+                self._delete(name)
+        return ObjectStatus.OK
+
+    def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
+        """Sizes; no times are kept."""
+        with self._lock:
+            found = [self._objects.get(self._name(name)) for name in names]
+        return [None if data is None else ObjectInfo(len(data), None) for data in found]
+
+    def stats(self) -> dict[str, int]:
+        """Objects and bytes of all namespaces, and counters."""
+        with self._lock:
+            known = {"objects": len(self._lru), "bytes": self._lru.total_bytes, "max_bytes": self._max_bytes or 0}
+            return known | self._counters
+
+    def check(self) -> None:
+        """Raises AccountingError if the bytes on record are not the sum over objects."""
+        with self._lock:
+            self._lru.check()
+
+    def close(self) -> None:
+        """Objects stay."""

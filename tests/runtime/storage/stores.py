@@ -1,0 +1,145 @@
+"""A real arena and worker around a backend, for the conformance suite."""
+
+import queue
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import (
+    DeleteObjects,
+    FindObjects,
+    ObjectsDone,
+    ObjectStatus,
+    ReadObjects,
+    WriteObjects,
+)
+from raydix.runtime.storage.backend import ObjectName, StorageBackend
+from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.namespace import Namespace, make_namespace
+from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.tiers.host_arena import HostArena
+
+GROUP = KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=3, head_dim=5)
+LAYOUT = KvLayout(page_size=4, dtype="float32", dtype_bytes=4, groups=(GROUP,))
+NAMESPACE = make_namespace(b"model", "v1", LAYOUT)
+OBJECT_BYTES = 64 + LAYOUT.payload_bytes(0)
+
+
+def make_key(name: int) -> PageKey:
+    return PageKey(name.to_bytes(32, "big"))
+
+
+def content(name: int) -> bytes:
+    """The payload that belongs to a key."""
+    length = LAYOUT.payload_bytes(0)
+    return bytes((name * 7 + i) % 251 for i in range(length))
+
+
+class Store(ABC):
+    """A backend with a way to look at, and damage, what it stores."""
+
+    @abstractmethod
+    def make(self, max_bytes: int | None = None) -> StorageBackend:
+        """A new backend on the same objects, where it has objects that outlive it."""
+
+    @abstractmethod
+    def raw(self, name: int) -> bytes | None: ...
+
+    @abstractmethod
+    def set_raw(self, name: int, data: bytes) -> None: ...
+
+
+class FileStore(Store):
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self, max_bytes: int | None = None) -> FileBackend:
+        return FileBackend(self.root, max_bytes)
+
+    def path(self, name: int) -> Path:
+        key = make_key(name).hex()
+        return self.root / NAMESPACE.hex / key[:2] / f"{key}.page"
+
+    def raw(self, name: int) -> bytes | None:
+        return self.path(name).read_bytes() if self.path(name).exists() else None
+
+    def set_raw(self, name: int, data: bytes) -> None:
+        self.path(name).parent.mkdir(parents=True, exist_ok=True)
+        self.path(name).write_bytes(data)
+
+
+class FakeStore(Store):
+    def __init__(self) -> None:
+        self.backend: FakeBackend | None = None
+
+    def make(self, max_bytes: int | None = None, faults: Faults | None = None) -> FakeBackend:
+        self.backend = FakeBackend(max_bytes, faults, sleep=lambda _: None)
+        return self.backend
+
+    def raw(self, name: int) -> bytes | None:
+        assert self.backend is not None
+        return self.backend.raw(ObjectName(make_key(name), 0))
+
+    def set_raw(self, name: int, data: bytes) -> None:
+        assert self.backend is not None
+        self.backend.set_raw(ObjectName(make_key(name), 0), data)
+
+
+class Bench:
+    """A worker whose answers are waited for, one order at a time."""
+
+    def __init__(self, backend: StorageBackend, namespace: Namespace = NAMESPACE) -> None:
+        self.arena = HostArena.create(LAYOUT, 64 * LAYOUT.host_page_bytes(0), num_threads=1)
+        self.answers: queue.Queue[ObjectsDone] = queue.Queue()
+        self.worker = StorageWorker(backend, self.arena, namespace, self.answers.put, num_threads=2)
+        self.next_batch = 0
+
+    def batch_id(self) -> BatchId:
+        self.next_batch += 1
+        return BatchId(self.next_batch)
+
+    def wait(self) -> list[ObjectStatus]:
+        """The statuses of the next answer."""
+        return [ObjectStatus(code) for code in self.answers.get(timeout=30).statuses]
+
+    def find(self, names: list[int]) -> list[ObjectStatus]:
+        self.worker.submit(FindObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names))))
+        return self.wait()
+
+    def write_order(self, names: list[int], first_page: int = 0) -> WriteObjects:
+        pages = range(first_page, first_page + len(names))
+        for page, name in zip(pages, names, strict=True):
+            self.arena.payload(HostPageId(page), 0)[:] = content(name)
+        keys = b"".join(map(make_key, names))
+        return WriteObjects(batch_id=self.batch_id(), keys=keys, host_page_ids=int32_array(pages))
+
+    def write(self, names: list[int], first_page: int = 0) -> list[ObjectStatus]:
+        self.worker.submit(self.write_order(names, first_page))
+        return self.wait()
+
+    def read_order(self, names: list[int], first_page: int = 32, deadline_s: float = 30.0) -> ReadObjects:
+        pages = range(first_page, first_page + len(names))
+        for page in pages:
+            self.arena.payload(HostPageId(page), 0)[:] = bytes([0xEE]) * LAYOUT.payload_bytes(0)
+        keys = b"".join(map(make_key, names))
+        return ReadObjects(batch_id=self.batch_id(), keys=keys, host_page_ids=int32_array(pages), deadline_s=deadline_s)
+
+    def read(self, names: list[int], first_page: int = 32) -> list[ObjectStatus]:
+        """Read and prove that whatever is OK is right."""
+        self.worker.submit(self.read_order(names, first_page))
+        statuses = self.wait()
+        for place, (name, status) in enumerate(zip(names, statuses, strict=True)):
+            if status is ObjectStatus.OK:
+                assert bytes(self.arena.payload(HostPageId(first_page + place), 0)) == content(name)
+        return statuses
+
+    def clear(self) -> list[ObjectStatus]:
+        self.worker.submit(DeleteObjects(batch_id=self.batch_id()))
+        return self.wait()
+
+    def close(self) -> None:
+        self.worker.close()
+        self.arena.close()

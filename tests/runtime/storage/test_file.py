@@ -1,0 +1,148 @@
+"""The file backend: restarts, temporaries, trouble with the disk."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import ConfigError
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.backend import ObjectName, ObjectRef
+from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.namespace import make_namespace
+from tests.runtime.storage.stores import LAYOUT, NAMESPACE, OBJECT_BYTES, Bench, FileStore, make_key
+
+OK, MISSING, FULL = ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.FULL
+
+
+def opened(root: Path, max_bytes: int | None = None) -> FileBackend:
+    backend = FileBackend(root, max_bytes, clock=lambda: 0.0)
+    backend.open(memoryview(b""), NAMESPACE)
+    return backend
+
+
+def refs(*names: int) -> list[ObjectRef]:
+    return [ObjectRef(ObjectName(make_key(name), 0), memoryview(bytearray(OBJECT_BYTES)), 0) for name in names]
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file() and path.name != "manifest.json"]
+
+
+def test_restart_finds_the_pages(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    bench = Bench(store.make())
+    bench.write(list(range(6)))
+    bench.close()
+    again = Bench(store.make())
+    assert again.read(list(range(6))) == [OK] * 6
+    assert again.worker.stats()["bytes"] == 6 * OBJECT_BYTES
+    again.close()
+
+
+def test_order_of_use_outlives_a_restart(tmp_path: Path) -> None:
+    backend = opened(tmp_path)
+    backend.batch_put_from(refs(0, 1, 2, 3), 1.0)
+    backend.batch_get_into(refs(3), 1.0)
+    again = opened(tmp_path, max_bytes=2 * OBJECT_BYTES)
+    exists = again.batch_exists([ref.name for ref in refs(0, 1, 2, 3)])
+    assert exists == [OK, MISSING, MISSING, OK]
+
+
+def test_batch_loses_its_tail_first(tmp_path: Path) -> None:
+    backend = opened(tmp_path, max_bytes=4 * OBJECT_BYTES)
+    backend.batch_put_from(refs(0, 1, 2, 3), 1.0)
+    for name, left in ((10, 3), (11, 2)):
+        backend.batch_put_from(refs(name), 1.0)
+        exists = backend.batch_exists([ref.name for ref in refs(0, 1, 2, 3)])
+        assert exists == [OK] * left + [MISSING] * (4 - left)
+
+
+def test_temporaries_of_dead_processes_are_swept_and_of_live_ones_spared(tmp_path: Path) -> None:
+    backend = opened(tmp_path)
+    backend.batch_put_from(refs(1), 1.0)
+    folder = backend.path(refs(1)[0].name).parent
+    own = folder / f".x.{backend._owner}.99.tmp"
+    reused_pid = folder / f".x.{os.getpid()}.1.1.tmp"
+    dead = tmp_path / NAMESPACE.hex / ".manifest.4194305.77.1.tmp"
+    for path in (own, reused_pid, dead):
+        path.write_bytes(b"half")
+    again = opened(tmp_path)
+    assert own.exists()
+    assert not reused_pid.exists()
+    assert not dead.exists()
+    assert again.stats()["temporaries_swept"] == 2
+    assert again.stats()["objects"] == 1
+
+
+def test_bound_spans_namespaces(tmp_path: Path) -> None:
+    old = FileBackend(tmp_path, None, clock=lambda: 0.0)
+    old.open(memoryview(b""), make_namespace(b"model", "v0", LAYOUT))
+    old.batch_put_from(refs(1, 2, 3), 1.0)
+    backend = opened(tmp_path, max_bytes=3 * OBJECT_BYTES)
+    assert backend.batch_put_from(refs(1, 2), 1.0) == [OK, OK]
+    assert len(files(tmp_path)) == 3
+    assert old.batch_exists([ref.name for ref in refs(1, 2, 3)]).count(OK) == 1
+
+
+def test_object_in_use_is_never_evicted(tmp_path: Path) -> None:
+    backend = opened(tmp_path, max_bytes=2 * OBJECT_BYTES)
+    backend.batch_put_from(refs(1, 2), 1.0)
+    name = str(backend.path(refs(1)[0].name).relative_to(tmp_path))
+    backend._lru.acquire(name)
+    assert backend.batch_put_from(refs(3), 1.0) == [OK]
+    assert backend.batch_exists([ref.name for ref in refs(1, 2, 3)]) == [OK, MISSING, OK]
+    backend._lru.release(name)
+
+
+@pytest.mark.parametrize(("code", "status"), [(errno.ENOSPC, FULL), (errno.EIO, ObjectStatus.IO_ERROR)])
+def test_failed_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: ObjectStatus
+) -> None:
+    backend = opened(tmp_path)
+
+    def fail(fd: int, buffers: object, offset: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwritev", fail)
+    assert backend.batch_put_from(refs(1), 1.0) == [status]
+    assert files(tmp_path) == []
+    assert backend.stats()["bytes"] == 0
+    monkeypatch.undo()
+    assert backend.batch_put_from(refs(1), 1.0) == [OK]
+
+
+def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(tmp_path)
+    preadv, pwritev = os.preadv, os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: pwritev(fd, [buffers[0][:100]], offset))
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:33]], offset))
+    [written] = refs(1)
+    written.page[:] = bytes(i % 256 for i in range(OBJECT_BYTES))
+    [read] = refs(1)
+    assert backend.batch_put_from([written], 1.0) == [OK]
+    assert backend.batch_get_into([read], 1.0) == [OK]
+    assert read.page == written.page
+
+
+def test_unusable_folder_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cache\.l3\.path"):
+        opened(tmp_path / "file" / "l3")
+
+
+def test_manifest_says_what_the_namespace_is(tmp_path: Path) -> None:
+    opened(tmp_path)
+    manifest = json.loads((tmp_path / NAMESPACE.hex / "manifest.json").read_text())
+    assert manifest["model_fingerprint"] == b"model".hex()
+    assert manifest["page_size"] == LAYOUT.page_size
+
+
+def test_objects_of_another_engine_are_counted_when_they_are_read(tmp_path: Path) -> None:
+    backend = opened(tmp_path)
+    opened(tmp_path).batch_put_from(refs(5), 1.0)
+    assert backend.stats()["objects"] == 0
+    assert backend.batch_get_into(refs(5), 1.0) == [OK]
+    assert backend.stats()["objects"] == 1

@@ -1,0 +1,132 @@
+"""Headers, namespaces, the LRU by bytes, the fake's faults, and making backends."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydix.errors import AccountingError, ConfigError
+from raydix.ids import PageKey
+from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.backend import ObjectName, ObjectRef
+from raydix.runtime.storage.bytes_lru import BytesLru
+from raydix.runtime.storage.create import create_backend
+from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.namespace import make_namespace
+from raydix.runtime.storage.object_header import ObjectIdentity, fill_header, verify_object
+from tests.runtime.storage.stores import GROUP, LAYOUT, Bench, FakeStore
+
+IDENTITY = ObjectIdentity(b"n" * 8, 1, PageKey(b"k" * 32))
+
+
+def test_header_names_what_differs() -> None:
+    page = memoryview(bytearray(64 + 100))
+    fill_header(page, IDENTITY)
+    assert verify_object(page, IDENTITY) is ObjectStatus.OK
+    assert verify_object(page, replace(IDENTITY, codec=1)) is ObjectStatus.WRONG_CODEC
+    assert verify_object(page, replace(IDENTITY, group=0)) is ObjectStatus.WRONG_KEY
+    assert verify_object(page[:-1], IDENTITY) is ObjectStatus.WRONG_LENGTH
+    assert verify_object(page[:63], IDENTITY) is ObjectStatus.TOO_SHORT
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(payload=st.binary(max_size=64), flip=st.integers(0, 10**6))
+def test_any_flipped_bit_is_found(payload: bytes, flip: int) -> None:
+    page = memoryview(bytearray(64) + payload)
+    fill_header(page, IDENTITY)
+    bit = flip % (8 * len(page))
+    page[bit // 8] ^= 1 << bit % 8
+    is_reserved = bit // 8 in (14, 15)
+    assert (verify_object(page, IDENTITY) is ObjectStatus.OK) == is_reserved
+
+
+def test_every_field_changes_the_namespace() -> None:
+    bf16 = KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=(GROUP,))
+    layouts = [LAYOUT, bf16, replace(LAYOUT, page_size=8), replace(LAYOUT, version=2)]
+    layouts += [replace(LAYOUT, groups=(replace(GROUP, **change),)) for change in ({"head_dim": 6}, {"layers": (0, 2)})]
+    layouts += [replace(LAYOUT, groups=(GROUP, GROUP))]
+    namespaces = [make_namespace(b"m", "v", layout) for layout in layouts]
+    namespaces += [make_namespace(b"mv", "", LAYOUT), make_namespace(b"m", "w", LAYOUT)]
+    namespaces += [make_namespace(b"m", "v", LAYOUT, codec="fp8")]
+    assert len({namespace.digest for namespace in namespaces}) == len(namespaces)
+    assert make_namespace(b"m", "v", LAYOUT).digest == namespaces[0].digest
+    assert len(namespaces[0].hex) == 16
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from("atkr"), st.integers(0, 9), st.integers(1, 40)), max_size=60))
+def test_lru_keeps_within_its_bound_and_spares_what_is_in_use(steps: list[tuple[str, int, int]]) -> None:
+    lru, used = BytesLru(100), set()
+    for action, number, size in steps:
+        name = str(number)
+        match action:
+            case "a":
+                victims = lru.make_room(size)
+                if victims is not None:
+                    assert not used & set(victims)
+                    lru.add(name, size)
+                    assert lru.total_bytes <= 100
+            case "t":
+                lru.touch([name])
+            case "k" if name not in used:
+                lru.acquire(name)
+                used.add(name)
+            case "r" if name in used:
+                lru.release(name)
+                used.discard(name)
+        lru.check()
+
+
+def test_lru_notices_a_release_too_many() -> None:
+    lru = BytesLru(None)
+    lru.release("a")
+    with pytest.raises(AccountingError, match="users"):
+        lru.check()
+
+
+def test_fake_fails_and_corrupts_as_often_as_told_and_never_gives_wrong_bytes() -> None:
+    faults = Faults(seed=3, max_delay_s=1e-6, failure_fraction=0.3, corrupt_fraction=0.3)
+    bench = Bench(FakeStore().make(faults=faults))
+    statuses = []
+    for _ in range(30):
+        bench.write([1, 2, 3, 4])
+        statuses += bench.read([1, 2, 3, 4])
+    bench.close()
+    assert statuses.count(ObjectStatus.IO_ERROR) in range(20, 50)
+    assert sum(status.is_bad_object for status in statuses) in range(10, 50)
+    assert ObjectStatus.OK in statuses
+
+
+def test_fake_times_out_what_would_take_too_long() -> None:
+    slept: list[float] = []
+    backend = FakeBackend(faults=Faults(max_delay_s=100.0), clock=lambda: 0.0, sleep=slept.append)
+    refs = [ObjectRef(ObjectName(IDENTITY.key, 0), memoryview(bytearray(100)), 0)] * 3
+    assert backend.batch_get_into(refs, 1e-9) == [ObjectStatus.TIMED_OUT] * 3
+    assert slept == []
+    assert backend.batch_put_from(refs, 100.0) == [ObjectStatus.OK] * 3
+    assert len(slept) == 3
+
+
+def test_backends_are_made_from_configuration(tmp_path: Path) -> None:
+    assert isinstance(create_backend({"backend": "file", "path": str(tmp_path), "max_bytes": 10}), FileBackend)
+    assert isinstance(create_backend({"backend": "fake", "seed": 1, "max_delay_s": 0.5}), FakeBackend)
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"backend": "tape"}, "expected file or fake"),
+        ({"backend": "file"}, "cache.l3.path"),
+        ({"backend": "file", "path": "x", "speed": 1}, "speed"),
+        ({"backend": "file", "path": "x", "max_bytes": "1GiB"}, "max_bytes"),
+        ({"backend": "fake", "seed": "x"}, "cache.l3.seed"),
+        ({"backend": "fake", "path": "x"}, "path"),
+    ],
+)
+def test_bad_configuration_is_refused(config: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        create_backend(config)
