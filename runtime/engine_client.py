@@ -7,11 +7,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import RequestId
-from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest, TokenFrame
 from raydix.runtime.outputs import RequestOutput
@@ -19,16 +19,6 @@ from raydix.runtime.prompts import Prompt, TokenPrompt, check_token_ids, read_pr
 from raydix.runtime.request_stream import RequestStream, StreamedRequest
 from raydix.runtime.sampling_params import SamplingParams
 from raydix.runtime.text.tokenizer import Tokenizer
-
-
-class ClientLink(Protocol):
-    """What is needed of a link; see `raydix.runtime.actors.links.link.Link`."""
-
-    def send(self, message: Any) -> None: ...
-
-    async def receive(self) -> Any: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +58,7 @@ class EngineClient:
 
     def __init__(
         self,
-        link: ClientLink,
+        link: Link,
         facts: ModelFacts,
         tokenizer: Tokenizer | None,
         clock: Callable[[], float] = time.monotonic,
@@ -202,7 +192,7 @@ class EngineClient:
 
     async def _read_frames(self) -> None:
         """Sort frames into streams until the link closes."""
-        reason = "the reader was cancelled"
+        reason = "its reader was stopped"
         try:
             while True:
                 frame = await self._link.receive()
