@@ -1,11 +1,11 @@
 """Lookups: what L2 and L3 hold of a request's chain, and fetching from L3 what L2 lacks."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from raydix.ids import BatchId, HostPageId, PageKey, RequestId
-from raydix.runtime.cache.host_events import HostEffect, SetGenerations, StorageSettings
+from raydix.runtime.cache.host_events import HostEffect, HostSettings, SetGenerations, StorageSettings
+from raydix.runtime.cache.host_holds import StagedPages
 from raydix.runtime.cache.host_index import HostIndex
 from raydix.runtime.cache.storage_orders import StorageOrders
 from raydix.runtime.messages.arrays import int32_array
@@ -62,26 +62,24 @@ class _Read:
 class HostLookups:
     """Owns: lookups that are not final, and reads in flight with the FILLING pages they fill.
 
-    Each object is read once, however many lookups wait for it. Lookups take turns, one batch each. Fetched pages are
-    READY and most recently used, not pinned. Until they are leased, cancelled, dropped, or `staged_grace_s` has
-    passed, they and the pages being filled count as `staged`, which is bounded by `max_staged_pages` per group.
+    Each object is read once, however many lookups wait for it. Lookups take turns, one batch each. A fetched page is
+    staged: READY and pinned until it is leased, its lookup is cancelled, or some time after the final report. Staged
+    pages and pages being filled together are bounded.
     """
 
     def __init__(
         self,
-        settings: StorageSettings | None,
-        page_size: int,
+        settings: HostSettings,
         index: HostIndex,
+        staged: StagedPages,
         orders: StorageOrders | None,
-        max_staged_pages: Sequence[int],
         effects: list[HostEffect],
         counters: Counter[str],
     ) -> None:
-        self._settings = settings or StorageSettings()
-        self._page_size = page_size
+        self._page_size = settings.page_size
+        self._settings = settings.storage or StorageSettings()
         self._index = index
         self._orders = orders
-        self._max_staged_pages = max_staged_pages
         self._effects = effects
         self._counters = counters
         self._lookups: dict[RequestId, _Lookup] = {}
@@ -90,8 +88,8 @@ class HostLookups:
         self._finds: dict[BatchId, _Lookup] = {}
         self._batches: dict[BatchId, _ReadBatch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
-        self._staged: list[dict[PageKey, float]] = [{} for _ in max_staged_pages]
-        self._num_filling = [0] * len(max_staged_pages)
+        self._staged = staged
+        self._num_filling = [0] * staged.num_groups
         self.is_allocating = True
         """False while a new arena owner must not hand out pages yet."""
 
@@ -152,13 +150,13 @@ class HostLookups:
         if lookup is None:
             return
         self._fail(lookup, lookup.sources.index(PageSource.PENDING), PageSource.CANCELLED)
-        self.unstage(lookup.group, lookup.keys)
+        self._staged.release(lookup.group, lookup.keys)
 
     def cancel_all(self) -> None:
         """The Scheduler is gone: forget its lookups without a report."""
         for request_id in list(self._lookups):
             self._forget(request_id)
-        self._changed.clear()
+        self._staged.release_all()
 
     def _forget(self, request_id: RequestId) -> None:
         lookup = self._lookups.pop(request_id, None)
@@ -166,20 +164,11 @@ class HostLookups:
             self._fail(lookup, 0, PageSource.CANCELLED)
             self._changed = [other for other in self._changed if other is not lookup]
 
-    def unstage(self, group: int, keys: Iterable[PageKey]) -> None:
-        """These pages are leased, dropped or not wanted: they no longer count as staged."""
-        staged = self._staged[group]
-        for key in keys:
-            staged.pop(key, None)
-
     # Orders ----------------------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> None:
         """Order reads: one batch per lookup and turn, while not too many are in flight."""
-        if self._orders is None:
-            return
-        self._expire_staged(now_s)
-        while self._turns:
+        while self._orders is not None and self._turns:
             is_admitting = self._orders.is_admitting(now_s)
             if is_admitting and self._num_current() >= self._settings.max_read_batches:
                 return
@@ -200,25 +189,31 @@ class HostLookups:
         page_ids: list[HostPageId] = []
         while lookup.wanted and len(indices) < self._settings.batch_pages:
             index = lookup.wanted.popleft()
-            key = lookup.keys[index]
-            read = self._reads.get((lookup.group, key))
-            if self._index.find(lookup.group, key) is not None:
-                self._arrive(lookup, index)
-            elif read is not None:
-                read.waiters.append((lookup, index))
-            else:
-                page_id = self._allocate(lookup.group)
-                if page_id is None:
-                    self._fail(lookup, index, PageSource.NO_HOST_PAGE)
-                    break
-                indices.append(index)
-                page_ids.append(page_id)
+            if self._join(lookup, index):
+                continue
+            page_id = self._allocate(lookup.group)
+            if page_id is None:
+                self._fail(lookup, index, PageSource.NO_HOST_PAGE)
+                break
+            indices.append(index)
+            page_ids.append(page_id)
         if indices:
             self._send_read(lookup, indices, page_ids, now_s)
 
+    def _join(self, lookup: _Lookup, index: int) -> bool:
+        """Whether a page need not be read for this lookup: it is here, or somebody's read will bring it."""
+        key = lookup.keys[index]
+        read = self._reads.get((lookup.group, key))
+        if self._index.find(lookup.group, key) is not None:
+            self._arrive(lookup, index)
+        elif read is not None:
+            read.waiters.append((lookup, index))
+        else:
+            return False
+        return True
+
     def _allocate(self, group: int) -> HostPageId | None:
-        num_staged = len(self._staged[group]) + self._num_filling[group]
-        if not self.is_allocating or num_staged >= self._max_staged_pages[group]:
+        if not self.is_allocating or self._num_filling[group] >= self._staged.num_left(group):
             return None
         page_id = self._index.allocate(group)
         if page_id is not None:
@@ -270,20 +265,19 @@ class HostLookups:
             hits.append(index)
         if 0 < len(hits) * self._page_size < self._settings.min_tokens:
             self._fail(lookup, hits[0], PageSource.BELOW_MIN_TOKENS)
-        elif hits:
-            lookup.wanted.extend(hits)
+        else:
+            lookup.wanted.extend(index for index in hits if not self._join(lookup, index))
             self._turns[lookup] = None
 
     def _finish_reads(self, done: ObjectsDone, batch: _ReadBatch, now_s: float) -> None:
         self._num_filling[batch.group] -= len(batch.keys)
-        # The deepest page is published first, so that the chain loses its tail first.
         outcomes = list(zip(batch.keys, batch.page_ids, map(ObjectStatus, done.statuses), strict=True))
-        for key, page_id, status in reversed(outcomes):
+        for key, page_id, status in outcomes:
             self._counters[f"l3_reads_{status.name.lower()}"] += 1
             if status is not ObjectStatus.OK:
                 self._index.free(page_id)
             elif self._index.publish(page_id, key):
-                self._staged[batch.group][key] = now_s + self._settings.staged_grace_s
+                self._staged.add(batch.group, key, now_s)
         waiters = self._end_reads(done.batch_id, batch)
         for (_, _, status), waiting in zip(outcomes, waiters, strict=True):
             for lookup, index in waiting:
@@ -372,17 +366,9 @@ class HostLookups:
         self._num_filling = [0] * len(self._num_filling)
         return held
 
-    def _expire_staged(self, now_s: float) -> None:
-        for staged in self._staged:
-            while staged:
-                key = next(iter(staged))
-                if staged[key] > now_s:
-                    break
-                del staged[key]
-
     # Reports ---------------------------------------------------------------------------------------------------
 
-    def take_reports(self) -> list[LookupProgress]:
+    def take_reports(self, now_s: float) -> list[LookupProgress]:
         """One report for each lookup that has changed; a final one ends it and touches its chain again."""
         changed, self._changed = dict.fromkeys(self._changed), []
         reports = []
@@ -394,4 +380,5 @@ class HostLookups:
             if is_final:
                 del self._lookups[lookup.request_id]
                 self._index.touch_chain(lookup.group, lookup.keys)
+                self._staged.renew(lookup.group, lookup.keys, now_s)
         return reports

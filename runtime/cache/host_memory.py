@@ -1,7 +1,6 @@
 """The brain of the HostMemory actor: a state machine without I/O that alone decides within L2."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from raydix.errors import AccountingError
@@ -24,10 +23,12 @@ from raydix.runtime.cache.host_events import (
     StorageAttached,
     StorageFlushed,
     StorageLost,
+    StorageSettings,
     Tick,
     ToScheduler,
     WatchProcess,
 )
+from raydix.runtime.cache.host_holds import Quarantine, StagedPages
 from raydix.runtime.cache.host_index import HostIndex, PageState
 from raydix.runtime.cache.host_lookups import HostLookups
 from raydix.runtime.cache.host_writes import HostWrites
@@ -60,14 +61,6 @@ MAX_MIRROR_KEYS = 65_536
 """Of one message, when a Scheduler gets the whole set."""
 
 
-@dataclass(slots=True)
-class _Held:
-    """What stays out of use until its holder is known to be gone."""
-
-    quarantined: list[HostPageId] = field(default_factory=list)
-    pinned: list[HostPageId] = field(default_factory=list)
-
-
 class HostMemoryCore:
     """Owns: L2's index, grants to the Scheduler, quarantine, lookups, and the orders to the storage actor.
 
@@ -87,21 +80,20 @@ class HostMemoryCore:
         self._max_granted = [max(1, min(pages // GRANTED_FRACTION, MAX_GRANTED_PAGES)) for pages in fair_share]
         self._page_bytes = geometry.page_bytes
         self._granted: list[set[HostPageId]] = [set() for _ in fair_share]
-        self._held: dict[int | None, _Held] = {}
-        """By process id; None: until the Scheduler says that copies are drained."""
+        self._quarantine = Quarantine(self._index)
         self._epoch: int | None = None
         self._is_granting = False
         self._is_first_attach = generations is None
         storage = settings.storage
+        grace_s = StorageSettings().staged_grace_s if storage is None else storage.staged_grace_s
+        max_staged = [pages // STAGED_FRACTION for pages in fair_share]
+        self._staged = StagedPages(self._index, max_staged, grace_s)
         self._orders: StorageOrders | None = None
         self._writes: HostWrites | None = None
         if storage is not None:
             self._orders = StorageOrders(storage, self._effects, self.counters)
             self._writes = HostWrites(storage, self._index, self._orders, self._effects, self.counters)
-        max_staged = [pages // STAGED_FRACTION for pages in fair_share]
-        self._lookups = HostLookups(
-            storage, settings.page_size, self._index, self._orders, max_staged, self._effects, self.counters
-        )
+        self._lookups = HostLookups(settings, self._index, self._staged, self._orders, self._effects, self.counters)
         self._lookups.is_allocating = generations is None
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
@@ -120,8 +112,9 @@ class HostMemoryCore:
             case StorageLost():
                 self._lose_storage()
             case ProcessExited(pid):
-                self._let_go(pid)
+                self._quarantine.let_go(pid)
             case FlushHost():
+                self._staged.release_all()
                 for group in range(len(self._granted)):
                     self.counters["pages_flushed"] += self._index.drop_unpinned(group)
             case FlushStorage():
@@ -163,7 +156,7 @@ class HostMemoryCore:
     def _lease(self, message: LeasePages) -> None:
         keys = split_keys(message.keys)
         page_ids = self._index.lease(message.lease_id, message.group, keys)
-        self._lookups.unstage(message.group, keys)
+        self._staged.release(message.group, keys)
         self._send(
             PagesLeased(
                 lease_id=message.lease_id,
@@ -208,7 +201,7 @@ class HostMemoryCore:
         pinned = []
         for lease_id in message.lease_ids.tolist():
             pinned.extend(self._index.detach_lease(LeaseId(lease_id)))
-        self._hold(message.pid, self._take_granted(message.host_page_ids, message.generations), pinned)
+        self._hold_until_exit(message.pid, self._take_granted(message.host_page_ids, message.generations), pinned)
 
     def _attach_scheduler(self, epoch: int) -> None:
         if self._epoch is not None:
@@ -230,34 +223,19 @@ class HostMemoryCore:
         for pages in self._granted:
             pages.clear()
         pinned = [page_id for lease_id in self._index.lease_ids() for page_id in self._index.detach_lease(lease_id)]
-        if granted or pinned:
-            self._hold(None, granted, pinned)
+        self._quarantine.hold(None, granted, pinned)
 
     def _drain(self, message: CopiesDrained) -> None:
         if message.host_incarnation != self._settings.incarnation:
             self.counters["stale_drains"] += 1
             return
-        self._let_go(None)
+        self._quarantine.let_go(None)
         self._is_granting = True
         self._lookups.is_allocating = True
 
-    # Quarantine ------------------------------------------------------------------------------------------------
-
-    def _hold(self, pid: int | None, quarantined: list[HostPageId], pinned: list[HostPageId]) -> None:
-        """Keep FILLING pages and pins of READY pages until process `pid` has exited (None: until copies drain)."""
-        for page_id in quarantined:
-            self._index.quarantine(page_id)
-        held = self._held.setdefault(pid, _Held())
-        held.quarantined.extend(quarantined)
-        held.pinned.extend(pinned)
-        if pid is not None:
-            self._effects.append(WatchProcess(pid))
-
-    def _let_go(self, pid: int | None) -> None:
-        held = self._held.pop(pid, _Held())
-        for page_id in held.quarantined:
-            self._index.free(page_id)
-        self._index.unpin(held.pinned)
+    def _hold_until_exit(self, pid: int, filling: list[HostPageId], pinned: list[HostPageId]) -> None:
+        self._quarantine.hold(pid, filling, pinned)
+        self._effects.append(WatchProcess(pid))
 
     # Storage ---------------------------------------------------------------------------------------------------
 
@@ -279,7 +257,7 @@ class HostMemoryCore:
             return
         pid = self._orders.pid
         self._orders.detach()
-        self._hold(pid, self._lookups.lose(), self._writes.lose())
+        self._hold_until_exit(pid, self._lookups.lose(), self._writes.lose())
         self.counters["storage_losses"] += 1
 
     def _flush_storage(self) -> None:
@@ -291,6 +269,7 @@ class HostMemoryCore:
     # After each event ------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> None:
+        self._staged.expire(now_s)
         if self._orders is not None and self._writes is not None:
             for batch_id in self._orders.take_overdue(now_s):
                 self._lookups.give_up(batch_id)
@@ -301,7 +280,6 @@ class HostMemoryCore:
         # Keys first: a Scheduler that hears of an arrived page finds it in its mirror.
         for group in range(len(self._granted)):
             ready, dropped = self._index.take_changes(group)
-            self._lookups.unstage(group, dropped)
             self.counters["pages_dropped"] += len(dropped)
             if ready or dropped:
                 update = MirrorUpdate(
@@ -310,7 +288,7 @@ class HostMemoryCore:
                     group=group,
                 )
                 self._send(update)
-        for report in self._lookups.take_reports():
+        for report in self._lookups.take_reports(now_s):
             self._send(report)
         for grant in grants:
             self._send(grant)
@@ -349,7 +327,7 @@ class HostMemoryCore:
         """When a `Tick` is due; None if time alone changes nothing."""
         if self._orders is None or self._writes is None:
             return None
-        times = [self._orders.next_overdue_s]
+        times = [self._orders.next_overdue_s, self._staged.next_expiry_s]
         if self._writes.num_pending and self._orders.pid is not None:
             times.append(self._orders.breaker.retry_at_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
@@ -370,6 +348,7 @@ class HostMemoryCore:
             "leases": self._index.num_leases,
             "lookups": self._lookups.num_lookups,
             "pages_reading": self._lookups.num_filling,
+            "pages_staged": self._staged.num_pins,
             "l3_breaker": "none" if self._orders is None else self._orders.breaker.state.value,
             "l3_breaker_trips": 0 if self._orders is None else self._orders.breaker.num_trips,
             "l3_writes_pending": 0 if self._writes is None else self._writes.num_pending,
@@ -389,10 +368,10 @@ class HostMemoryCore:
                 f"{counts[PageState.FILLING]} pages are FILLING; {num_granted} are granted and "
                 f"{self._lookups.num_filling} are being read"
             )
-        num_held = sum(len(held.quarantined) for held in self._held.values())
+        num_held = self._quarantine.num_pages
         if counts[PageState.QUARANTINED] != num_held:
             raise AccountingError(f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record")
-        num_pinned = sum(len(held.pinned) for held in self._held.values())
-        num_pinned += self._index.num_leased + (0 if self._writes is None else self._writes.num_pinned)
+        num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
+        num_pinned += 0 if self._writes is None else self._writes.num_pinned
         if self._index.num_readers != num_pinned:
             raise AccountingError(f"pages have {self._index.num_readers} readers; {num_pinned} are on record")

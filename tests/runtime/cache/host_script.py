@@ -169,6 +169,7 @@ class HostScript:
         return used
 
     def lookup(self, request: str, names: "range | list[int] | list[str]", num_l1_pages: int = 0) -> None:
+        self.progress.pop(request, None)
         self.say(Lookup(request_id=RequestId(request), keys=make_keys(names), num_l1_pages=num_l1_pages))
 
     def sources(self, request: str) -> list[PageSource]:
