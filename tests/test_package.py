@@ -3,8 +3,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 import raydix
 from raydix import errors
+from tests.clean_venv import make_clean_venv
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE_FOLDERS = ("raydix", "runtime", "kernels", "moe")
@@ -47,13 +46,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new environment that holds the wheel; its dependencies are those of this one."""
-    folder = tmp_path_factory.mktemp("venv")
-    venv.create(folder, with_pip=True, symlinks=True)
-    python = folder / "bin/python"
+    python = make_clean_venv(tmp_path_factory.mktemp("venv"))
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(command, check=True, capture_output=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (folder / "lib" / version / "site-packages/dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 
 
@@ -98,9 +93,9 @@ def test_the_wheel_holds_real_files_and_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"raydix"}
     sources = {
-        f"raydix/{folder}/{path.relative_to(ROOT / folder)}"
+        f"raydix/{path.relative_to(wheel.parent / 'source')}"
         for folder in ("runtime", "kernels", "moe")
-        for path in (ROOT / folder).rglob("*.py")
+        for path in (wheel.parent / "source" / folder).rglob("*.py")
     }
     assert sources <= set(names)
     assert "raydix/py.typed" in names
