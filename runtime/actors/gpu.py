@@ -1,0 +1,349 @@
+"""The GPU actor: carries out the Scheduler's plans on one device, in threads; its event loop does control calls only.
+
+The launcher thread reads plans and enqueues their work. The completer thread waits for steps and reports them. The
+reporter thread reports loads and backups, also when no step runs. Imports no torch until a model is loaded: the
+processes that only create this actor do without.
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raydix.errors import AccountingError
+from raydix.ids import Rank
+from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
+from raydix.runtime.actors.gpu_model import GpuModel, StepOutput, StepTimer
+from raydix.runtime.actors.host_memory import ArenaLocation
+from raydix.runtime.actors.links.blocking_link import connect_blocking
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
+from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.transfer_reports import TransferReports
+from raydix.runtime.config import EngineConfig
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import TransferEngine
+
+logger = logging.getLogger(__name__)
+
+MAX_STEPS_IN_FLIGHT = 8
+"""Steps enqueued and not yet reported; the Scheduler plans one ahead."""
+RECONNECT_S = 120.0
+"""How long a GPU actor waits for the Scheduler to be made again."""
+
+BuildModel = Callable[[EngineConfig, int], GpuModel]
+"""Loads a model on the CUDA device of that index, or on the cpu."""
+Dial = Callable[[threading.Event], BlockingLink]
+"""Connects to the Scheduler; raises LinkClosed if that cannot be, or if the event is set meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A plan whose work is enqueued. `output` is None if it has no rows."""
+
+    step: int
+    link: BlockingLink
+    output: StepOutput | None
+    timer: StepTimer | None
+    waited_s: float
+
+
+def build_torch_model(config: EngineConfig, device_index: int) -> GpuModel:
+    """Load the configured checkpoint."""
+    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not wait for it.
+    from raydix.runtime.actors.torch_model import load_gpu_model
+
+    return load_gpu_model(config, device_index)
+
+
+class GpuActor:
+    """Owns: one device's model, KV pools, block tables and requests' state, which the launcher alone changes."""
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        name: str,
+        rank: int,
+        incarnation: int,
+        build_model: BuildModel = build_torch_model,
+        on_fatal: Callable[[], None] = exit_process,
+    ) -> None:
+        """`name` is the engine's. `on_fatal` is called, after logging, from a thread that cannot go on."""
+        self._config = config
+        self._name = name
+        self._rank = rank
+        self._incarnation = incarnation
+        self._build_model = build_model
+        self._on_fatal = on_fatal
+        self._device_index = rank
+        self._model: GpuModel | None = None
+        self._arena: HostArena | None = None
+        self._transfers: TransferEngine | None = None
+        self._transfers_lock = threading.Lock()
+        self._link: BlockingLink | None = None
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._steps: queue.Queue[_Step | None] = queue.Queue(MAX_STEPS_IN_FLIGHT)
+        self._reports = TransferReports(rank)
+        self._slots: set[int] = set()
+        self._next_step: int | None = None
+        self._waited_s = 0.0
+        self._num_steps = 0
+        self._num_links = 0
+        self._compute_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"GpuActor({self._name}, rank {self._rank}, {self._config.model.device})"
+
+    # Control calls ---------------------------------------------------------------------------------------------------
+
+    def use_device(self, index: int) -> None:
+        """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
+        self._device_index = index
+
+    async def load(self) -> GpuFacts:
+        """Load the model and make its pools. Raises CheckpointError or ConfigError."""
+        self._model = await asyncio.to_thread(self._build_model, self._config, self._device_index)
+        return self._model.facts
+
+    async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
+        """Map the arena; where it is to be had in this process, should its HostMemory end.
+
+        Attaching the arena that is mapped already, at its new HostMemory, changes nothing.
+        """
+        return await asyncio.to_thread(self._attach, location)
+
+    async def start(self, setup: GpuSetup) -> None:
+        """Connect to the Scheduler, and again whenever it is made again, and carry out its plans."""
+        hello = Hello(
+            secret=setup.secret,
+            role=Role.GPU,
+            name=f"gpu{self._rank}",
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            rank=Rank(self._rank),
+        )
+        self.serve(lambda stop: connect_blocking(setup.scheduler_address, hello, RECONNECT_S, stop))
+
+    def serve(self, dial: Dial) -> None:
+        """`start`, with any way to reach a Scheduler."""
+        if self._model is None or self._threads:
+            raise AccountingError(f"{self!r} is started without a model, or twice")
+        bodies = {"launcher": self._launch, "completer": self._complete, "reporter": self._report}
+        for name, body in bodies.items():
+            arguments = (body, dial) if body == self._launch else (body,)
+            self._threads.append(threading.Thread(target=self._guard, args=arguments, name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    async def drain(self) -> None:
+        """Return once every step and copy received so far has ended and has been reported."""
+        await asyncio.to_thread(self._drain)
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters since the start, and whether the Scheduler is connected."""
+        return {
+            "rank": self._rank,
+            "incarnation": self._incarnation,
+            "pid": os.getpid(),
+            "connected": self._link is not None,
+            "num_links": self._num_links,
+            "num_steps": self._num_steps,
+            "compute_s": self._compute_s,
+            "num_running": len(self._slots),
+            **self._reports.stats(),
+        }
+
+    async def shutdown(self) -> None:
+        """Close the link, finish what is in flight and end the threads."""
+        await asyncio.to_thread(self._shutdown)
+
+    def _attach(self, location: ArenaLocation) -> ArenaLocation:
+        assert self._model is not None, "load comes first"
+        if self._arena is None or not _is_same_arena(self._arena, location):
+            if self._model.make_transfers is None:
+                raise AccountingError(f"{self!r} has no KV to copy")
+            arena = HostArena.attach(location.pid, location.fd, location.geometry)
+            with self._transfers_lock:
+                self._end_transfers()
+                self._arena = arena
+                self._transfers = self._model.make_transfers(arena, self._reports.add, self._copies_failed)
+        return ArenaLocation(pid=os.getpid(), fd=self._arena.fd, geometry=self._arena.geometry)
+
+    def _end_transfers(self) -> None:
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _drain(self) -> None:
+        if self._transfers is not None:
+            self._transfers.drain()
+        self._reports.flush()
+        self._steps.join()
+
+    def _shutdown(self) -> None:
+        self._stop.set()
+        if self._link is not None:
+            self._link.close()
+        for thread in self._threads:
+            thread.join()
+        with self._transfers_lock:
+            self._end_transfers()
+
+    # Launcher thread -------------------------------------------------------------------------------------------------
+
+    def _launch(self, dial: Dial) -> None:
+        assert self._model is not None
+        self._model.enter_thread()
+        try:
+            while (link := self._connect(dial)) is not None:
+                self._follow(link)
+                self._forget_requests()
+        finally:
+            self._steps.put(None)
+            self._reports.close()
+
+    def _follow(self, link: BlockingLink) -> None:
+        """Carry out a Scheduler's plans until its link ends."""
+        self._num_links += 1
+        self._link = link
+        try:
+            while True:
+                self._carry_out(link.receive(), link)
+        except LinkClosed as closed:
+            logger.info("%r lost its Scheduler: %s", self, closed)
+        finally:
+            self._link = None
+            link.close()
+
+    def _connect(self, dial: Dial) -> BlockingLink | None:
+        """A link; None when stopping. A Scheduler that hangs up on us is being made again."""
+        give_up_s = time.monotonic() + RECONNECT_S
+        delay_s = 0.01
+        while not self._stop.is_set():
+            try:
+                return dial(self._stop)
+            except LinkClosed:
+                if time.monotonic() > give_up_s:
+                    raise
+            self._stop.wait(delay_s)
+            delay_s = min(2 * delay_s, 0.5)
+        return None
+
+    def _carry_out(self, plan: object, link: BlockingLink) -> None:
+        if not isinstance(plan, StepPlan):
+            raise AccountingError(f"{self!r} received a {type(plan).__name__}; expected a StepPlan")
+        if self._next_step is not None and plan.step != self._next_step:
+            raise AccountingError(f"{self!r} received plan {plan.step}; expected {self._next_step}")
+        assert self._model is not None
+        self._next_step = plan.step + 1
+        self._model.runner.apply(plan)
+        if len(plan.removed_slots):
+            self._slots.difference_update(plan.removed_slots.tolist())
+        if plan.added:
+            self._slots.update(int(request.slot) for request in plan.added)
+        if len(plan.loads) or len(plan.backups):
+            self._start_copies(plan)
+        self._steps.put(self._run_rows(plan, link))
+
+    def _start_copies(self, plan: StepPlan) -> None:
+        with self._transfers_lock:
+            if self._transfers is None:
+                raise AccountingError(f"plan {plan.step} copies pages; {self!r} has no arena")
+            self._transfers.start(plan.loads, plan.backups)
+
+    def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
+        if not len(plan.row_slots):
+            return _Step(plan.step, link, None, None, 0.0)
+        assert self._model is not None
+        self._waited_s = 0.0
+        timer = self._model.make_timer()
+        timer.begin()
+        output = self._model.runner.execute(plan, self._wait_layer)
+        timer.end()
+        return _Step(plan.step, link, output, timer, self._waited_s)
+
+    def _wait_layer(self, transfer_id: int, layer: int) -> None:
+        if self._transfers is not None:
+            began_s = time.monotonic()
+            self._transfers.wait_layer(transfer_id, layer)
+            self._waited_s += time.monotonic() - began_s
+
+    def _forget_requests(self) -> None:
+        """The Scheduler that knew them is gone. Its copies end first: the next one must find no page in motion."""
+        self._drain()
+        if self._slots:
+            assert self._model is not None
+            self._model.runner.apply(StepPlan(step=0, removed_slots=int32_array(sorted(self._slots))))
+            self._slots.clear()
+        self._next_step = None
+
+    # Completer and reporter threads ----------------------------------------------------------------------------------
+
+    def _complete(self) -> None:
+        assert self._model is not None
+        self._model.enter_thread()
+        while (step := self._steps.get()) is not None:
+            try:
+                self._complete_step(step)
+            finally:
+                self._steps.task_done()
+
+    def _complete_step(self, step: _Step) -> None:
+        if step.output is None or step.timer is None:
+            result = StepResult(rank=self._rank, step=step.step)
+        else:
+            compute_s = max(0.0, step.timer.wait_s() - step.waited_s)
+            result = step.output.to_result(self._rank, step.step, compute_s)
+            self._compute_s += compute_s
+        self._num_steps += 1
+        _send(step.link, result)
+
+    def _report(self) -> None:
+        while (message := self._reports.take()) is not None:
+            link = self._link
+            if link is not None:
+                _send(link, message)
+            self._reports.sent()
+
+    # All threads -----------------------------------------------------------------------------------------------------
+
+    def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
+        try:
+            body(*arguments)
+        except Exception:
+            logger.exception("%r cannot go on", self)
+            self._give_up()
+
+    def _copies_failed(self, error: BaseException) -> None:
+        logger.error("%r cannot copy pages: %s", self, error)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._on_fatal()
+
+
+def _send(link: BlockingLink, message: Any) -> None:
+    """Send, unless the link is gone: the launcher notices that by itself."""
+    try:
+        link.send(message)
+    except LinkClosed as closed:
+        logger.debug("not sent: %s", closed)
+
+
+def _is_same_arena(arena: HostArena, location: ArenaLocation) -> bool:
+    theirs, ours = os.stat(f"/proc/{location.pid}/fd/{location.fd}"), os.fstat(arena.fd)
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino) and location.geometry == arena.geometry

@@ -1,0 +1,77 @@
+"""What a GPU actor drives: a model behind small protocols, so that a sleeping one can stand in. Imports no torch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from raydix.runtime.actors.gpu_facts import GpuFacts
+from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
+
+WaitLayer = Callable[[int, int], None]
+"""Called with (transfer id, layer) before a layer uses KV that this load brings."""
+
+
+class StepOutput(Protocol):
+    """A step that has been enqueued."""
+
+    def to_result(self, rank: int, step: int, compute_s: float) -> StepResult:
+        """Wait for the step and make its message."""
+
+
+class Runner(Protocol):
+    """Carries plans out, in order, on one device."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out removals, additions and block-table changes."""
+
+    def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
+        """Run or enqueue the plan's rows."""
+
+
+class StepTimer(Protocol):
+    """Times the rows of one step on their device."""
+
+    def begin(self) -> None:
+        """The rows come next."""
+
+    def end(self) -> None:
+        """The rows have been run or enqueued."""
+
+    def wait_s(self) -> float:
+        """Wait until the rows are done; the time they took."""
+
+
+class HostTimer:
+    """A `StepTimer` for work that the calling thread does itself."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._ended_s = 0.0
+
+    def begin(self) -> None:
+        """See `StepTimer`."""
+        self._began_s = time.monotonic()
+
+    def end(self) -> None:
+        """See `StepTimer`."""
+        self._ended_s = time.monotonic()
+
+    def wait_s(self) -> float:
+        """See `StepTimer`."""
+        return self._ended_s - self._began_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """A loaded model with everything around it that depends on its device."""
+
+    facts: GpuFacts
+    runner: Runner
+    make_timer: Callable[[], StepTimer]
+    make_transfers: Callable[[HostArena, OnDone, OnError], TransferEngine] | None
+    """None: the model keeps no KV."""
+    enter_thread: Callable[[], None]
+    """To be called once in each thread that drives the model."""
