@@ -32,6 +32,7 @@ def hit(cache: Cache, tokens: list[int]) -> None:
     ("policy", "use", "expected"),
     [
         ("lru", touch, "BCA"),
+        ("lru", hit, "BCA"),
         ("mru", touch, "ACB"),
         ("fifo", touch, "ABC"),
         ("filo", touch, "CBA"),
@@ -220,6 +221,33 @@ def test_a_touch_of_a_path_keeps_prefixes_younger_than_their_suffixes() -> None:
     cache.check()
 
 
+def test_publishing_a_page_uses_the_whole_prefix() -> None:
+    cache = Cache()
+    cache.run([1, 1])
+    request = cache.start([1, 1])
+    cache.run([2, 2])
+    cache.extend(request, [9])
+    cache.tree.unlock(request.lock)
+
+    assert [victim.num_pages for victim in cache.tree.victims(100)] == [2, 1, 2]
+    prefix = cache.match([1, 1]).node
+    assert prefix is not None
+    assert prefix.last_use_s == cache.now_s
+
+
+def test_a_split_leaves_both_parts_their_hits() -> None:
+    cache = Cache()
+    cache.run([1, 2, 3, 4])
+    hit(cache, [1, 2, 3, 4])
+
+    hit(cache, [1, 2])
+
+    upper, lower = cache.match([1, 2]).node, cache.match([1, 2, 3, 4]).node
+    assert upper is not None
+    assert lower is not None
+    assert (upper.num_hits, lower.num_hits) == (3, 2)
+
+
 def leaves(count: int) -> list[RadixNode]:
     rng = np.random.default_rng(7)
     nodes = []
@@ -264,6 +292,19 @@ def test_outdated_entries_do_not_pile_up() -> None:
     order.check(1)
     assert order.pop() is not None
     order.check(0)
+
+
+def test_outdated_entries_behind_the_live_ones_go_with_them() -> None:
+    order = EvictionOrder(EVICTION_POLICIES["lru"])
+    nodes = leaves(100)
+    for last_use_s in (2.0, 1.0):
+        for node in nodes:
+            node.last_use_s = last_use_s
+            order.add(node)
+
+    for num_left in range(99, -1, -1):
+        assert order.pop() is not None
+        order.check(num_left)
 
 
 def test_the_order_holds_under_any_mixture_of_adds_discards_and_pops() -> None:

@@ -206,12 +206,12 @@ def test_a_split_of_a_locked_path_leaves_both_parts_locked_until_one_unlock() ->
 def test_a_match_that_was_split_since_can_be_locked() -> None:
     cache = Cache()
     cache.run(tokens(1, 8))
-    deep, shallow = cache.match(tokens(1, 8)), cache.match(tokens(1, 3))
-    first = cache.tree.lock(cache.match(tokens(1, 5)), now_s=cache.tick())
+    matches = [cache.match(tokens(1, last)) for last in (5, 8, 3, 5)]
 
-    locks = [cache.tree.lock(match, now_s=cache.tick()) for match in (deep, shallow)]
+    first, *locks = [cache.tree.lock(match, now_s=cache.tick()) for match in matches]
 
-    assert [lock.num_pages for lock in locks] == [8, 3]
+    assert [lock.num_pages for lock in locks] == [8, 3, 5]
+    assert cache.tree.num_nodes == 3
     cache.check()
     for lock in [*locks, first]:
         cache.tree.unlock(lock)
