@@ -1,0 +1,123 @@
+"""The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
+
+import hashlib
+import os
+from functools import partial
+
+import torch
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.gpu_facts import GpuFacts
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
+from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config import EngineConfig
+from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.tiers.cpu_transfers import CpuTransfers
+from raydix.runtime.tiers.cuda_transfers import CudaTransfers
+from raydix.runtime.tiers.gpu_pool import make_pools
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
+
+
+class CudaTimer:
+    """A `StepTimer` on the current stream."""
+
+    def __init__(self) -> None:
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._ended = torch.cuda.Event(enable_timing=True)
+
+    def begin(self) -> None:
+        """See `StepTimer`."""
+        self._began.record()
+
+    def end(self) -> None:
+        """See `StepTimer`."""
+        self._ended.record()
+
+    def wait_s(self) -> float:
+        """See `StepTimer`."""
+        self._ended.synchronize()
+        return self._began.elapsed_time(self._ended) / 1e3
+
+
+def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
+    """Load the configured checkpoint, on CUDA device `device_index` or on the cpu.
+
+    Raises CheckpointError or ConfigError.
+    """
+    device = _device(config, device_index)
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    loaded = load_model(config.model.path, device=device, dtype=dtype)
+    layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype)
+    num_pages = _num_pages(config, layout, device)
+    pools = make_pools(layout, num_pages, device)
+    runner = ModelRunner(
+        loaded.decoder,
+        pools,
+        page_size=config.cache.page_size,
+        max_slots=config.scheduler.max_running_requests,
+        max_model_len=config.max_model_len(loaded.spec.max_position_embeddings, num_pages),
+        device=device,
+    )
+
+    def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
+        if device.type == "cuda":
+            return CudaTransfers(layout, pools, arena, on_done=on_done, on_error=on_error)
+        delay_s = config.cache.l1.copy_delay_s
+        return CpuTransfers(
+            layout, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=delay_s, seed=device_index
+        )
+
+    return GpuModel(
+        facts=_facts(loaded, layout, num_pages, device),
+        runner=runner,
+        make_timer=CudaTimer if device.type == "cuda" else HostTimer,
+        make_transfers=make_transfers,
+        enter_thread=partial(_enter_thread, device),
+    )
+
+
+def _device(config: EngineConfig, index: int) -> torch.device:
+    if config.model.device == "cpu":
+        return torch.device("cpu")
+    if index >= torch.cuda.device_count():
+        raise ConfigError(f"CUDA device {index} is asked for; this process sees {torch.cuda.device_count()} of them.")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _num_pages(config: EngineConfig, layout: KvLayout, device: torch.device) -> int:
+    l1 = config.cache.l1
+    if l1.num_pages is not None:
+        return l1.num_pages
+    assert l1.memory_fraction is not None, "the configuration has one of the two"
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    free_bytes = int(l1.memory_fraction * total_bytes) - torch.cuda.memory_allocated(device)
+    num_pages = free_bytes // (layout.page_size * layout.token_bytes) - 1
+    if num_pages < 1:
+        raise ConfigError(
+            f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves {free_bytes} bytes for KV "
+            "after the weights; expected room for a page. Raise it, or use a smaller model."
+        )
+    return num_pages
+
+
+def _facts(loaded: LoadedModel, layout: KvLayout, num_pages: int, device: torch.device) -> GpuFacts:
+    spec = loaded.spec
+    return GpuFacts(
+        pid=os.getpid(),
+        device=str(device),
+        fingerprint=hashlib.sha256(loaded.config_digest + loaded.weight_fingerprint).digest(),
+        layout=layout,
+        num_pages=num_pages,
+        weight_bytes=sum(parameter.nbytes for parameter in loaded.decoder.parameters()),
+        max_position_embeddings=spec.max_position_embeddings,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+    )
+
+
+def _enter_thread(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -1,0 +1,201 @@
+"""Page copies between a CUDA device and the arena, on two side streams, one per direction."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydix.errors import AccountingError
+from raydix.ids import HostPageId
+from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.tiers.arena_registration import ArenaRegistration
+from raydix.runtime.tiers.gpu_pool import as_bytes
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import (
+    Direction,
+    LayerCopy,
+    OnDone,
+    OnError,
+    Transfer,
+    TransferDone,
+    TransferTable,
+)
+
+logger = logging.getLogger(__name__)
+
+RUN_BYTES = 8 << 20
+"""Layers of a load share an event until they reach this size: fewer events, and still early ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive layers of a load; `arrived` is recorded after the last of them."""
+
+    first_layer: int
+    arrived: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A transfer whose copies are enqueued."""
+
+    transfer: Transfer
+    runs: tuple[_Run, ...]
+    started_s: float
+    ended: torch.cuda.Event
+
+
+class CudaTransfers:
+    """A `TransferEngine` over a device's copy engines.
+
+    `start` and `wait_layer` are called with the compute stream current. One thread per direction waits for copies; the
+    caller waits only for copies of pages whose slab is not registered yet.
+    """
+
+    def __init__(
+        self, layout: KvLayout, pools: Sequence[Tensor], arena: HostArena, *, on_done: OnDone, on_error: OnError
+    ) -> None:
+        self._device = pools[0].device
+        self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
+        self._geometry = arena.geometry
+        self._generations = arena.generations
+        self._pools = [as_bytes(pool) for pool in pools]
+        self._registration = ArenaRegistration(arena, self._device, on_error)
+        self._on_done = on_done
+        self._on_error = on_error
+        self._changed = threading.Condition()
+        self._jobs: dict[int, _Job] = {}
+        self._error: BaseException | None = None
+        self._streams = {direction: torch.cuda.Stream(self._device) for direction in Direction}
+        self._queues: dict[Direction, queue.SimpleQueue[_Job | None]] = {
+            direction: queue.SimpleQueue() for direction in Direction
+        }
+        self._threads = [
+            threading.Thread(target=self._complete, args=(direction,), name=f"copies-{direction.name}", daemon=True)
+            for direction in Direction
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, loads: PageCopies, backups: PageCopies) -> None:
+        """See `TransferEngine`."""
+        transfers = self._table.split(loads, backups)
+        with self._changed:
+            for transfer in transfers:
+                if transfer.transfer_id in self._jobs:
+                    raise AccountingError(f"transfer {transfer.transfer_id} is in flight already")
+        if len(backups):
+            # A backup sees all that earlier plans computed. Loads need not wait: their pages have left quarantine.
+            self._streams[Direction.BACKUP].wait_stream(torch.cuda.current_stream(self._device))
+        for transfer in transfers:
+            job = self._enqueue(transfer)
+            with self._changed:
+                self._jobs[transfer.transfer_id] = job
+            self._queues[transfer.direction].put(job)
+
+    def wait_layer(self, transfer_id: int, layer: int) -> None:
+        """See `TransferEngine`. The current stream waits, the caller does not."""
+        with self._changed:
+            job = self._jobs.get(transfer_id)
+        if job is None:
+            return
+        # The copies of one stream end in order: the last run that begins at or before this layer brings all before it.
+        needed = [run for run in job.runs if run.first_layer <= layer]
+        if needed:
+            torch.cuda.current_stream(self._device).wait_event(needed[-1].arrived)
+
+    def drain(self) -> None:
+        """See `TransferEngine`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs or self._error is not None)
+            if self._error is not None:
+                raise RuntimeError("page copies have failed") from self._error
+
+    def close(self) -> None:
+        """See `TransferEngine`."""
+        for jobs in self._queues.values():
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._registration.close()
+
+    def wait_registered(self) -> None:
+        """Return once the whole arena is registered, and all copies are asynchronous."""
+        self._registration.wait()
+
+    # Caller's thread -------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, transfer: Transfer) -> _Job:
+        started_s = time.monotonic()
+        stream = self._streams[transfer.direction]
+        runs = []
+        with torch.cuda.stream(stream):
+            for run in layer_runs(transfer):
+                for copy in run:
+                    self._copy_layer(transfer, copy)
+                arrived = torch.cuda.Event(blocking=True)  # those who wait on the host sleep
+                arrived.record(stream)
+                runs.append(_Run(run[0].layer, arrived))
+        return _Job(transfer, tuple(runs), started_s, runs[-1].arrived)
+
+    def _copy_layer(self, transfer: Transfer, copy: LayerCopy) -> None:
+        """One copy per page, from or to registered memory: small ones are far from the wire's speed."""
+        pool = self._pools[copy.group]
+        pages = transfer.groups[copy.group]
+        for page_id, host_page_id in zip(pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True):
+            start = self._geometry.page_offset(HostPageId(host_page_id), copy.group) + OBJECT_HEADER_BYTES
+            host_bytes = self._registration.bytes[start + copy.start : start + copy.stop]
+            page_bytes = pool[page_id, copy.start : copy.stop]
+            is_registered = self._geometry.slab_of(host_page_id) < self._registration.num_slabs
+            if transfer.direction is Direction.LOAD:
+                page_bytes.copy_(host_bytes, non_blocking=is_registered)
+            else:
+                host_bytes.copy_(page_bytes, non_blocking=is_registered)
+
+    # Completing threads ----------------------------------------------------------------------------------------------
+
+    def _complete(self, direction: Direction) -> None:
+        try:
+            torch.cuda.set_device(self._device)
+            while (job := self._queues[direction].get()) is not None:
+                job.ended.synchronize()
+                self._report(job)
+        except Exception as error:
+            logger.exception("page copies failed")
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._on_error(error)
+
+    def _report(self, job: _Job) -> None:
+        self._on_done(
+            TransferDone(
+                transfer_id=job.transfer.transfer_id,
+                is_stale=job.transfer.is_stale(self._generations),
+                num_bytes=job.transfer.loaded_bytes,
+                started_s=job.started_s,
+                ended_s=time.monotonic(),
+            )
+        )
+        with self._changed:
+            del self._jobs[job.transfer.transfer_id]
+            self._changed.notify_all()
+
+
+def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
+    """Its layers in order, cut into runs of at least RUN_BYTES; the last one may be shorter."""
+    runs: list[list[LayerCopy]] = []
+    run_bytes = RUN_BYTES
+    for copy in transfer.layer_copies:
+        if run_bytes >= RUN_BYTES:
+            runs.append([])
+            run_bytes = 0
+        runs[-1].append(copy)
+        run_bytes += (copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids)
+    return runs
