@@ -88,7 +88,7 @@ class EvictionOrder:
 
     def pop(self) -> OrderEntry | None:
         """Take the first leaf out; None if there is none."""
-        while self._num_live:
+        while self._run or self._newcomers:
             run, newcomers = self._run, self._newcomers
             if not run:
                 self._run = sorted((entry for entry in newcomers if _is_live(entry)), reverse=True)

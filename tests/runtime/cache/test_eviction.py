@@ -297,10 +297,15 @@ def test_outdated_entries_do_not_pile_up() -> None:
 def test_outdated_entries_behind_the_live_ones_go_with_them() -> None:
     order = EvictionOrder(EVICTION_POLICIES["lru"])
     nodes = leaves(100)
-    for last_use_s in (2.0, 1.0):
-        for node in nodes:
-            node.last_use_s = last_use_s
-            order.add(node)
+    for node in nodes:
+        node.last_use_s = 2.0
+        order.add(node)
+    first = order.pop()
+    assert first is not None
+    order.restore(first)
+    for node in nodes:
+        node.last_use_s = 1.0
+        order.add(node)
 
     for num_left in range(99, -1, -1):
         assert order.pop() is not None

@@ -53,6 +53,10 @@ def test_identities_differ_wherever_their_fields_do() -> None:
     assert {len(identity) for identity in identities} == {KEY_BYTES}
 
 
+def test_no_text_in_one_field_passes_for_another_field() -> None:
+    assert root_key(cache_salt="alora\x01b") != root_key(cache_salt="a", lora="blora\x00")
+
+
 def test_the_identity_only_changes_where_the_chain_starts() -> None:
     packed = pack_tokens(range(8))
     salted = root_key(cache_salt="tenant")

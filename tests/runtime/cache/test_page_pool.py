@@ -59,6 +59,17 @@ def test_a_released_page_waits_for_the_steps_sent_before_its_release() -> None:
     assert (pool.num_free, pool.num_quarantined, pool.num_used) == (2, 0, 2)
 
 
+def test_a_released_array_stays_the_callers_to_reuse() -> None:
+    pool = PagePool(2)
+    page_ids = take(pool, 2)
+    pool.release(page_ids, after_step=1)
+
+    page_ids[:] = 0
+    pool.settle(1)
+
+    assert sorted(take(pool, 2).tolist()) == [1, 2]
+
+
 def test_releases_may_name_their_steps_in_any_order() -> None:
     pool = PagePool(2)
     page_ids = take(pool, 2)
