@@ -1,0 +1,78 @@
+"""Engines under test and what is asked of them."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raydix.runtime.config import EngineConfig, load_config
+from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.outputs import RequestOutput
+from tests.exactness.reference import Expected, Prompt, assert_exact, generate
+
+PAGE_SIZE = 16
+VOCAB_SIZE = 199
+MAX_MODEL_LEN = 256
+
+
+def make_prompts(seed: int, lengths: Sequence[int], num_shared: int = 0) -> list[Prompt]:
+    """Random prompts of these lengths; the first `num_shared` tokens are the same in all of them."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(num_shared)]
+    return [
+        tuple((shared + [rng.randrange(VOCAB_SIZE) for _ in range(max(length - num_shared, 0))])[:length])
+        for length in lengths
+    ]
+
+
+def engine_config(folder: Path, l3: Path | None = None, **sections: Any) -> EngineConfig:
+    """A small engine on the cpu in which every page is worth a fetch; `sections` are laid over it."""
+    base: dict[str, Any] = {
+        "model": {"path": str(folder), "max_model_len": MAX_MODEL_LEN},
+        "cache": {
+            "page_size": PAGE_SIZE,
+            "l1": {"num_pages": 128},
+            "l2": {"bytes_per_node": "4MiB"},
+            "l3": None if l3 is None else {"backend": "file", "path": str(l3)},
+            "prefetch": {"strategy": "wait_complete", "min_tokens": 1},
+        },
+        "scheduler": {"chunked_prefill_tokens": 3 * PAGE_SIZE, "max_running_requests": 8},
+    }
+    return load_config(base, sections)
+
+
+async def run(engine: InProcessEngine, prompts: Sequence[Prompt], num_tokens: int) -> list[RequestOutput]:
+    """All prompts at once, greedily. The parts of each prompt by source sum to its length."""
+    outputs = await asyncio.gather(*(generate(engine.client, prompt, num_tokens) for prompt in prompts))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        sources = output.metrics.cached_tokens_by_source
+        assert sum(sources.values()) == len(prompt), sources
+    return list(outputs)
+
+
+async def run_one_by_one(engine: InProcessEngine, prompts: Sequence[Prompt], num_tokens: int) -> list[RequestOutput]:
+    """Each prompt after the one before has ended."""
+    return [output for prompt in prompts for output in await run(engine, [prompt], num_tokens)]
+
+
+async def assert_all_exact(
+    engine: InProcessEngine, expected: Sequence[Expected], outputs: Sequence[RequestOutput]
+) -> None:
+    """Every output is what the reference says; prints how many positions were decided."""
+    num_decided = num_tokens = 0
+    for each, output in zip(expected, outputs, strict=True):
+        token_ids = output.outputs[0].token_ids
+        num_decided += await assert_exact(engine.client, each, token_ids)
+        num_tokens += len(token_ids)
+    print(f"{num_decided} of {num_tokens} positions decided")
+
+
+def count_tokens(outputs: Sequence[RequestOutput], source: str) -> int:
+    """Prompt tokens from one source."""
+    return sum(output.metrics.cached_tokens_by_source.get(source, 0) for output in outputs)
+
+
+def cacheable_tokens(prompt: Prompt) -> int:
+    """Tokens that can come from a cache: those of full pages, but never the last token."""
+    return min(len(prompt) // PAGE_SIZE * PAGE_SIZE, len(prompt) - 1)

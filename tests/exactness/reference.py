@@ -1,0 +1,101 @@
+"""What transformers' own `generate` says of prompts, and the comparison with it."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from raydix.runtime.engine_client import EngineClient
+from raydix.runtime.outputs import RequestOutput
+from tests.checkpoints import MIN_TOP2_GAP
+
+NUM_TOKENS = 64
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The greedy continuation of a prompt. `gaps`: at each position, the reference's largest logit less the second."""
+
+    prompt: Prompt
+    token_ids: list[int]
+    gaps: list[float]
+    logits: torch.Tensor
+    """[tokens, V]"""
+
+    def is_decided(self, position: int) -> bool:
+        """Is the reference's choice beyond rounding?"""
+        return self.gaps[position] >= MIN_TOP2_GAP
+
+
+class Reference:
+    """One checkpoint in transformers, with every answer it gave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self._known: dict[Prompt, Expected] = {}
+
+    def expect(self, prompts: Iterable[Prompt]) -> list[Expected]:
+        """The first `NUM_TOKENS` greedy tokens of each prompt, in order."""
+        prompts = list(prompts)
+        by_length: dict[int, list[Prompt]] = defaultdict(list)
+        for prompt in dict.fromkeys(prompts):
+            if prompt not in self._known:
+                by_length[len(prompt)].append(prompt)
+        for same_length in by_length.values():
+            self._ask(same_length)
+        return [self._known[prompt] for prompt in prompts]
+
+    @torch.inference_mode()
+    def _ask(self, prompts: list[Prompt]) -> None:
+        batch = torch.tensor(prompts)
+        output = self._model.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        logits_BTV = torch.stack(output.logits, dim=1)
+        top2_BT2 = logits_BTV.topk(2, dim=-1).values
+        for row, prompt in enumerate(prompts):
+            self._known[prompt] = Expected(
+                prompt=prompt,
+                token_ids=output.sequences[row, len(prompt) :].tolist(),
+                gaps=(top2_BT2[row, :, 0] - top2_BT2[row, :, 1]).tolist(),
+                logits=logits_BTV[row],
+            )
+
+
+async def generate(client: EngineClient, prompt: Sequence[int], num_tokens: int) -> RequestOutput:
+    """The finished greedy output."""
+    params = {"max_tokens": num_tokens, "temperature": 0.0, "output_kind": "final"}
+    [output] = [output async for output in client.generate(list(prompt), params)]
+    return output
+
+
+async def assert_exact(client: EngineClient, expected: Expected, token_ids: Sequence[int]) -> int:
+    """Compare with the reference; returns how many positions were decided, the others may differ.
+
+    Past a position where rounding chose another token, the comparison goes on with the reference's tokens as prompt.
+    """
+    num_tokens = len(token_ids)
+    offset = 0
+    """Of `token_ids` in the expected output."""
+    for position in range(num_tokens):
+        wanted, found = expected.token_ids[position], token_ids[position - offset]
+        if wanted == found:
+            continue
+        assert not expected.is_decided(position), (
+            f"token {position} is {found}, not {wanted}; the reference's gap is {expected.gaps[position]}"
+        )
+        offset = position + 1
+        if offset < num_tokens:
+            forced = (*expected.prompt, *expected.token_ids[:offset])
+            token_ids = (await generate(client, forced, num_tokens - offset)).outputs[0].token_ids
+    return sum(expected.is_decided(position) for position in range(num_tokens))

@@ -1,0 +1,108 @@
+"""Families × states × policies × strategies × chunks × concurrency, pairwise: always the tokens of transformers."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.runtime.config import EngineConfig
+from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.model.spec import Family
+from raydix.runtime.outputs import RequestOutput
+from tests.exactness.conftest import References
+from tests.exactness.engines import PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
+from tests.exactness.pairwise import Case, pairwise
+from tests.exactness.reference import Prompt
+from tests.exactness.states import State, occupy_slots, reach
+
+FACTORS: dict[str, Sequence[Any]] = {
+    "family": list(Family),
+    "state": list(State),
+    "write_policy": ["write_through", "write_through_selective", "write_back"],
+    "strategy": ["best_effort", "wait_complete", "timeout"],
+    "chunk": [PAGE_SIZE, 3 * PAGE_SIZE, None],
+    "num_requests": [1, 32],
+    "dp": [1, 2],
+    "copy_delay_s": [0.0, 2e-4],
+    "policy": ["lpm", "fcfs"],
+}
+CASES = pairwise(FACTORS, seed=3)
+LENGTHS = [100, 37, 64, 81]
+NUM_TOKENS = {1: 64, 32: 24}
+NUM_L1_PAGES = {State.RETRACTION: 20}
+"""Enough for the longest request alone; eight of them want four times as much."""
+MIN_RETRACTED = 8
+"""A single request is never retracted."""
+
+
+def case_id(case: Case) -> str:
+    """All values of a case."""
+    return "-".join(str(value) for value in case.values())
+
+
+def case_config(case: Case, folder: Path, l3: Path) -> EngineConfig:
+    """The configuration of a case. A timeout never passes: whether it does would depend on this machine's speed."""
+    return engine_config(
+        folder,
+        l3,
+        parallel={"dp": case["dp"]},
+        cache={
+            "l1": {"num_pages": NUM_L1_PAGES.get(case["state"], 96), "copy_delay_s": case["copy_delay_s"]},
+            "write_policy": case["write_policy"],
+            "prefetch": {"strategy": case["strategy"], "base_s": 30.0, "cap": "none"},
+        },
+        scheduler={"chunked_prefill_tokens": case["chunk"], "policy": case["policy"]},
+    )
+
+
+def case_prompts(case: Case) -> list[Prompt]:
+    """One prompt, or groups of four lengths in which prompts share their first two pages."""
+    if case["num_requests"] == 1 and case["state"] is not State.RETRACTION:
+        return make_prompts(5, LENGTHS[:1])
+    num_prompts = max(case["num_requests"], MIN_RETRACTED)
+    groups = range(num_prompts // len(LENGTHS))
+    return [prompt for group in groups for prompt in make_prompts(50 + group, LENGTHS, num_shared=2 * PAGE_SIZE)]
+
+
+async def measure(engine: InProcessEngine, config: EngineConfig, case: Case, num_tokens: int) -> list[RequestOutput]:
+    """Run the prompts of a case; with `best_effort` they have to wait, lest nothing can arrive in time."""
+    prompts = case_prompts(case)
+    if case["state"] is not State.L3 or case["strategy"] != "best_effort":
+        return await run(engine, prompts, num_tokens)
+    blockers = asyncio.create_task(run(engine, await occupy_slots(engine, config), 12))
+    while (await engine.stats())["scheduler"]["num_requests_running"] == 0:
+        await asyncio.sleep(0)
+    outputs = await run(engine, prompts, num_tokens)
+    await blockers
+    return outputs
+
+
+def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestOutput]) -> None:
+    """The sources prove that the pages came from where the case says."""
+    state = case["state"]
+    found = {source: count_tokens(outputs, source) for source in ("l1", "l2", "l3")}
+    if state is State.RETRACTION:
+        assert stats["scheduler"]["retracted_requests"] > 0
+    elif state is State.COLD:
+        # Together, requests share what one of them has computed.
+        assert found["l3"] == 0
+        assert case["num_requests"] > 1 or not any(found.values())
+    else:
+        assert found[state.value] > 0, found
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+async def test_tokens_do_not_depend_on_cache_or_schedule(case: Case, references: References, tmp_path: Path) -> None:
+    reference = references(case["family"])
+    config = case_config(case, reference.folder, tmp_path)
+    prompts = case_prompts(case)
+    num_tokens = NUM_TOKENS[case["num_requests"]]
+    expected = reference.expect(prompts)
+
+    async with in_process_engine(config) as engine:
+        await reach(engine, config, case["state"], prompts)
+        outputs = await measure(engine, config, case, num_tokens)
+        await assert_all_exact(engine, expected, outputs)
+        assert_reached(case, await engine.check(), outputs)
