@@ -8,7 +8,7 @@ from one seeded generator: the order of copies, steps and messages differs with 
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +19,13 @@ from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host_events import HostSettings, StorageSettings
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import AbortRequest, RequestDelta, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, RequestDelta, StopRequest, SubmitRequest
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.ranks import SimulatedRank
-from tests.simulation.storage import SimulatedStorage
+from tests.simulation.storage import PagePart, SimulatedStorage
+from tests.simulation.touch_order import TouchOrderWatch
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Faults:
     copy_s: float = 0.020
     storage_s: float = 0.030
     storage_failure_fraction: float = 0.0
+    bad_object_fraction: float = 0.0
     linger_s: float = 0.100
     """A killed process may go on copying for so long after its links have closed."""
 
@@ -69,7 +71,9 @@ class Cluster:
         self.now_s = 0.0
         self.answers: dict[RequestId, Answer] = {}
         self.geometry: ArenaGeometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
-        self.arena: dict[int, tuple[int | None, ...]] = {}
+        empty_page: PagePart = (None,) * settings.page_size
+        self.arena = [[empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)]
+        """What each host page holds, per rank of a lane."""
         self.generations = np.zeros(self.geometry.num_host_pages, dtype=np.int32)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
@@ -78,14 +82,20 @@ class Cluster:
         self.is_checking = True
         self.ranks: dict[int, SimulatedRank] = {}
         self.storage_settings = storage
-        self.storage = SimulatedStorage(self) if storage else None
+        self.storage = SimulatedStorage(self, pid=1) if storage else None
+        self.on_ending: Callable[[RequestId], None] = lambda request_id: None
+        """Called when a request has had its last delta; may not give the Scheduler an event."""
         self.host: HostMemoryCore | None = None
+        self.watch = TouchOrderWatch()
         self.host_incarnation = 0
+        self._exits_s: dict[int, float] = {}
+        """When a killed process has ended or will have, by pid."""
+        self.num_overdue_kills = 0
+        self._attached_storage: tuple[int, int] | None = None
         self._incarnations = itertools.count(1)
         if settings.has_host_memory:
             self.start_host(is_first=True)
-        if self.storage is not None:
-            self.to_host(host_events.StorageAttached(self.storage.pid))
+        self._attach_storage()
         for rank in range(settings.num_lanes * settings.ranks_per_lane):
             self.start_rank(rank)
 
@@ -139,7 +149,7 @@ class Cluster:
             case events.SendClient():
                 self._client_hears(effect.delta)
             case events.KillRank():
-                self.kill_rank(effect.rank)
+                self.after(0.0, lambda: self._kill_overdue(effect.rank, effect.incarnation))
 
     def _client_hears(self, delta: RequestDelta) -> None:
         answer = self.answers[delta.request_id]
@@ -154,6 +164,8 @@ class Cluster:
             answer.ending = delta.finished.value
         if delta.failure is not None:
             answer.ending = delta.failure.kind.value
+        if answer.ending is not None:
+            self.on_ending(delta.request_id)
 
     # Clients ---------------------------------------------------------------------------------------------------
 
@@ -167,6 +179,22 @@ class Cluster:
         message = AbortRequest(request_id=request_id)
         self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
 
+    def stop(self, request_id: RequestId, client: str = "client") -> None:
+        """A client has found a stop string."""
+        message = StopRequest(request_id=request_id)
+        self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
+
+    def lose_client(self, client: str, request_ids: Iterable[RequestId]) -> None:
+        """A client vanishes; it must not hear of its requests again."""
+        for request_id in request_ids:
+            if self.answers[request_id].ending is None:
+                self.answers[request_id].ending = "gone"
+        self.to_core(events.ClientGone(client_id=ClientId(client)))
+
+    def cache_salt(self, request_id: RequestId) -> str | None:
+        """The salt that a request was submitted with."""
+        return self.answers[request_id].submit.cache_salt
+
     # GPU ranks -------------------------------------------------------------------------------------------------
 
     def start_rank(self, rank: int) -> None:
@@ -177,13 +205,19 @@ class Cluster:
         self.to_core(attached)
 
     def kill_rank(self, rank: int) -> None:
-        """SIGKILL: the link closes at once, copies may linger, then a new actor is created."""
+        """SIGKILL: the link closes at once, copies may linger, then a new actor is created. Lanes of one rank only."""
+        assert self.settings.ranks_per_lane == 1, "the death of a rank of a group is not modelled"
         dead = self.ranks[rank]
         exit_s = self.draw(self.faults.linger_s)
         dead.kill(exit_s)
+        self._exits_s[dead.pid] = self.now_s + exit_s
         self.to_core(events.RankLost(rank=rank, incarnation=dead.incarnation))
-        self.after(exit_s, lambda: self.to_host(host_events.ProcessExited(dead.pid)))
         self.after(exit_s + self.draw(self.faults.linger_s), lambda: self.start_rank(rank))
+
+    def _kill_overdue(self, rank: int, incarnation: int) -> None:
+        if self.ranks[rank].is_alive and self.ranks[rank].incarnation == incarnation:
+            self.num_overdue_kills += 1
+            self.kill_rank(rank)
 
     # HostMemory ------------------------------------------------------------------------------------------------
 
@@ -197,24 +231,53 @@ class Cluster:
             ),
             None if is_first else int32_array(self.generations),
         )
+        self.watch = TouchOrderWatch()
         self.to_host(host_events.SchedulerAttached(1))
         self.to_core(events.HostAttached(incarnation=self.host_incarnation))
 
     def kill_host(self) -> None:
-        """SIGKILL HostMemory: its index is lost, the arena stays; a storage actor drains, then attaches to the new one."""
+        """SIGKILL HostMemory: its index is lost, the arena stays; the storage actor drains, then attaches anew."""
         incarnation, self.host = self.host_incarnation, None
-        if self.storage is not None:
-            self.storage.host_lost()
         self.to_core(events.HostLost(incarnation=incarnation))
         self.after(self.draw(0.2), self._restart_host)
 
     def _restart_host(self) -> None:
-        if self.storage is not None and self.storage.is_busy:
+        is_copying = self.storage is not None and self.storage.is_busy
+        if is_copying or any(exit_s > self.now_s for exit_s in self._exits_s.values()):
             self.after(0.01, self._restart_host)
             return
         self.start_host()
-        if self.storage is not None:
+        self._attach_storage()
+
+    def _attach_storage(self) -> None:
+        if self.storage is None or self.host is None or not self.storage.is_up:
+            return
+        if self._attached_storage != (self.host_incarnation, self.storage.pid):
+            self._attached_storage = (self.host_incarnation, self.storage.pid)
             self.to_host(host_events.StorageAttached(self.storage.pid))
+
+    def pause_host(self, duration_s: float) -> None:
+        """SIGSTOP, then SIGCONT: what the Scheduler sends is heard late."""
+        self._link_free_s["scheduler>host"] = self.now_s + duration_s
+
+    def kill_storage(self) -> None:
+        """SIGKILL the storage actor: its reads may linger; its objects stay; then a new one attaches."""
+        dead = self.storage
+        assert dead is not None
+        if not dead.is_up:
+            return
+        exit_s = self.draw(self.faults.linger_s)
+        dead.exit_s = self._exits_s[dead.pid] = self.now_s + exit_s
+        self.storage = SimulatedStorage(self, pid=dead.pid + 1)
+        self.storage.objects, self.storage.bad_keys = dead.objects, dead.bad_keys
+        self.storage.is_up = False
+        self.to_host(host_events.StorageLost())
+        self.after(exit_s + self.draw(self.faults.linger_s), self._storage_is_up)
+
+    def _storage_is_up(self) -> None:
+        assert self.storage is not None
+        self.storage.is_up = True
+        self._attach_storage()
 
     def _host_hears(self, incarnation: int, message: events.ToHost) -> None:
         if incarnation == self.host_incarnation:
@@ -224,7 +287,9 @@ class Cluster:
         """Give HostMemory an event and carry out its effects."""
         if self.host is None:
             return
+        self.watch.hears(event)
         for effect in self.host.handle(event, self.now_s):
+            self.watch.says(effect)
             self._carry_out_for_host(effect)
         if self.is_checking:
             self.host.check()
@@ -244,5 +309,8 @@ class Cluster:
             case host_events.ToStorage(message):
                 assert self.storage is not None
                 self.storage.receive(message)
-            case host_events.WatchProcess() | host_events.StorageFlushed():
-                pass  # `kill_rank` and `SimulatedStorage.kill` report every exit
+            case host_events.WatchProcess(pid):
+                exited = host_events.ProcessExited(pid)
+                self.after(max(0.0, self._exits_s[pid] - self.now_s), lambda: self.to_host(exited))
+            case host_events.StorageFlushed():
+                pass

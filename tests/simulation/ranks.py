@@ -19,10 +19,10 @@ class WrongHit(AssertionError):
     """A rank read keys and values that are not those of its request's tokens."""
 
 
-def prefix_hashes(token_ids: list[int]) -> list[int]:
-    """The modelled keys and values: entry i stands for tokens [0, i]."""
+def prefix_hashes(token_ids: list[int], cache_salt: str | None = None) -> list[int]:
+    """The modelled keys and values: entry i stands for tokens [0, i] under this salt."""
     hashes: list[int] = []
-    value = 0
+    value = 0 if cache_salt is None else 1 + len(cache_salt)
     for token in token_ids:
         value = hash((value, token))
         hashes.append(value)
@@ -34,12 +34,14 @@ def next_token(prefix_hash: int) -> int:
     return prefix_hash % VOCABULARY
 
 
-def expected_output(prompt: list[int], num_tokens: int) -> list[int]:
+def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None = None) -> list[int]:
     """What a request must answer in every cache state."""
-    tokens = list(prompt)
+    value = prefix_hashes(prompt, cache_salt)[-1]
+    tokens: list[int] = []
     for _ in range(num_tokens):
-        tokens.append(next_token(prefix_hashes(tokens)[-1]))
-    return tokens[len(prompt) :]
+        tokens.append(next_token(value))
+        value = hash((value, tokens[-1]))
+    return tokens
 
 
 class SimulatedRank:
@@ -48,6 +50,8 @@ class SimulatedRank:
     def __init__(self, cluster: Cluster, rank: int, incarnation: int) -> None:
         self.cluster = cluster
         self.rank = rank
+        self.part = rank % cluster.settings.ranks_per_lane
+        """Which part of a host page this rank reads and writes: its own heads."""
         self.incarnation = incarnation
         self.pid = 1000 + incarnation
         self.is_alive = True
@@ -92,7 +96,7 @@ class SimulatedRank:
         for added in plan.added:
             assert added.slot not in self.tokens, f"slot {added.slot} is taken"
             self.tokens[added.slot] = added.token_ids.tolist()
-            self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot])
+            self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot], self.cluster.cache_salt(added.request_id))
             self.tables[added.slot] = {}
         for changes in plan.tables:
             start = 0
@@ -105,6 +109,7 @@ class SimulatedRank:
     # Copies ----------------------------------------------------------------------------------------------------
 
     def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
+        started_s = self.cluster.now_s
         groups: dict[int, list[tuple[int, int, int]]] = {}
         columns = (copies.transfer_ids, copies.page_ids, copies.host_page_ids, copies.generations)
         for transfer, page, host_page, generation in zip(*(column.tolist() for column in columns), strict=True):
@@ -118,17 +123,17 @@ class SimulatedRank:
                 last_s = max(last_s, delay_s)
                 copy = self._load_page if is_load else self._back_up_page
                 self.cluster.after(delay_s, lambda copy=copy, page=page, host_page=host_page: copy(page, host_page))
-            self.cluster.after(last_s, lambda t=transfer, e=entries, load=is_load: self._copied(t, e, load))
+            self.cluster.after(last_s, lambda t=transfer, e=entries: self._copied(t, e, is_load, started_s))
 
     def _load_page(self, page: int, host_page: int) -> None:
         if self.is_alive:
-            self.pages[page] = list(self.cluster.arena.get(host_page, (None,) * self.cluster.settings.page_size))
+            self.pages[page] = list(self.cluster.arena[host_page][self.part])
 
     def _back_up_page(self, page: int, host_page: int) -> None:
         if self.cluster.now_s <= self.exit_s:
-            self.cluster.arena[host_page] = tuple(self.pages[page])
+            self.cluster.arena[host_page][self.part] = tuple(self.pages[page])
 
-    def _copied(self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool) -> None:
+    def _copied(self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool, started_s: float) -> None:
         if not self.is_alive:
             return
         is_stale = is_load and any(self.cluster.generations[page] != generation for _, page, generation in entries)
@@ -137,8 +142,8 @@ class SimulatedRank:
             rank=self.rank,
             transfer_ids=int32_array((transfer,)),
             stale_transfer_ids=int32_array((transfer,) if is_stale else ()),
-            num_bytes=len(entries) if is_load else 0,
-            seconds=0.01 if is_load else 0.0,
+            num_bytes=len(entries) * self.cluster.settings.layout.payload_bytes(0) if is_load else 0,
+            seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
         self._send(done)
 

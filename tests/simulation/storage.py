@@ -21,25 +21,28 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 
+PagePart = tuple[int | None, ...]
+"""What one rank's part of a page holds, per slot."""
+
+
 class SimulatedStorage:
     """Owns: L3's objects. Whether an object can be used is decided when it is read, as a checksum would."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, pid: int) -> None:
         self.cluster = cluster
-        self.pid = 1
-        self.objects: dict[PageKey, tuple[int | None, ...]] = {}
+        self.pid = pid
+        self.is_up = True
+        self.exit_s = float("inf")
+        """A killed storage process touches no page after this."""
+        self.objects: dict[PageKey, list[PagePart]] = {}
         self.bad_keys: set[PageKey] = set()
         self.num_reads: dict[PageKey, int] = {}
         self._busy: set[BatchId] = set()
-        self._host_incarnation = 0
 
     @property
     def is_busy(self) -> bool:
         """Some batch may still touch the arena."""
         return bool(self._busy)
-
-    def host_lost(self) -> None:
-        """HostMemory is gone: what is in flight ends unanswered."""
 
     def receive(self, order: host_events.StorageOrder) -> None:
         """An order is on its way; it is carried out after a random delay, out of order."""
@@ -66,12 +69,16 @@ class SimulatedStorage:
         return self.cluster.random.random() < self.cluster.faults.storage_failure_fraction
 
     def _find(self, order: FindObjects, incarnation: int) -> None:
-        statuses = [
-            ObjectStatus.OK if key in self.objects else ObjectStatus.MISSING for key in split_keys(order.keys)
-        ]
+        if self._fails():
+            statuses = [ObjectStatus.IO_ERROR] * len(split_keys(order.keys))
+        else:
+            found = {True: ObjectStatus.OK, False: ObjectStatus.MISSING}
+            statuses = [found[key in self.objects] for key in split_keys(order.keys)]
         self._answer(order.batch_id, statuses, incarnation)
 
     def _read(self, order: ReadObjects, incarnation: int) -> None:
+        if self.cluster.now_s > self.exit_s:
+            return
         statuses = []
         for key, host_page in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
             self.num_reads[key] = self.num_reads.get(key, 0) + 1
@@ -80,20 +87,24 @@ class SimulatedStorage:
             elif key not in self.objects:
                 statuses.append(ObjectStatus.MISSING)
             elif key in self.bad_keys:
-                self.cluster.arena[host_page] = (None,) * self.cluster.settings.page_size
+                self.cluster.arena[host_page] = [(None,) * self.cluster.settings.page_size] * len(self.objects[key])
                 statuses.append(ObjectStatus.BAD_CHECKSUM)
             else:
-                self.cluster.arena[host_page] = self.objects[key]
+                self.cluster.arena[host_page] = list(self.objects[key])
                 statuses.append(ObjectStatus.OK)
         self._answer(order.batch_id, statuses, incarnation)
 
     def _write(self, order: WriteObjects, incarnation: int) -> None:
+        if self.cluster.now_s > self.exit_s:
+            return
         statuses = []
         for key, host_page in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
             if self._fails():
                 statuses.append(ObjectStatus.IO_ERROR)
             else:
-                self.objects[key] = self.cluster.arena[host_page]
+                self.objects[key] = list(self.cluster.arena[host_page])
+                if self.cluster.random.random() < self.cluster.faults.bad_object_fraction:
+                    self.bad_keys.add(key)
                 statuses.append(ObjectStatus.OK)
         self._answer(order.batch_id, statuses, incarnation)
 
@@ -102,7 +113,7 @@ class SimulatedStorage:
         done = ObjectsDone(batch_id=batch_id, statuses=bytes(statuses))
 
         def arrive() -> None:
-            if incarnation == self.cluster.host_incarnation:
+            if incarnation == self.cluster.host_incarnation and self is self.cluster.storage:
                 self.cluster.to_host(host_events.FromStorage(done))
 
         self.cluster.deliver("storage>host", arrive)
