@@ -80,6 +80,13 @@ def use_path(node: RadixNode, priority: int, now_s: float) -> None:
         current = current.parent
 
 
+def take_back_hit(node: RadixNode | None) -> None:
+    """Undo one hit of `node` and of all above it: the lock that counted it came to nothing."""
+    while node is not None:
+        node.num_hits -= 1
+        node = node.parent
+
+
 def new_root(identity: PageKey, num_groups: int, now_s: float) -> RadixNode:
     """The node from which all chains of an identity start."""
     return RadixNode(

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import KEY_BYTES, LeasePages
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.backups import count_dropped
 from raydix.runtime.scheduler.host_view import LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
@@ -61,21 +63,24 @@ def count_cached_pages(replica: Replica, lane: Lane, request: RequestState) -> i
     return match.num_pages + _count_l2_pages(replica, request, match)
 
 
-def admit_waiting(replica: Replica, lane: Lane, now_s: float, budget_tokens: int) -> None:
+def admit_waiting(replica: Replica, lane: Lane, now_s: float, budget_tokens: int) -> list[RequestState]:
     """Admit waiting requests, in order, until one has no room or the prompts admitted use up `budget_tokens`."""
+    admitted: list[RequestState] = []
     if not lane.waiting or not lane.has_free_slot:
-        return
+        return admitted
     for request in waiting_order(replica, lane, now_s):
         if budget_tokens <= 0 or not lane.has_free_slot:
-            return
+            break
         match try_admit(replica, lane, request, now_s):
             case Verdict.ADMITTED:
+                admitted.append(request)
                 if request.phase is Phase.RUNNING:
                     budget_tokens -= request.num_to_plan
             case Verdict.WAITS:
                 continue
             case Verdict.NO_ROOM:
-                return
+                break
+    return admitted
 
 
 def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Verdict:
@@ -83,23 +88,11 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     found = assess(replica, lane, request, now_s)
     if _is_computed_by_another(replica, lane, request, found):
         return Verdict.WAITS
-    size = replica.settings.page_size
-    num_pages = -(-(request.num_tokens + 1) // size) - found.match.num_pages
-    reserve = 0
-    if lane.running:
-        reserve = len(lane.running) + 1 + lane.prompt_pages_to_come()
-    if num_pages + reserve > lane.num_loadable_pages and lane.running:
-        return Verdict.NO_ROOM
-    if _waits_for_prefetch(replica, request, found, now_s):
-        return Verdict.WAITS
     lock = lane.tree.lock(found.match, now_s=now_s)
-    load_pages = None
-    if num_pages + reserve <= lane.num_loadable_pages or not lane.running:
-        load_pages, victims = lane.allocate(found.num_load_pages)
-        replica.counters["evicted_pages"] += sum(victim.num_pages for victim in victims)
+    verdict, load_pages = _reserve(replica, lane, request, found, now_s)
     if load_pages is None:
-        lane.tree.unlock(lock)
-        return Verdict.NO_ROOM
+        lane.withdraw(lock)
+        return verdict
     del lane.waiting[request.request_id]
     replica.cancel_lookup(request)
     request.begin_run(lane.take_slot(), lock, found.match.page_ids[0].tolist() + load_pages.tolist())
@@ -110,11 +103,27 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     if found.num_load_pages:
         _ask_lease(replica, request, found, now_s)
     else:
-        start_running(replica, request, num_loaded_pages=0, was_left=found.num_l2_pages > 0)
+        start_running(replica, request, num_loaded_pages=0, num_left_pages=found.num_l2_pages)
     return Verdict.ADMITTED
 
 
-def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: int, was_left: bool) -> None:
+def _reserve(
+    replica: Replica, lane: Lane, request: RequestState, found: Assessment, now_s: float
+) -> tuple[Verdict, Int32Array | None]:
+    """GPU pages for what is loaded, if the request may run now; its match is locked."""
+    if lane.running:
+        num_pages = -(-(request.num_tokens + 1) // replica.settings.page_size) - found.match.num_pages
+        one_each = len(lane.running) + 1
+        if num_pages + one_each + lane.prompt_pages_to_come() > lane.num_loadable_pages:
+            return Verdict.NO_ROOM, None
+    if _waits_for_prefetch(replica, request, found, now_s):
+        return Verdict.WAITS, None
+    load_pages, victims = lane.allocate(found.num_load_pages)
+    count_dropped(replica, victims)
+    return Verdict.ADMITTED if load_pages is not None else Verdict.NO_ROOM, load_pages
+
+
+def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: int, num_left_pages: int) -> None:
     """The request knows which cached pages it gets; what is missing is planned from now on."""
     request.phase = Phase.RUNNING
     size = replica.settings.page_size
@@ -128,11 +137,9 @@ def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: 
             replica.settings,
             num_l1_pages=num_l1_pages,
             num_loaded_pages=num_loaded_pages,
-            was_left=was_left,
+            num_left_pages=num_left_pages,
         )
         request.sources = total_by_source(request.source_ranges)
-        for source, num_tokens in request.sources.items():
-            replica.counters[f"prompt_tokens_{source}"] += num_tokens
 
 
 def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
@@ -178,7 +185,7 @@ def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessme
     prefetch = request.prefetch
     size = replica.settings.page_size
     pending_pages = request.num_prompt // size - found.match.num_pages - found.num_l2_pages
-    if prefetch.is_final or pending_pages <= 0:
+    if prefetch.is_final or pending_pages <= 0 or not replica.host.is_usable:
         return False
     if prefetch.first_runnable_s is None:
         prefetch.first_runnable_s = now_s
@@ -190,10 +197,12 @@ def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessme
     )
     if deadline_s is None:
         return True
-    if now_s < deadline_s:
+    if now_s >= deadline_s:
+        return False
+    if not now_s < prefetch.wakes_at_s <= deadline_s:
+        prefetch.wakes_at_s = deadline_s
         replica.wake_at(deadline_s)
-        return True
-    return False
+    return True
 
 
 def _ask_lease(replica: Replica, request: RequestState, found: Assessment, now_s: float) -> None:

@@ -8,19 +8,20 @@ Range = tuple[int, int, PageSource]
 
 
 def attribute(
-    request: RequestState, settings: SchedulerSettings, *, num_l1_pages: int, num_loaded_pages: int, was_left: bool
+    request: RequestState, settings: SchedulerSettings, *, num_l1_pages: int, num_loaded_pages: int, num_left_pages: int
 ) -> list[Range]:
     """Split the prompt into ranges of tokens by source, in order, without gaps.
 
-    `was_left`: L2 held more pages, which are computed because that is cheaper.
+    `num_left_pages`: the next pages were in L2 but are computed because that is cheaper.
     """
     size = settings.page_size
     pages: list[PageSource] = [PageSource.L1] * num_l1_pages
     pages += [request.prefetch.arrived_source(page) for page in range(num_l1_pages, num_l1_pages + num_loaded_pages)]
     num_full = request.num_prompt // size
+    pages += [PageSource.RECOMPUTE_CHEAPER] * num_left_pages
     pages = pages[:num_full]
     if len(pages) < num_full:
-        reason = PageSource.RECOMPUTE_CHEAPER if was_left else _miss_reason(request, settings, len(pages))
+        reason = _miss_reason(request, settings, len(pages))
         pages += [reason] * (num_full - len(pages))
     ranges: list[Range] = []
     for page, source in enumerate(pages):

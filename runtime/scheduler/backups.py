@@ -24,11 +24,13 @@ def offer_new_pages(replica: Replica, lane: Lane, pages: list[tuple[PageKey, int
 
 
 def count_use(replica: Replica, lane: Lane, request: RequestState) -> None:
-    """A distinct request has published its prompt: pages that enough requests have used are worth a copy in L2."""
+    """Count each page of a request's published prefix once: those that enough requests have used are worth a copy."""
     if replica.settings.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
         return
-    keys = request.keys(request.num_held_pages, replica.settings.page_size)
-    for key, page_id in zip(split_keys(keys), request.table, strict=False):
+    start, stop = request.num_counted_pages, request.num_held_pages
+    keys = request.keys(stop, replica.settings.page_size)[start * KEY_BYTES :]
+    request.num_counted_pages = max(start, stop)
+    for key, page_id in zip(split_keys(keys), request.table[start:stop], strict=True):
         lane.num_uses[key] = lane.num_uses.get(key, 0) + 1
         if lane.num_uses[key] >= replica.settings.write_threshold:
             _mark_dirty(replica, lane, key, page_id)

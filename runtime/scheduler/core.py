@@ -173,18 +173,19 @@ class SchedulerCore:
         time_out_host(replica, now_s)
         for lane in replica.lanes:
             oldest = next(iter(lane.in_flight.values()), None)
-            if oldest is None or not lane.is_warm:
+            if oldest is None:
                 continue
             patience_s = max(
                 self.settings.step_deadline_s, 10 * replica.prefill_rate.predict_s(oldest.num_tokens, now_s)
             )
-            if oldest.sent_s + patience_s > now_s:
-                lane.armed_until_s = oldest.sent_s + patience_s
-                replica.wake_at(lane.armed_until_s)
+            due_s = oldest.started_s + patience_s if lane.is_warm else now_s + patience_s
+            if due_s > now_s:
+                lane.armed_until_s = due_s
+                replica.wake_at(due_s)
                 continue
             for rank in sorted(oldest.waiting_ranks):
                 incarnation, _ = lane.attached[rank]
-                reason = f"step {oldest.step} has not been acknowledged for {now_s - oldest.sent_s:.1f} s"
+                reason = f"step {oldest.step} has not been acknowledged for {now_s - oldest.started_s:.1f} s"
                 replica.effects.append(KillRank(rank=rank, incarnation=incarnation, reason=reason))
             lane.armed_until_s = now_s + self.settings.step_deadline_s
             replica.wake_at(lane.armed_until_s)

@@ -1,6 +1,6 @@
 """What the Scheduler knows of L2: a mirror of its keys, granted pages, and leases that were asked for."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from raydix.runtime.messages.host import (
     KEY_BYTES,
     MIRROR_KEY_BYTES,
     CopiesDrained,
+    LookupProgress,
     MirrorUpdate,
     PagesGranted,
     split_keys,
@@ -39,6 +40,7 @@ class HostView:
         self.is_silent = False
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases asked for and not yet answered."""
+        self._reports_due: Counter[RequestId] = Counter()
         self._mirror: set[bytes] = set()
         self._stock: deque[tuple[int, int]] = deque()
         self._is_drained = False
@@ -71,6 +73,7 @@ class HostView:
         self._mirror.clear()
         self._stock.clear()
         self.leases.clear()
+        self._reports_due.clear()
 
     def drained(self, is_copying: bool) -> CopiesDrained | None:
         """What to tell a newly attached HostMemory, once no older copy is in flight; None if nothing is due."""
@@ -91,6 +94,19 @@ class HostView:
                 return index - start
         return stop - start
 
+    def note_lookup(self, request_id: RequestId) -> None:
+        """A lookup was sent: it ends with one final report, cancelled or not."""
+        self._reports_due[request_id] += 1
+
+    def is_current(self, report: LookupProgress) -> bool:
+        """Take a report. False: it concerns an earlier lookup under the same request id."""
+        num_due = self._reports_due[report.request_id]
+        if report.is_final:
+            self._reports_due[report.request_id] -= 1
+        if self._reports_due[report.request_id] <= 0:
+            del self._reports_due[report.request_id]
+        return num_due == 1
+
     def mirror(self, update: MirrorUpdate) -> None:
         """Follow HostMemory's changes."""
         self._mirror.difference_update(split_keys(update.dropped, MIRROR_KEY_BYTES))
@@ -106,6 +122,6 @@ class HostView:
         columns = np.array(taken, dtype=np.int32).reshape(-1, 2)
         return int32_array(columns[:, 0]), int32_array(columns[:, 1])
 
-    def overdue_leases(self, before_s: float) -> Sequence[LeaseId]:
-        """Leases asked for before this time and still unanswered."""
-        return [lease_id for lease_id, wanted in self.leases.items() if wanted.asked_s <= before_s]
+    def overdue_leases(self, patience_s: float, now_s: float) -> Sequence[LeaseId]:
+        """Leases that have been unanswered for `patience_s` or longer."""
+        return [lease_id for lease_id, wanted in self.leases.items() if wanted.asked_s + patience_s <= now_s]

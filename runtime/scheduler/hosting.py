@@ -72,8 +72,9 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
         case MirrorUpdate():
             replica.host.mirror(message)
         case LookupProgress():
+            is_current = replica.host.is_current(message)
             request = replica.requests.get(message.request_id)
-            if request is not None and not request.prefetch.is_final:
+            if is_current and request is not None and not request.prefetch.is_final:
                 request.prefetch.sources = message.sources
                 request.prefetch.is_final = message.is_final
                 request.prefetch.asked_s = None
@@ -92,7 +93,7 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
         replica.release_lease(message.lease_id, incarnation)
         return
     page_ids = _keep_leased_pages(replica, request, len(message.host_page_ids))
-    start_running(replica, request, num_loaded_pages=len(page_ids), was_left=False)
+    start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
     if not len(page_ids):
         replica.release_lease(message.lease_id, incarnation)
         return
@@ -125,18 +126,18 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
     request = replica.requests.get(wanted.request_id)
     if request is not None and request.run == wanted.run and request.phase is Phase.LEASING:
         _keep_leased_pages(replica, request, 0)
-        start_running(replica, request, num_loaded_pages=0, was_left=False)
+        start_running(replica, request, num_loaded_pages=0, num_left_pages=0)
 
 
 def time_out_host(replica: Replica, now_s: float) -> None:
     """Past its deadline HostMemory counts as silent: the engine runs as if it had no L2 until it is heard again."""
-    before_s = now_s - replica.settings.lookup_deadline_s
-    late_leases = replica.host.overdue_leases(before_s)
+    patience_s = replica.settings.lookup_deadline_s
+    late_leases = replica.host.overdue_leases(patience_s, now_s)
     late_lookups = [
         request
         for lane in replica.lanes
         for request in lane.waiting.values()
-        if request.prefetch.asked_s is not None and request.prefetch.asked_s <= before_s
+        if request.prefetch.asked_s is not None and request.prefetch.asked_s + patience_s <= now_s
     ]
     if not late_leases and not late_lookups:
         return

@@ -9,8 +9,8 @@ import numpy as np
 from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId, Slot, TransferId
 from raydix.runtime.cache.page_pool import PagePool
-from raydix.runtime.cache.radix_node import Segment
-from raydix.runtime.cache.radix_tree import Match, RadixTree, Victim
+from raydix.runtime.cache.radix_node import Segment, take_back_hit
+from raydix.runtime.cache.radix_tree import Lock, Match, RadixTree, Victim
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.messages.plan import StepResult
@@ -36,7 +36,8 @@ class StepInFlight:
     step: int
     rows: list[PlannedRow]
     num_tokens: int
-    sent_s: float
+    started_s: float
+    """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
     result: StepResult | None = None
 
@@ -111,6 +112,11 @@ class Lane:
     def match(self, request: RequestState) -> Match:
         """The request's longest prefix in L1."""
         return self.tree.match(request.identity, bytes(request.packed))
+
+    def withdraw(self, lock: Lock) -> None:
+        """Give back a lock that came to nothing: it is no hit."""
+        take_back_hit(lock.node)
+        self.tree.unlock(lock)
 
     def take_slot(self) -> Slot:
         """Take the lowest free slot."""

@@ -19,8 +19,9 @@ _STEPS_AHEAD = 2
 
 @dataclass(slots=True)
 class Draft:
-    """A plan in the making."""
+    """A plan in the making. `budget_tokens`: prompt tokens that it may still take."""
 
+    budget_tokens: int
     rows: list[PlannedRow] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
     row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
@@ -33,7 +34,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
     """The lane's next plan, already entered as in flight; None if there is nothing to send."""
     if not lane.is_attached:
         return None
-    draft = Draft()
+    draft = Draft(budget_tokens=replica.settings.prefill_budget_tokens)
     if lane.num_row_steps < _STEPS_AHEAD:
         _draft_rows(replica, lane, draft, now_s)
         clean_ahead(replica, lane)
@@ -54,7 +55,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
         step=lane.last_step,
         rows=draft.rows,
         num_tokens=draft.num_tokens,
-        sent_s=now_s,
+        started_s=now_s,
         waiting_ranks=set(lane.ranks),
     )
     if lane.armed_until_s <= now_s:
@@ -65,23 +66,17 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
 
 def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
     _draft_decodes(replica, lane, draft, now_s)
-    budget = replica.settings.prefill_budget_tokens
-    budget = _draft_prefills(replica, lane, draft, now_s, budget, frozenset())
-    known = frozenset(lane.running)
-    admit_waiting(replica, lane, now_s, budget)
-    if len(lane.running) > len(known):
-        _draft_prefills(replica, lane, draft, now_s, budget, known)
-    if not draft.rows and not lane.in_flight and not lane.transfers and not lane.ready_loads:
-        _break_deadlock(replica, lane, draft, now_s)
-
-
-def _break_deadlock(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    """Several half-computed prompts hold all pages: the worst of them starts over."""
-    stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
-    if len(stuck) > 1:
+    _draft_prefills(replica, lane, draft, now_s)
+    admitted = admit_waiting(replica, lane, now_s, draft.budget_tokens)
+    _draft_rows_of(replica, lane, draft, admitted, now_s)
+    while not draft.rows and not lane.in_flight and not lane.transfers and not lane.ready_loads:
+        stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
+        if len(stuck) < 2:
+            return
+        # Several half-computed prompts hold all pages: the worst of them starts over.
         _retract(replica, _choose_victim(stuck))
         _draft_decodes(replica, lane, draft, now_s)
-        _draft_prefills(replica, lane, draft, now_s, replica.settings.prefill_budget_tokens, frozenset())
+        _draft_prefills(replica, lane, draft, now_s)
 
 
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
@@ -138,15 +133,18 @@ def _retract(replica: Replica, request: RequestState) -> None:
     replica.requeue(request)
 
 
-def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float, budget: int, skip: frozenset[str]) -> int:
-    """Rows of several tokens, or of admitted requests not in `skip`; returns what is left of the budget."""
+def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    prefills = [request for request in lane.running.values() if request.num_to_plan > 1]
+    _draft_rows_of(replica, lane, draft, prefills, now_s)
+
+
+def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float) -> None:
+    """One row of as many tokens as the budget and the free pages allow for each of these requests."""
     size = replica.settings.page_size
-    for request in list(lane.running.values()):
-        remaining = request.num_to_plan
-        is_due = request.phase is Phase.RUNNING and (remaining > 1 or (bool(skip) and remaining == 1))
-        if budget <= 0 or not is_due or request.request_id in skip:
+    for request in requests:
+        if request.phase is not Phase.RUNNING or draft.budget_tokens <= 0:
             continue
-        num_tokens = _chunk(replica, draft, request, remaining, budget)
+        num_tokens = _chunk(replica, draft, request)
         load_id = _load_to_wait_for(replica, request, num_tokens, now_s)
         if num_tokens <= 0 or load_id is None:
             continue
@@ -158,18 +156,18 @@ def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float, bu
                 continue
             request.table.extend(pages.tolist())
         _add_row(draft, request, num_tokens, load_id)
-        budget -= -(-num_tokens // size) * size
-    return budget
+        draft.budget_tokens -= -(-num_tokens // size) * size
 
 
-def _chunk(replica: Replica, draft: Draft, request: RequestState, remaining: int, budget: int) -> int:
-    """How many of the remaining tokens this step computes; a chunk that is not the last ends on a page boundary."""
-    if remaining <= budget:
-        return remaining
-    if not replica.settings.chunked_prefill:
-        return remaining if not draft.num_tokens else 0
-    size = replica.settings.page_size
-    return (request.num_planned + budget) // size * size - request.num_planned
+def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
+    """How many of its tokens this step computes; a chunk that is not the last ends on a page boundary."""
+    settings = replica.settings
+    if request.num_to_plan <= draft.budget_tokens:
+        return request.num_to_plan
+    if not settings.chunked_prefill:
+        return request.num_to_plan if draft.budget_tokens == settings.prefill_budget_tokens else 0
+    size = settings.page_size
+    return (request.num_planned + draft.budget_tokens) // size * size - request.num_planned
 
 
 def _load_to_wait_for(replica: Replica, request: RequestState, num_tokens: int, now_s: float) -> int | None:

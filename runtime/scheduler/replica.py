@@ -83,6 +83,8 @@ class Replica:
         if is_first:
             request.is_reported = True
             sources = request.sources or {PageSource.CANCELLED.label: request.num_prompt}
+            for source, num_tokens in sources.items():
+                self.counters[f"prompt_tokens_{source}"] += num_tokens
             queued_s = None if request.admitted_s is None else request.admitted_s - request.arrival_s
         delta = RequestDelta(
             request_id=request.request_id,

@@ -47,6 +47,8 @@ class PrefetchState:
     asked_s: float | None = None
     """When the lookup was sent, until the first report."""
     first_runnable_s: float | None = None
+    wakes_at_s: float = float("-inf")
+    """When the request is looked at again, even if no event comes before."""
 
     def arrived_source(self, page: int) -> PageSource:
         """L3 if the page came from storage for this request, else L2: it was there on arrival."""
@@ -82,6 +84,8 @@ class RequestState:
         """Counts admissions: rows of an earlier run are ignored."""
         self.matched_pages = 0
         """Pages in L1 and L2 when last looked at; for the policy only."""
+        self.num_counted_pages = 0
+        """Pages whose use by this request is counted on its lane; for `write_through_selective` only."""
         self.sources: dict[str, int] | None = None
         self.source_ranges: list[tuple[int, int, PageSource]] = []
         self.admitted_s: float | None = None

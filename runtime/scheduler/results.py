@@ -1,5 +1,7 @@
 """What an acknowledged step or transfer means: new tokens, published pages, released leases, ended requests."""
 
+import itertools
+
 from raydix.errors import AccountingError
 from raydix.ids import TransferId
 from raydix.runtime.messages.client import FinishReason
@@ -25,11 +27,13 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
     while lane.in_flight:
         oldest = next(iter(lane.in_flight.values()))
         if oldest.waiting_ranks:
-            return
+            break
         del lane.in_flight[oldest.step]
         lane.pool.settle(oldest.step)
         lane.is_warm = True
         _take_results(replica, lane, oldest, now_s)
+        for following in itertools.islice(lane.in_flight.values(), 1):
+            following.started_s = now_s
 
 
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
@@ -65,6 +69,7 @@ def apply_outcome(
     size = replica.settings.page_size
     if replica.settings.prefix_caching and request.num_computed // size > request.num_held_pages:
         offer_new_pages(replica, lane, lane.publish(request, now_s))
+        count_use(replica, lane, request)
     if outcome.token_id is None:
         return
     if not request.num_output:

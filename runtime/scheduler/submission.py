@@ -3,7 +3,7 @@
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
-from raydix.runtime.messages.host import Lookup
+from raydix.runtime.messages.host import Lookup, PageSource
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
@@ -37,6 +37,7 @@ def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
     request.lane = lane.index
     lane.waiting[request.request_id] = request
     request.matched_pages = num_l1_pages
+    request.num_counted_pages = 0
     session = request.submit.session_id
     if session is not None:
         replica.sessions[session] = lane.index
@@ -46,8 +47,11 @@ def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
     num_full = request.num_prompt // replica.settings.page_size
     if not replica.host.is_usable or not replica.settings.prefix_caching or not num_full:
         return
-    request.prefetch = PrefetchState(is_final=False, asked_s=now_s)
+    pending = bytes([PageSource.PENDING]) * num_full
+    request.prefetch = PrefetchState(sources=pending, is_final=False, asked_s=now_s)
     keys = request.keys(num_full, replica.settings.page_size)
+    request.matched_pages += replica.host.count_resident(keys, num_l1_pages, num_full)
+    replica.host.note_lookup(request.request_id)
     replica.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=min(num_l1_pages, num_full)))
     replica.wake_at(now_s + replica.settings.lookup_deadline_s)
 
@@ -60,6 +64,9 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
     if num_prompt == 0:
         text = "the prompt has no tokens; expected at least one."
+        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    if message.max_tokens is not None and message.max_tokens < 1:
+        text = f"max_tokens is {message.max_tokens}; expected at least 1, or None for the rest of the context."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
     if num_prompt >= settings.max_model_len:
         text = (
