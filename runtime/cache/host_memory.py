@@ -328,7 +328,7 @@ class HostMemoryCore:
         if self._orders is None or self._writes is None:
             return None
         times = [self._orders.next_overdue_s, self._staged.next_expiry_s]
-        if self._writes.num_pending and self._orders.pid is not None:
+        if self._writes.is_ready and self._orders.pid is not None:
             times.append(self._orders.breaker.retry_at_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 

@@ -54,6 +54,12 @@ class HostWrites:
         """Pages being written."""
         return sum(map(len, self._in_flight.values()))
 
+    @property
+    def is_ready(self) -> bool:
+        """Only the storage actor's absence or the circuit breaker holds writes back."""
+        has_room = self._num_current() < self._settings.max_write_batches
+        return bool(self._queue) and has_room and not self._is_flush_wanted
+
     def add(self, group: int, key: PageKey, page_id: HostPageId) -> None:
         """A committed page is READY: write it when its turn comes."""
         if len(self._queue) >= self._settings.max_queued_writes:
@@ -72,12 +78,10 @@ class HostWrites:
         if self._is_flush_wanted and self._orders.pid is None:
             self._end_flush(ObjectStatus.IO_ERROR)
         if self._is_flush_wanted:
-            if not self._in_flight and self._flush_id is None:
+            if self._flush_id is None and self._num_current() == 0:
                 self._flush_id = self._orders.send(lambda batch_id, _: DeleteObjects(batch_id=batch_id), now_s)
             return
-        while self._queue and self._num_current() < self._settings.max_write_batches:
-            if not self._orders.is_admitting(now_s):
-                return
+        while self.is_ready and self._orders.is_admitting(now_s):
             batch = self._take_batch()
             if batch:
                 self._send(batch, now_s)

@@ -1,0 +1,312 @@
+"""The HostMemory core in a world of slow copies, dying processes and unreliable storage.
+
+The world keeps the content of every host page. Whoever has been told to write a page may do so at any time until it
+has answered or has ended. The core is right if every READY page always holds what its key names.
+"""
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.host_events import (
+    FlushHost,
+    FlushStorage,
+    FromStorage,
+    ProcessExited,
+    SchedulerAttached,
+    SchedulerLost,
+    StorageAttached,
+    StorageLost,
+    Tick,
+)
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import (
+    AbandonPages,
+    CancelLookup,
+    CommitPages,
+    CopiesDrained,
+    DeleteObjects,
+    FindObjects,
+    ObjectsDone,
+    ObjectStatus,
+    ReadObjects,
+    ReleaseLeases,
+    ReturnPages,
+    WriteObjects,
+    split_keys,
+)
+from tests.runtime.cache.host_script import STORAGE, HostScript, make_key
+
+SETTINGS = replace(STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2)
+GARBAGE = PageKey(b"garbage".ljust(32, b"!"))
+NAMES = st.integers(0, 11)
+CHAINS = st.integers(0, 3).flatmap(lambda first: st.builds(lambda n: list(range(first, first + n)), st.integers(0, 8)))
+STATUSES = st.sampled_from([ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT])
+
+
+class HostWorld(RuleBasedStateMachine):
+    """One GPU process at a time (its pid rises when it dies), one storage process, one Scheduler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = HostScript(24, SETTINGS)
+        self.content: dict[int, PageKey] = {}
+        self.copies: list[tuple[int, int, PageKey]] = []
+        """Backups that the living GPU process carries out: page, generation, key."""
+        self.past_copies: list[tuple[int, int, PageKey]] = []
+        """Backups that have ended, well or not; a late word about one must change nothing."""
+        self.leases: dict[int, list[tuple[int, PageKey]]] = {}
+        self.zombies: dict[int | None, set[int]] = {}
+        """Pages that processes which died, or (None) orders of a lost Scheduler, may still write."""
+        self.zombie_reads: dict[int | None, list[tuple[int, PageKey]]] = {}
+        self.gpu_pid, self.storage_pid, self.epoch, self.next_lease = 1000, 2000, 1, 0
+        self.is_attached, self.is_drained, self.has_storage = True, True, True
+        self.objects: set[PageKey] = set()
+        self.host.tell(SchedulerAttached(1))
+        self.host.tell(StorageAttached(self.storage_pid))
+
+    # The Scheduler and its GPU process
+
+    @precondition(lambda self: self.is_attached and self.host.granted)
+    @rule(name=NAMES)
+    def start_backup(self, name: int) -> None:
+        self.copies.append((*self.host.granted.popleft(), make_key(name)))
+
+    @precondition(lambda self: self.is_attached and self.copies)
+    @rule(data=st.data())
+    def finish_backup(self, data: st.DataObject) -> None:
+        page, generation, key = self.copies.pop(data.draw(st.integers(0, len(self.copies) - 1)))
+        self.content[page] = key
+        self.past_copies.append((page, generation, key))
+        self._commit(page, generation, key)
+
+    def _commit(self, page: int, generation: int, key: PageKey) -> None:
+        pages, generations = int32_array([page]), int32_array([generation])
+        self.host.say(CommitPages(keys=key, host_page_ids=pages, generations=generations))
+
+    @precondition(lambda self: self.is_attached and self.past_copies)
+    @rule(data=st.data())
+    def commit_comes_late_or_twice(self, data: st.DataObject) -> None:
+        before = set(self.host.core._index.ready_keys(0))
+        self._commit(*data.draw(st.sampled_from(self.past_copies)))
+        assert set(self.host.core._index.ready_keys(0)) <= before
+
+    @precondition(lambda self: self.is_attached and self.host.granted)
+    @rule()
+    def return_page(self) -> None:
+        page, generation = self.host.granted.popleft()
+        self.host.say(ReturnPages(host_page_ids=int32_array([page]), generations=int32_array([generation])))
+
+    @precondition(lambda self: self.is_attached)
+    @rule(chain=CHAINS, request=st.sampled_from("abc"), num_l1=st.integers(0, 2))
+    def lookup(self, chain: list[int], request: str, num_l1: int) -> None:
+        self.host.lookup(request, chain, min(num_l1, len(chain)))
+
+    @precondition(lambda self: self.is_attached)
+    @rule(request=st.sampled_from("abc"))
+    def cancel(self, request: str) -> None:
+        self.host.say(CancelLookup(request_id=RequestId(request)))
+        reports = self.host.progress.get(request)
+        assert not reports or reports[-1].is_final
+
+    @precondition(lambda self: self.is_attached)
+    @rule(chain=CHAINS)
+    def lease(self, chain: list[int]) -> None:
+        pages = self.host.lease(self.next_lease, chain)
+        generations = self.host.leased[self.next_lease].generations.tolist()
+        assert generations == [self.host.table[page] for page in pages]
+        self.leases[self.next_lease] = [(page, make_key(name)) for page, name in zip(pages, chain, strict=False)]
+        self.next_lease += 1
+
+    @precondition(lambda self: self.is_attached and self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases)))
+        del self.leases[lease]
+        self.host.say(ReleaseLeases(lease_ids=int32_array([lease])))
+
+    @precondition(lambda self: self.is_attached)
+    @rule()
+    def gpu_process_dies(self) -> None:
+        abandoned = AbandonPages(
+            host_page_ids=int32_array(page for page, _, _ in self.copies),
+            generations=int32_array(generation for _, generation, _ in self.copies),
+            lease_ids=int32_array(self.leases),
+            pid=self.gpu_pid,
+        )
+        self.zombies[self.gpu_pid] = {page for page, _, _ in self.copies}
+        self.zombie_reads[self.gpu_pid] = [entry for held in self.leases.values() for entry in held]
+        self.past_copies.extend(self.copies)
+        self.copies.clear()
+        self.leases.clear()
+        self.gpu_pid += 1
+        self.host.say(abandoned)
+
+    @precondition(lambda self: self.is_attached)
+    @rule()
+    def scheduler_is_lost(self) -> None:
+        self.zombies.setdefault(None, set()).update(page for page, _, _ in self.copies)
+        reads = [entry for held in self.leases.values() for entry in held]
+        self.zombie_reads.setdefault(None, []).extend(reads)
+        self.past_copies.extend(self.copies)
+        self.copies.clear()
+        self.leases.clear()
+        self.host.granted.clear()
+        self.host.progress.clear()
+        self.host.mirror.clear()
+        self.is_attached = self.is_drained = False
+        self.host.tell(SchedulerLost())
+
+    @precondition(lambda self: not self.is_attached)
+    @rule()
+    def scheduler_attaches(self) -> None:
+        self.epoch += 1
+        self.is_attached = True
+        self.host.tell(SchedulerAttached(self.epoch))
+        assert not self.host.granted
+
+    @precondition(lambda self: self.is_attached and not self.is_drained)
+    @rule()
+    def copies_drain(self) -> None:
+        self.is_drained = True
+        self.zombies.pop(None, None)
+        self.zombie_reads.pop(None, None)
+        self.host.say(CopiesDrained(host_incarnation=3))
+
+    # Processes that died
+
+    @precondition(lambda self: any(self.zombies.values()))
+    @rule(data=st.data())
+    def dying_process_writes(self, data: st.DataObject) -> None:
+        pages = sorted(set().union(*self.zombies.values()))
+        self.content[data.draw(st.sampled_from(pages))] = GARBAGE
+
+    @precondition(lambda self: self.zombies.keys() - {None})
+    @rule(data=st.data())
+    def process_exits(self, data: st.DataObject) -> None:
+        pid = data.draw(st.sampled_from(sorted(pid for pid in self.zombies if pid is not None)))
+        assert pid in self.host.watched
+        del self.zombies[pid]
+        self.zombie_reads.pop(pid, None)
+        self.host.tell(ProcessExited(pid))
+
+    # Storage
+
+    @precondition(lambda self: self.host.orders)
+    @rule(data=st.data())
+    def storage_answers(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.host.orders) - 1))
+        order = self.host.orders[place]
+        del self.host.orders[place]
+        if isinstance(order, DeleteObjects):
+            self.objects.clear()
+            statuses = [ObjectStatus.OK]
+        else:
+            keys = split_keys(order.keys)
+            statuses = [self._carry_out(order, i, key, data.draw(STATUSES)) for i, key in enumerate(keys)]
+        self.host.tell(FromStorage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses))))
+
+    def _carry_out(
+        self, order: FindObjects | ReadObjects | WriteObjects, place: int, key: PageKey, drawn: ObjectStatus
+    ) -> ObjectStatus:
+        if order.batch_id in self.host.cancelled:
+            drawn = ObjectStatus.CANCELLED
+        match order:
+            case FindObjects():
+                return drawn if drawn or key in self.objects else ObjectStatus.MISSING
+            case ReadObjects():
+                is_read = not drawn and key in self.objects
+                self.content[int(order.host_page_ids[place])] = key if is_read else GARBAGE
+                return drawn if drawn or is_read else ObjectStatus.MISSING
+            case WriteObjects():
+                assert self.content[int(order.host_page_ids[place])] == key, "a page changed while it was written"
+                if not drawn:
+                    self.objects.add(key)
+                return drawn
+
+    @precondition(lambda self: self.has_storage)
+    @rule()
+    def storage_is_lost(self) -> None:
+        pages = [page for order in self.host.orders if isinstance(order, ReadObjects) for page in order.host_page_ids]
+        written = [order for order in self.host.orders if isinstance(order, WriteObjects)]
+        self.zombies[self.storage_pid] = {int(page) for page in pages}
+        self.zombie_reads[self.storage_pid] = [
+            (int(page), key)
+            for order in written
+            for page, key in zip(order.host_page_ids, split_keys(order.keys), strict=True)
+        ]
+        self.host.orders.clear()
+        self.has_storage = False
+        self.host.tell(StorageLost())
+
+    @precondition(lambda self: not self.has_storage)
+    @rule()
+    def storage_attaches(self) -> None:
+        self.storage_pid += 1
+        self.has_storage = True
+        self.host.tell(StorageAttached(self.storage_pid))
+
+    # The rest
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.host.now_s += seconds
+        self.host.tell(Tick())
+        due_s = self.host.core.next_deadline_s()
+        assert due_s is None or due_s > self.host.now_s
+
+    @rule(event=st.sampled_from([FlushHost(), FlushStorage()]))
+    def flush(self, event: FlushHost | FlushStorage) -> None:
+        self.host.tell(event)
+
+    @invariant()
+    def every_ready_page_holds_what_its_key_names(self) -> None:
+        index = self.host.core._index
+        for key in index.ready_keys(0):
+            page = index.find(0, key)
+            assert page is not None
+            assert self.content[page] == key
+
+    @invariant()
+    def what_is_being_read_stays(self) -> None:
+        for held in (*self.leases.values(), *self.zombie_reads.values()):
+            for page, key in held:
+                assert self.content[page] == key
+
+    @invariant()
+    def mirror_is_right(self) -> None:
+        if self.is_attached:
+            assert self.host.mirror == {key[:16] for key in self.host.core._index.ready_keys(0)}
+
+    def teardown(self) -> None:
+        """Let everything end: nothing may be left over."""
+        if not self.is_attached:
+            self.scheduler_attaches()
+        if not self.is_drained:
+            self.copies_drain()
+        if not self.has_storage:
+            self.storage_attaches()
+        self.gpu_process_dies()
+        for pid in [pid for pid in self.zombies if pid is not None]:
+            del self.zombies[pid]
+            self.host.tell(ProcessExited(pid))
+        while self.host.orders:
+            self.host.answer()
+        self.host.now_s += 100.0
+        self.host.tell(Tick())
+        while self.host.orders:
+            self.host.answer()
+        self.host.now_s += 100.0
+        self.host.tell(Tick())
+        stats = self.host.core.stats()
+        for name in ("leases", "lookups", "pages_reading", "pages_staged", "pages_quarantined", "l3_writes_pending"):
+            assert stats[name] == 0, name
+        assert stats["pages_filling"] == stats["pages_granted"] == len(self.host.granted)
+        assert self.host.core._index.num_readers == 0
+
+
+HostWorld.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None, derandomize=True)
+TestHostWorld = HostWorld.TestCase
