@@ -175,7 +175,7 @@ class RadixTree:
             num_existing = existing[-1].end - node.end
             node = existing[-1]
         if num_existing < num_pages:
-            is_own_leaf = node.num_hits == 1 and not node.children and node.parent is not None
+            is_own_leaf = node.num_hits == node.num_locks == 1 and not node.children and node.parent is not None
             edge = packed_tokens[num_existing * self._page_bytes : num_pages * self._page_bytes]
             run = RadixNode(
                 parent=node,

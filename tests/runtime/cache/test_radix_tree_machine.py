@@ -203,7 +203,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestTreeMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
