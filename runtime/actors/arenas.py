@@ -1,0 +1,53 @@
+"""Which processes hold the node's arena, so that it outlives its HostMemory."""
+
+import asyncio
+
+from raydix.errors import EngineDead
+from raydix.runtime.actors.host_memory import ArenaLocation
+
+
+class ArenaRegistry:
+    """Owns: where the arena is to be had now, and which GPU actors map it.
+
+    A new arena makes every mapping of an older one worthless; the registry never mixes the two.
+    """
+
+    def __init__(self) -> None:
+        self._current: ArenaLocation | None = None
+        self._epoch = 0
+        """Counts arenas; one that was taken back keeps its number."""
+        self._published = asyncio.Event()
+        self._holders: dict[int, ArenaLocation] = {}
+
+    async def current(self) -> tuple[ArenaLocation, int]:
+        """The arena at a living HostMemory, and its number."""
+        while self._current is None:
+            await self._published.wait()
+        return self._current, self._epoch
+
+    def held(self) -> ArenaLocation | None:
+        """The arena at a GPU actor that maps it, for a HostMemory that is made again; None: it is lost."""
+        return next(iter(self._holders.values()), None)
+
+    def publish(self, location: ArenaLocation, *, is_new: bool) -> list[int]:
+        """A HostMemory serves this arena. Returns the ranks that map an older one and must be made again."""
+        stale = list(self._holders) if is_new else []
+        self._epoch += is_new
+        self._current = location
+        self._published.set()
+        return stale
+
+    def withdraw(self) -> None:
+        """The HostMemory has ended; those who map its arena keep it."""
+        self._current = None
+        self._published.clear()
+
+    def note_holder(self, rank: int, location: ArenaLocation, epoch: int) -> None:
+        """A GPU actor maps arena number `epoch`. Raises EngineDead if that is not the one in use any more."""
+        if epoch != self._epoch:
+            raise EngineDead(f"rank {rank} mapped an arena that is not in use any more")
+        self._holders[rank] = location
+
+    def forget_holder(self, rank: int) -> None:
+        """A GPU actor has ended."""
+        self._holders.pop(rank, None)

@@ -1,0 +1,119 @@
+"""Joining a Ray cluster: an initialised one, the one named, the job's, else a private one that ends with us."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import ray
+
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors import reaper
+from raydix.runtime.actors.engine_facts import NAMESPACE
+from raydix.runtime.actors.private_folder import make_private_folder, private_folders
+
+_OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
+_REGISTER = "engines.json"
+
+
+class PrivateCluster:
+    """Owns: a Ray cluster on this host that this process started, and its folder.
+
+    When this process ends, however it ends, a reaper ends what Ray's own agents leave for half a minute.
+    """
+
+    def __init__(self) -> None:
+        self._folder = make_private_folder()
+        reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder, str(os.getpid())]
+        self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
+        _on_lasting_thread(
+            lambda: ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=self._folder,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        )
+
+    def register(self, engine: str) -> None:
+        """Let other processes of this user find the engine by its name."""
+        address = ray.get_runtime_context().gcs_address
+        Path(self._folder, _REGISTER).write_text(json.dumps({"engine": engine, "address": address}))
+
+    def stop(self) -> None:
+        """End the cluster."""
+        ray.shutdown()
+        if self._reaper.stdin is not None:
+            self._reaper.stdin.close()
+
+
+def join_cluster(address: str | None) -> PrivateCluster | None:
+    """Make this process part of a cluster; the private one is returned, for its end.
+
+    Raises ConfigError if the named cluster cannot be reached.
+    """
+    if ray.is_initialized():
+        return None
+    address = address or _job_address()
+    if address is None:
+        return PrivateCluster()
+    _connect(address)
+    return None
+
+
+def find_cluster(address: str | None, engine: str) -> None:
+    """Join the cluster where `engine` runs. Raises EngineDead if none is known."""
+    if ray.is_initialized():
+        return
+    address = address or _job_address() or _registered_address(engine)
+    if address is None:
+        raise EngineDead(
+            f"no engine named {engine} was found on this host. Start one, or give the address of its Ray cluster."
+        )
+    _connect(address)
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def _on_lasting_thread(start: Callable[[], object]) -> None:
+    """Call `start` on a thread that never ends: the kernel ends Ray's processes with the thread that made them."""
+    result: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(start())
+        except BaseException as error:  # noqa: BLE001  it belongs to the thread that waits
+            result.set_exception(error)
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="raydix-cluster", daemon=True).start()
+    result.result()
+
+
+def _job_address() -> str | None:
+    """Ray's own variable; a submitted job has it."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def _registered_address(engine: str) -> str | None:
+    for folder in private_folders():
+        try:
+            entry = json.loads((folder / _REGISTER).read_text())
+        except (OSError, ValueError):
+            continue
+        if entry["engine"] == engine:
+            return str(entry["address"])
+    return None

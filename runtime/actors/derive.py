@@ -1,0 +1,49 @@
+"""The settings that actors start with, derived from the configuration and from what the GPU actors report. Pure."""
+
+from raydix.runtime.cache.host_events import HostSettings, StorageSettings
+from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config import EngineConfig
+from raydix.runtime.scheduler.settings import (
+    LoadPolicy,
+    Policy,
+    PrefetchSettings,
+    PrefetchStrategy,
+    SchedulerSettings,
+    WritePolicy,
+)
+
+
+def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int) -> SchedulerSettings:
+    """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
+    cache, scheduler = config.cache, config.scheduler
+    chunk = scheduler.chunked_prefill_tokens
+    return SchedulerSettings(
+        layout=layout,
+        num_lanes=config.parallel.dp,
+        ranks_per_lane=config.parallel.tp,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        max_running_requests=scheduler.max_running_requests,
+        max_waiting_requests=scheduler.max_waiting_requests,
+        prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
+        chunked_prefill=chunk is not None,
+        policy=Policy(scheduler.policy),
+        eviction=cache.eviction,
+        prefix_caching=cache.prefix_caching,
+        has_host_memory=config.has_l2,
+        load=LoadPolicy(cache.load),
+        write_policy=WritePolicy(cache.write_policy),
+        write_threshold=cache.write_threshold,
+        prefetch=PrefetchSettings(
+            strategy=PrefetchStrategy(cache.prefetch.strategy),
+            base_s=cache.prefetch.base_s,
+            per_1k_tokens_s=cache.prefetch.per_1k_tokens_s,
+            cap_at_recompute=cache.prefetch.cap == "recompute",
+        ),
+    )
+
+
+def host_settings(config: EngineConfig, incarnation: int) -> HostSettings:
+    """Settings of the HostMemory core."""
+    storage = StorageSettings(min_tokens=config.cache.prefetch.min_tokens) if config.has_l3 else None
+    return HostSettings(page_size=config.cache.page_size, incarnation=incarnation, storage=storage)

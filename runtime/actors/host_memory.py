@@ -1,0 +1,322 @@
+"""The HostMemory actor: a shell around `HostMemoryCore` and the node's arena."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from raydix.errors import AccountingError
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.socket_link import Listener, connect, listen
+from raydix.runtime.actors.metric_samples import host_samples
+from raydix.runtime.actors.metrics_export import MetricsExporter
+from raydix.runtime.actors.process import exit_process, wait_for_exit
+from raydix.runtime.cache.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host_events import (
+    FlushHost,
+    FlushStorage,
+    FromScheduler,
+    FromStorage,
+    HostEffect,
+    HostEvent,
+    HostSettings,
+    ProcessExited,
+    SchedulerAttached,
+    SchedulerLost,
+    SchedulerMessage,
+    SetGenerations,
+    StorageAttached,
+    StorageFlushed,
+    StorageLost,
+    Tick,
+    ToScheduler,
+    ToStorage,
+    WatchProcess,
+)
+from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+from raydix.runtime.tiers.host_arena import HostArena
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.05
+_DRAIN_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaLocation:
+    """Where a process on this host finds the arena: descriptor `fd` of process `pid`."""
+
+    pid: int
+    fd: int
+    geometry: ArenaGeometry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemorySetup:
+    """What a HostMemory starts with; the same for each of its incarnations but for the settings' own."""
+
+    settings: HostSettings
+    scheduler_address: str
+    storage_address: str
+    """Where it listens for the storage actor; unused without storage."""
+    backend: str | None
+    """Name of the storage backend, for metrics; None without storage."""
+    secret: bytes
+
+
+class HostMemoryActor:
+    """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler and storage.
+
+    All state changes in `_turn`, which runs on the actor's event loop and never waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        incarnation: int,
+        on_fatal: Callable[[], None] = exit_process,
+        exporter: MetricsExporter | None = None,
+    ) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._on_fatal = on_fatal
+        self._exporter = exporter
+        self._arena: HostArena | None = None
+        self._is_adopted = False
+        self._core: HostMemoryCore | None = None
+        self._scheduler: Link | None = None
+        self._storage: Link | None = None
+        self._listener: Listener | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._inbox: list[HostEvent] = []
+        self._is_turn_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._storage_attached = asyncio.Event()
+        self._storage_flush: asyncio.Future[ObjectStatus] | None = None
+
+    def __repr__(self) -> str:
+        return f"HostMemory({self._name}, incarnation {self._incarnation})"
+
+    # Control calls ---------------------------------------------------------------------------------------------------
+
+    async def create_arena(self, layout: KvLayout, size_bytes: int) -> ArenaLocation:
+        """Make a new arena. Raises ConfigError if the memory is not there."""
+        self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes)
+        return self._location()
+
+    async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
+        """Take the arena of an earlier incarnation from a process that still maps it. Raises OSError if it ended."""
+        self._arena = HostArena.attach(location.pid, location.fd, location.geometry)
+        self._is_adopted = True
+        return self._location()
+
+    async def start(self, setup: HostMemorySetup) -> None:
+        """Listen for storage and connect to the Scheduler, whenever it is there."""
+        if self._arena is None:
+            raise AccountingError("HostMemory starts without an arena")
+        old_generations = self._arena.generations if self._is_adopted else None
+        self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
+        if setup.settings.storage is not None:
+            own = self._hello(setup.secret)
+            self._listener = await listen(setup.storage_address, own, self._serve_storage)
+        self._add_task(self._follow_scheduler(setup))
+        if self._exporter is not None:
+            page_bytes = self._arena.geometry.page_bytes[0]
+            self._exporter.start(lambda: host_samples(self.stats(), setup.backend, page_bytes))
+
+    async def wait_storage(self) -> None:
+        """Return once a storage actor is attached."""
+        await self._storage_attached.wait()
+
+    def stats(self) -> dict[str, Any]:
+        """The core's figures."""
+        return {**self._running_core().stats(), "incarnation": self._incarnation}
+
+    def flush(self) -> int:
+        """Drop all of L2 that nobody reads or writes; returns the number of pages."""
+        counters = self._running_core().counters
+        before = counters["pages_flushed"]
+        self._inbox.append(FlushHost())
+        self._turn()
+        return counters["pages_flushed"] - before
+
+    async def flush_storage(self) -> str:
+        """Remove this namespace's objects from L3; returns the status by name."""
+        if self._storage_flush is None:
+            self._storage_flush = asyncio.get_running_loop().create_future()
+            self._post(FlushStorage())
+        status = await asyncio.shield(self._storage_flush)
+        return status.name
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until every write to L3 is done, for `timeout_s` at most. False: some were left."""
+        deadline_s = time.monotonic() + timeout_s
+        core = self._running_core()
+        while not core.is_drained and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return core.is_drained
+
+    def check(self) -> None:
+        """Raise AccountingError if an invariant of the core does not hold."""
+        self._running_core().check()
+
+    async def stop(self) -> None:
+        """Close the links and the arena."""
+        if self._exporter is not None:
+            await self._exporter.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            await self._listener.close()
+        if self._arena is not None:
+            self._arena.close()
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def _hello(self, secret: bytes) -> Hello:
+        return Hello(
+            secret=secret, role=Role.HOST_MEMORY, name=self._name, incarnation=self._incarnation, pid=os.getpid()
+        )
+
+    async def _follow_scheduler(self, setup: HostMemorySetup) -> None:
+        """Stay connected to whichever Scheduler listens at the address."""
+        while True:
+            try:
+                link = await connect(setup.scheduler_address, self._hello(setup.secret))
+            except LinkRefused:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            except LinkClosed:
+                continue
+            self._scheduler = link
+            self._post(SchedulerAttached(epoch=link.hello.incarnation))
+            try:
+                while True:
+                    message = await link.receive()
+                    if not isinstance(message, SchedulerMessage):
+                        break
+                    self._post(FromScheduler(message))
+            except LinkClosed:
+                pass
+            link.close()
+            self._scheduler = None
+            self._post(SchedulerLost())
+
+    async def _serve_storage(self, link: Link) -> None:
+        if link.hello.role is not Role.STORAGE:
+            link.close()
+            return
+        if self._storage is not None:
+            self._lose_storage(self._storage)
+        self._storage = link
+        self._post(StorageAttached(pid=link.hello.pid))
+        self._storage_attached.set()
+        try:
+            while True:
+                message = await link.receive()
+                if self._storage is not link or not isinstance(message, ObjectsDone):
+                    break
+                self._post(FromStorage(message))
+        except LinkClosed:
+            pass
+        if self._storage is link:
+            self._lose_storage(link)
+
+    def _lose_storage(self, link: Link) -> None:
+        self._storage = None
+        self._storage_attached.clear()
+        link.close()
+        self._post(StorageLost())
+
+    async def _watch(self, pid: int) -> None:
+        await wait_for_exit(pid)
+        self._post(ProcessExited(pid))
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def _post(self, event: HostEvent) -> None:
+        self._inbox.append(event)
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Take all waiting events and carry out what the core wants, in its order."""
+        self._is_turn_due = False
+        core = self._running_core()
+        try:
+            now_s = time.monotonic()
+            events, self._inbox = self._inbox, []
+            for event in events:
+                for effect in core.handle(event, now_s):
+                    self._carry_out(effect)
+            deadline_s = core.next_deadline_s()
+            if deadline_s is not None and deadline_s <= now_s:
+                for effect in core.handle(Tick(), now_s):
+                    self._carry_out(effect)
+                deadline_s = core.next_deadline_s()
+            self._arm_timer(deadline_s)
+        except Exception:
+            logger.exception("HostMemory's turn failed")
+            self._on_fatal()
+
+    def _carry_out(self, effect: HostEffect) -> None:
+        match effect:
+            case SetGenerations():
+                if self._arena is None:
+                    raise AccountingError("generations are set without an arena")
+                self._arena.generations[effect.host_page_ids] = effect.generations
+            case ToScheduler():
+                self._send(self._scheduler, effect.message)
+            case ToStorage():
+                self._send(self._storage, effect.message)
+            case WatchProcess():
+                self._add_task(self._watch(effect.pid))
+            case StorageFlushed():
+                if self._storage_flush is not None:
+                    self._storage_flush.set_result(effect.status)
+                    self._storage_flush = None
+            case _:
+                assert_never(effect)
+
+    def _send(self, link: Link | None, message: Any) -> None:
+        """Send unless the peer is gone; its reader reports that."""
+        if link is None or link.is_closed:
+            return
+        try:
+            link.send(message)
+        except LinkClosed:
+            logger.warning("%s does not read; its link is closed", link.hello)
+
+    def _arm_timer(self, deadline_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_s is not None:
+            delay_s = max(deadline_s - time.monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
+
+    def _add_task(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _location(self) -> ArenaLocation:
+        if self._arena is None:
+            raise AccountingError("there is no arena")
+        return ArenaLocation(pid=os.getpid(), fd=self._arena.fd, geometry=self._arena.geometry)
+
+    def _running_core(self) -> HostMemoryCore:
+        if self._core is None:
+            raise AccountingError("HostMemory is asked for something before its start")
+        return self._core

@@ -1,0 +1,96 @@
+"""The cores' figures as samples of the named metrics. Pure."""
+
+from collections.abc import Mapping
+
+from raydix.runtime.metrics import METRICS, Sample
+
+Figures = Mapping[str, object]
+Table = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Figure to metric and label values."""
+
+_ALL_RANKS = "all"
+
+_SCHEDULER: Table = {
+    "num_requests_running": ("num_requests_running", ()),
+    "num_requests_waiting": ("num_requests_waiting", ()),
+    "retracted_requests": ("request_retracted_total", ("no_page",)),
+    "prompt_tokens": ("prompt_tokens_total", ()),
+    "generation_tokens": ("generation_tokens_total", ()),
+    "num_plans": ("steps_total", (_ALL_RANKS,)),
+    "scheduler_cpu_s": ("scheduler_cpu_seconds_total", ()),
+    "l1_free_pages": ("l1_pages", (_ALL_RANKS, "free")),
+    "l1_used_pages": ("l1_pages", (_ALL_RANKS, "used")),
+    "l1_cached_pages": ("l1_pages", (_ALL_RANKS, "cached")),
+    "l1_locked_pages": ("l1_pages", (_ALL_RANKS, "locked")),
+    "evicted_pages": ("l1_evicted_pages_total", (_ALL_RANKS,)),
+    "loaded_pages": ("load_back_pages_total", (_ALL_RANKS,)),
+    "backed_up_pages": ("backup_pages_total", (_ALL_RANKS,)),
+    "dropped_pages": ("backup_dropped_pages_total", (_ALL_RANKS,)),
+    "stale_loads": ("stale_loads_total", (_ALL_RANKS,)),
+}
+_SCHEDULER_FAMILIES: Mapping[str, str] = {
+    "finished_": "request_success_total",
+    "failed_": "request_failure_total",
+    "prompt_tokens_": "prompt_tokens_cached_by_source_total",
+}
+_HOST: Table = {
+    "pages_free": ("l2_pages", ("free",)),
+    "pages_filling": ("l2_pages", ("filling",)),
+    "pages_ready": ("l2_pages", ("ready",)),
+    "pages_quarantined": ("l2_pages", ("quarantined",)),
+    "ready_bytes": ("l2_used_bytes", ()),
+    "pages_dropped": ("l2_evicted_pages_total", ()),
+    "leases": ("kv_leases_active", ()),
+}
+_BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
+
+
+def scheduler_samples(figures: Figures) -> list[Sample]:
+    """Samples of what `SchedulerActor.stats` tells."""
+    samples = _by_table(_SCHEDULER, figures)
+    for name, value in figures.items():
+        if name in _SCHEDULER:
+            continue
+        for prefix, metric in _SCHEDULER_FAMILIES.items():
+            if name.startswith(prefix):
+                samples.append(_sample(metric, (name.removeprefix(prefix),), value))
+    return samples
+
+
+def host_samples(figures: Figures, backend: str | None, page_bytes: int) -> list[Sample]:
+    """Samples of what `HostMemoryActor.stats` tells. `page_bytes`: of one host page; `backend`: None without L3."""
+    samples = _by_table(_HOST, figures)
+    if backend is None:
+        return samples
+    for name, value in figures.items():
+        if name.startswith("l3_writes_dropped_"):
+            samples.append(_sample("l3_dropped_pages_total", (backend,), value))
+        elif name.startswith("l3_reads_"):
+            samples.extend(_read_samples(name.removeprefix("l3_reads_"), value, backend, page_bytes))
+    samples.append(
+        _sample("l3_write_bytes_total", (backend,), _number(figures.get("l3_pages_written", 0)) * page_bytes)
+    )
+    samples.append(_sample("l3_breaker_state", (backend,), _BREAKER_STATES[str(figures["l3_breaker"])]))
+    return samples
+
+
+def _read_samples(status: str, value: object, backend: str, page_bytes: int) -> list[Sample]:
+    if status == "ok":
+        return [_sample("l3_read_bytes_total", (backend,), _number(value) * page_bytes)]
+    samples = [_sample("l3_errors_total", (backend, "read", status), value)]
+    if status.startswith(("bad_", "wrong_", "too_")):
+        samples.append(_sample("kv_verify_failures_total", (status,), value))
+    return samples
+
+
+def _by_table(table: Table, figures: Figures) -> list[Sample]:
+    return [_sample(metric, labels, figures[name]) for name, (metric, labels) in table.items() if name in figures]
+
+
+def _sample(metric: str, labels: tuple[str, ...], value: object) -> Sample:
+    return Sample(METRICS[metric], labels, _number(value))
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)

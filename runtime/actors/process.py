@@ -1,0 +1,83 @@
+"""Processes of one host as actors see them: end with another one, wait for one to end, kill one."""
+
+import asyncio
+import ctypes
+import os
+import select
+import signal
+import threading
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessHandle:
+    """One process, told apart from later ones with the same pid. Raises ProcessLookupError if it is gone already."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        """End the process, stopped or not; nothing happens if it has ended."""
+        try:
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    async def wait(self) -> None:
+        """Return once the process has ended: its memory maps and copies are no more."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        fd = os.dup(self._fd)
+        loop.add_reader(fd, _settle, ended)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Forget the process."""
+        os.close(self._fd)
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def wait_for_exit(pid: int) -> None:
+    """Return once process `pid` has ended; at once if there is none."""
+    try:
+        process = ProcessHandle(pid)
+    except ProcessLookupError:
+        return
+    try:
+        await process.wait()
+    finally:
+        process.close()
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, however that ends."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def end_with(pid: int) -> None:
+    """Kill this process when process `pid`, on the same host, ends."""
+    fd = os.pidfd_open(pid)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name=f"ends-with-{pid}", daemon=True).start()
+
+
+def exit_process() -> None:
+    """End this process at once, without clean-up: its peers see the closed links, the Supervisor the exit."""
+    os._exit(1)

@@ -1,0 +1,41 @@
+"""How often an actor may end before the engine gives up. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervision:
+    """How the Supervisor watches and re-creates actors. All durations in seconds."""
+
+    heartbeat_interval_s: float = 2.0
+    heartbeat_deadline_s: float = 20.0
+    """An actor whose event loop does not answer for so long is killed."""
+    bring_up_timeout_s: float = 1800.0
+    """For loading weights, taking the arena's memory and attaching."""
+    exit_timeout_s: float = 60.0
+    """For a killed process to end; a process with much registered memory takes seconds."""
+    drain_timeout_s: float = 10.0
+    """For writes to L3 at a clean stop."""
+    max_crashes: int = 5
+    crash_window_s: float = 300.0
+    first_backoff_s: float = 0.1
+    max_backoff_s: float = 10.0
+
+
+class CrashHistory:
+    """Owns: when one actor ended lately."""
+
+    def __init__(self, supervision: Supervision) -> None:
+        self._supervision = supervision
+        self._times_s: list[float] = []
+
+    def record(self, now_s: float) -> float | None:
+        """Note an end. Returns the seconds to wait before the actor is made again; None: it ended too often."""
+        settings = self._supervision
+        self._times_s = [time_s for time_s in self._times_s if now_s - time_s < settings.crash_window_s]
+        self._times_s.append(now_s)
+        if len(self._times_s) > settings.max_crashes:
+            return None
+        if len(self._times_s) == 1:
+            return 0.0
+        return min(settings.first_backoff_s * 2.0 ** (len(self._times_s) - 2), settings.max_backoff_s)

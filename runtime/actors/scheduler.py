@@ -1,0 +1,356 @@
+"""The Scheduler actor: a shell around `SchedulerCore` that joins its links into one stream of events."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from raydix.errors import AccountingError
+from raydix.ids import ClientId, RequestId
+from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.actors.links.socket_link import Listener, listen
+from raydix.runtime.actors.metric_samples import scheduler_samples
+from raydix.runtime.actors.metrics_export import MetricsExporter
+from raydix.runtime.actors.outbox import ClientOutbox
+from raydix.runtime.actors.process import exit_process
+from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import LookupProgress, MirrorUpdate, PagesGranted, PagesLeased
+from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.events import (
+    ClientGone,
+    ClientMessage,
+    Effect,
+    Event,
+    FlushL1,
+    HostAttached,
+    HostLost,
+    HostMessage,
+    KillRank,
+    RankAttached,
+    RankLost,
+    RankMessage,
+    SendClient,
+    SendHost,
+    SendPlan,
+    Tick,
+)
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+_SLOW_CLIENT_RETRY_S = 0.02
+_KILL_ORDERS = 64
+_DRAIN_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSetup:
+    """What a Scheduler starts with; the same for each of its incarnations."""
+
+    settings: SchedulerSettings
+    addresses: tuple[str, ...]
+    """Where it listens for GPU actors, HostMemory and clients."""
+    secret: bytes
+
+
+class SchedulerActor:
+    """Owns: a replica's `SchedulerCore`, the links of all who speak with it, and what clients have not been sent.
+
+    All state changes in `_turn`, which runs on the actor's event loop and never waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        incarnation: int,
+        on_fatal: Callable[[], None] = exit_process,
+        exporter: MetricsExporter | None = None,
+    ) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._on_fatal = on_fatal
+        self._exporter = exporter
+        self._core: SchedulerCore | None = None
+        self._ranks_per_lane = 1
+        self._listeners: list[Listener] = []
+        self._ranks: dict[int, Link] = {}
+        self._host: Link | None = None
+        self._clients: dict[ClientId, ClientOutbox] = {}
+        self._num_clients = 0
+        self._num_ranks = 0
+        self._needs_host = False
+        self._unsent: set[ClientId] = set()
+        self._inbox: list[Event] = []
+        self._is_turn_due = False
+        self._is_checked = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
+        self._attached = asyncio.Event()
+        self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
+        self._num_plans = 0
+        self._cpu_start_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"Scheduler({self._name}, incarnation {self._incarnation})"
+
+    # Control calls ---------------------------------------------------------------------------------------------------
+
+    async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
+        """Listen; returns the addresses, with the ports that were chosen."""
+        self._core = SchedulerCore(setup.settings)
+        self._ranks_per_lane = setup.settings.ranks_per_lane
+        self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
+        self._needs_host = setup.settings.has_host_memory
+        self._cpu_start_s = time.thread_time()
+        own = Hello(
+            secret=setup.secret,
+            role=Role.SCHEDULER,
+            name=self._name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+        )
+        for address in setup.addresses:
+            self._listeners.append(await listen(address, own, self._serve))
+        if self._exporter is not None:
+            self._exporter.start(lambda: scheduler_samples(self.stats()))
+        return tuple(listener.address for listener in self._listeners)
+
+    async def wait_ready(self) -> None:
+        """Return once every rank, and HostMemory if there is to be one, is attached."""
+        await self._attached.wait()
+
+    async def next_kill(self) -> KillRank:
+        """Wait for the core to condemn a rank."""
+        return await self._kill_orders.get()
+
+    def stats(self) -> dict[str, Any]:
+        """The core's figures, and what the loop's thread has cost so far."""
+        return {
+            **self._running_core().stats(),
+            "scheduler_cpu_s": time.thread_time() - self._cpu_start_s,
+            "num_plans": self._num_plans,
+            "num_clients": len(self._clients),
+            "incarnation": self._incarnation,
+        }
+
+    def explain(self, request_id: str) -> dict[str, Any] | None:
+        """Where the prompt tokens of a recent request came from, by token range; None if it is not known."""
+        return self._running_core().explain(RequestId(request_id))
+
+    def flush(self) -> int:
+        """Drop every page of L1 that no request holds; returns the number of pages."""
+        before = self.stats()["l1_cached_pages"]
+        self._inbox.append(FlushL1())
+        self._turn()
+        return int(before - self.stats()["l1_cached_pages"])
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no request and no copy is in flight, for `timeout_s` at most. False: some were left."""
+        core = self._running_core()
+        deadline_s = time.monotonic() + timeout_s
+        while not core.is_idle and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return core.is_idle
+
+    def check(self) -> None:
+        """Raise AccountingError if an invariant of the core does not hold."""
+        self._running_core().check()
+
+    async def stop(self) -> None:
+        """Close every link."""
+        if self._exporter is not None:
+            await self._exporter.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for listener in self._listeners:
+            await listener.close()
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, link: Link) -> None:
+        match link.hello.role:
+            case Role.GPU:
+                await self._serve_rank(link)
+            case Role.HOST_MEMORY:
+                await self._serve_host(link)
+            case Role.CLIENT:
+                await self._serve_client(link)
+            case Role.SCHEDULER | Role.STORAGE:
+                logger.warning("%s has no business with the Scheduler", link.hello)
+        link.close()
+
+    async def _serve_rank(self, link: Link) -> None:
+        hello = link.hello
+        if hello.rank is None or not 0 <= hello.rank < self._num_ranks:
+            logger.warning("%s is no rank of this engine", hello)
+            return
+        rank = int(hello.rank)
+        older = self._ranks.get(rank)
+        if older is not None:
+            self._lose_rank(rank, older)
+        self._ranks[rank] = link
+        self._post(RankAttached(rank=rank, incarnation=hello.incarnation, pid=hello.pid))
+        self._note_attached()
+        try:
+            while True:
+                message = await link.receive()
+                if self._ranks.get(rank) is not link or not isinstance(message, StepResult | TransfersDone):
+                    break
+                self._post(RankMessage(rank=rank, incarnation=hello.incarnation, message=message))
+        except LinkClosed:
+            pass
+        if self._ranks.get(rank) is link:
+            self._lose_rank(rank, link)
+
+    def _lose_rank(self, rank: int, link: Link) -> None:
+        del self._ranks[rank]
+        link.close()
+        self._post(RankLost(rank=rank, incarnation=link.hello.incarnation))
+
+    async def _serve_host(self, link: Link) -> None:
+        incarnation = link.hello.incarnation
+        if self._host is not None:
+            self._lose_host(self._host)
+        self._host = link
+        self._post(HostAttached(incarnation=incarnation))
+        self._note_attached()
+        try:
+            while True:
+                message = await link.receive()
+                if self._host is not link or not isinstance(
+                    message, PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
+                ):
+                    break
+                self._post(HostMessage(incarnation=incarnation, message=message))
+        except LinkClosed:
+            pass
+        if self._host is link:
+            self._lose_host(link)
+
+    def _lose_host(self, link: Link) -> None:
+        self._host = None
+        link.close()
+        self._post(HostLost(incarnation=link.hello.incarnation))
+
+    async def _serve_client(self, link: Link) -> None:
+        self._num_clients += 1
+        client_id = ClientId(f"{link.hello.name}#{self._num_clients}")
+        self._clients[client_id] = ClientOutbox(link)
+        try:
+            while True:
+                message = await link.receive()
+                if not isinstance(message, SubmitRequest | AbortRequest | StopRequest):
+                    break
+                self._post(ClientMessage(client_id=client_id, message=message))
+        except LinkClosed:
+            pass
+        del self._clients[client_id]
+        self._unsent.discard(client_id)
+        self._post(ClientGone(client_id=client_id))
+
+    def _note_attached(self) -> None:
+        if len(self._ranks) == self._num_ranks and (self._host is not None or not self._needs_host):
+            self._attached.set()
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def _post(self, event: Event) -> None:
+        self._inbox.append(event)
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Take all waiting events and carry out what the core wants."""
+        self._is_turn_due = False
+        core = self._running_core()
+        try:
+            now_s = time.monotonic()
+            events, self._inbox = self._inbox, []
+            for event in events:
+                for effect in core.handle(event, now_s):
+                    self._carry_out(effect)
+            deadline_s = core.next_deadline_s()
+            if deadline_s is not None and deadline_s <= now_s:
+                for effect in core.handle(Tick(), now_s):
+                    self._carry_out(effect)
+                deadline_s = core.next_deadline_s()
+            self._send_news()
+            self._check_when_idle(core)
+            self._arm_timer(deadline_s, now_s)
+        except Exception:
+            logger.exception("the Scheduler's turn failed")
+            self._on_fatal()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case SendPlan():
+                self._num_plans += 1
+                first = effect.lane * self._ranks_per_lane
+                for rank in range(first, first + self._ranks_per_lane):
+                    self._send(self._ranks.get(rank), effect.plan)
+            case SendHost():
+                self._send(self._host, effect.message)
+            case SendClient():
+                outbox = self._clients.get(effect.client_id)
+                if outbox is not None:
+                    outbox.add(effect.delta)
+                    self._unsent.add(effect.client_id)
+            case KillRank():
+                logger.error("rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason)
+                if not self._kill_orders.full():
+                    self._kill_orders.put_nowait(effect)
+            case _:
+                assert_never(effect)
+
+    def _send(self, link: Link | None, message: Any) -> None:
+        """Send unless the peer is gone; its reader reports that."""
+        if link is None or link.is_closed:
+            return
+        try:
+            link.send(message)
+        except LinkClosed:
+            logger.warning("%s does not read; its link is closed", link.hello)
+
+    def _send_news(self) -> None:
+        """One frame per client and turn."""
+        for client_id in tuple(self._unsent):
+            outbox = self._clients.get(client_id)
+            if outbox is None or outbox.flush():
+                self._unsent.discard(client_id)
+
+    def _check_when_idle(self, core: SchedulerCore) -> None:
+        if not core.is_idle:
+            self._is_checked = False
+        elif not self._is_checked:
+            core.check()
+            self._is_checked = True
+
+    def _arm_timer(self, deadline_s: float | None, now_s: float) -> None:
+        if self._unsent:
+            retry_s = now_s + _SLOW_CLIENT_RETRY_S
+            deadline_s = retry_s if deadline_s is None else min(deadline_s, retry_s)
+        if self._timer is not None:
+            if deadline_s == self._timer_due_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline_s is not None:
+            self._timer_due_s = deadline_s
+            delay_s = max(deadline_s - time.monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._turn()
+
+    def _running_core(self) -> SchedulerCore:
+        if self._core is None:
+            raise AccountingError("the Scheduler is asked for something before its start")
+        return self._core

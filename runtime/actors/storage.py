@@ -1,0 +1,126 @@
+"""The storage actor: a shell around `StorageWorker`, which moves objects between the arena and one backend."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raydix.errors import AccountingError
+from raydix.runtime.actors.host_memory import ArenaLocation
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.process import exit_process
+from raydix.runtime.config import FakeL3Section, FileL3Section
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import CancelBatch, DeleteObjects, FindObjects, ObjectsDone, ReadObjects, WriteObjects
+from raydix.runtime.storage.create import create_backend
+from raydix.runtime.storage.namespace import Namespace
+from raydix.runtime.storage.worker import StorageWorker
+from raydix.runtime.tiers.host_arena import HostArena
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSetup:
+    """What a storage actor starts with."""
+
+    backend: FileL3Section | FakeL3Section
+    namespace: Namespace
+    arena: ArenaLocation
+    host_address: str
+    secret: bytes
+
+
+class StorageActor:
+    """Owns: the node's `StorageWorker` and the link to HostMemory. Holds nothing that a new one would miss."""
+
+    def __init__(self, *, name: str, incarnation: int, on_fatal: Callable[[], None] = exit_process) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._on_fatal = on_fatal
+        self._arena: HostArena | None = None
+        self._worker: StorageWorker | None = None
+        self._link: Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Storage({self._name}, incarnation {self._incarnation})"
+
+    async def start(self, setup: StorageSetup) -> None:
+        """Map the arena, open the backend and connect to HostMemory. Raises ConfigError if the backend cannot work."""
+        self._loop = asyncio.get_running_loop()
+        self._arena = HostArena.attach(setup.arena.pid, setup.arena.fd, setup.arena.geometry)
+        backend = create_backend(setup.backend.model_dump())
+        self._worker = await asyncio.to_thread(StorageWorker, backend, self._arena, setup.namespace, self._on_done)
+        self._task = self._loop.create_task(self._follow_host(setup, self._worker))
+
+    def stats(self) -> dict[str, Any]:
+        """The worker's and the backend's figures."""
+        if self._worker is None:
+            raise AccountingError("storage is asked for figures before its start")
+        return {**self._worker.stats(), "incarnation": self._incarnation}
+
+    async def stop(self) -> None:
+        """Finish what is under way, close the backend and the arena."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.close)
+        if self._arena is not None:
+            self._arena.close()
+
+    async def _follow_host(self, setup: StorageSetup, worker: StorageWorker) -> None:
+        """Stay connected to whichever HostMemory listens at the address; a new one finds nothing in motion."""
+        own = Hello(
+            secret=setup.secret, role=Role.STORAGE, name=self._name, incarnation=self._incarnation, pid=os.getpid()
+        )
+        try:
+            while True:
+                try:
+                    link = await connect(setup.host_address, own)
+                except LinkRefused:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                except LinkClosed:
+                    continue
+                await self._serve(link, worker)
+                await asyncio.to_thread(worker.quiesce)
+        except Exception:
+            logger.exception("the storage actor cannot go on")
+            self._on_fatal()
+
+    async def _serve(self, link: Link, worker: StorageWorker) -> None:
+        self._link = link
+        try:
+            while True:
+                message = await link.receive()
+                if not isinstance(message, FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch):
+                    logger.warning("%s sends a %s", link.hello, type(message).__name__)
+                    break
+                worker.submit(message)
+        except LinkClosed:
+            pass
+        finally:
+            self._link = None
+            link.close()
+
+    def _on_done(self, done: ObjectsDone) -> None:
+        """Called from the worker's threads."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._answer, done)
+
+    def _answer(self, done: ObjectsDone) -> None:
+        """Tell whoever is connected; one that did not order the batch ignores it."""
+        if self._link is None:
+            return
+        try:
+            self._link.send(done)
+        except LinkClosed:
+            logger.warning("HostMemory does not read; its link is closed")

@@ -1,0 +1,136 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.keeper import Keeper
+from raydix.runtime.actors.restarts import Supervision
+
+QUICK = Supervision(
+    heartbeat_interval_s=0.0,
+    heartbeat_deadline_s=0.05,
+    bring_up_timeout_s=1.0,
+    first_backoff_s=0.0,
+    max_backoff_s=0.0,
+    max_crashes=3,
+)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class FakeActor:
+    """An actor whose life the test decides."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.is_hung = False
+        self._ended = asyncio.Event()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    async def ping(self) -> None:
+        await asyncio.sleep(0.001)
+        if self.is_hung:
+            await asyncio.Event().wait()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        self._ended.set()
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended.is_set()
+
+
+class Bench:
+    """A keeper with what it made."""
+
+    def __init__(self, bring_up_error: Exception | None = None, fails_from: int = 1) -> None:
+        self.made: list[FakeActor] = []
+        self.num_ends = 0
+        self._error = bring_up_error
+        self._fails_from = fails_from
+        self.keeper = Keeper("gpu0", self._make, self._bring_up, on_end=self._on_end, supervision=QUICK)
+
+    async def _make(self, incarnation: int) -> FakeActor:
+        self.made.append(FakeActor(incarnation))
+        return self.made[-1]
+
+    async def _bring_up(self, actor: Any, incarnation: int) -> None:
+        if self._error is not None and incarnation >= self._fails_from:
+            raise self._error
+
+    def _on_end(self) -> None:
+        self.num_ends += 1
+
+
+async def test_killed_actor_is_made_again_with_the_next_incarnation() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    first = await bench.keeper.serving()
+    first.kill()
+    await until(lambda: bench.keeper.actor not in (None, first))
+    assert (await bench.keeper.serving()).pid == 2
+    assert bench.keeper.num_restarts == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert bench.num_ends == 2
+
+
+async def test_hung_actor_is_killed_and_made_again() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    first = await bench.keeper.serving()
+    bench.made[0].is_hung = True
+    await until(lambda: bench.keeper.actor not in (None, first))
+    assert bench.keeper.incarnation == 2
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_crash_loop_ends_in_engine_dead() -> None:
+    bench = Bench(OSError("the arena is gone"), fails_from=2)
+    task = asyncio.create_task(bench.keeper.run())
+    (await bench.keeper.serving()).kill()
+    with pytest.raises(EngineDead, match="gpu0 ended 4 times"):
+        await task
+    assert len(bench.made) == 4
+
+
+async def test_typed_error_of_the_first_start_reaches_the_caller() -> None:
+    bench = Bench(ConfigError("no such memory"))
+    with pytest.raises(ConfigError, match="no such memory"):
+        await bench.keeper.run()
+
+
+async def test_condemning_an_earlier_incarnation_changes_nothing() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    await bench.keeper.serving()
+    bench.keeper.condemn("overdue", incarnation=7)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bench.keeper.incarnation == 1
+    bench.keeper.condemn("overdue", incarnation=1)
+    await until(lambda: bench.keeper.incarnation > 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_end_returns_once_the_process_is_gone() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    await bench.keeper.serving()
+    await bench.keeper.end("test")
+    assert bench.made[0].is_ended
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,44 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from raydix.runtime.actors.process import ProcessHandle, wait_for_exit
+
+SLEEP = [sys.executable, "-c", "input()"]
+
+
+async def test_stopped_process_is_killed_and_its_end_is_seen() -> None:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as child:
+        handle = ProcessHandle(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        handle.kill()
+        await handle.wait()
+        handle.close()
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_waiting_for_a_process_that_is_gone_returns_at_once() -> None:
+    child = subprocess.run(SLEEP, stdin=subprocess.DEVNULL, check=False, capture_output=True)
+    assert child.returncode != 0
+    await wait_for_exit(2**22 - 1)
+
+
+def test_handle_of_a_missing_process_is_an_error() -> None:
+    with pytest.raises(ProcessLookupError):
+        ProcessHandle(2**22 - 1)
+
+
+def test_child_ends_with_the_process_it_names() -> None:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as other:
+        imports = "from raydix.runtime.actors.process import end_with"
+        code = f"{imports}; end_with({other.pid}); print('up', flush=True); input()"
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "up\n"
+            other.kill()
+            assert child.wait(timeout=10) == -signal.SIGKILL
