@@ -52,7 +52,8 @@ class PrefetchState:
 
     def arrived_source(self, page: int) -> PageSource:
         """L3 if the page came from storage for this request, else L2: it was there on arrival."""
-        if page < len(self.sources) and self.sources[page] == PageSource.L3:
+        # The mirror shows an arrived page before the report that says so: until then it is PENDING.
+        if page < len(self.sources) and self.sources[page] in (PageSource.L3, PageSource.PENDING):
             return PageSource.L3
         return PageSource.L2
 
