@@ -79,7 +79,9 @@ class Cluster:
         self._serial = itertools.count()
         self._link_free_s: dict[str, float] = {}
         self.core = SchedulerCore(settings)
-        self.is_checking = True
+        self.check_interval = 5
+        """Every so many events the cores prove their invariants."""
+        self._num_events = 0
         self.ranks: dict[int, SimulatedRank] = {}
         self.storage_settings = storage
         self.storage = SimulatedStorage(self, pid=1) if storage else None
@@ -130,12 +132,16 @@ class Cluster:
         """Give the Scheduler an event and carry out its effects."""
         for effect in self.core.handle(event, self.now_s):
             self._carry_out(effect)
-        if self.is_checking:
+        if self._is_check_due():
             self.core.check()
         due_s = self.core.next_deadline_s()
         if due_s is not None and due_s > self._link_free_s.get("tick", -1.0):
             self._link_free_s["tick"] = due_s
             self.after(max(0.0, due_s - self.now_s), lambda: self.to_core(events.Tick()))
+
+    def _is_check_due(self) -> bool:
+        self._num_events += 1
+        return self._num_events % self.check_interval == 0
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
@@ -291,7 +297,7 @@ class Cluster:
         for effect in self.host.handle(event, self.now_s):
             self.watch.says(effect)
             self._carry_out_for_host(effect)
-        if self.is_checking:
+        if self._is_check_due():
             self.host.check()
         due_s = self.host.next_deadline_s()
         if due_s is not None and due_s > self._link_free_s.get("host tick", -1.0):

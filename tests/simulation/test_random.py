@@ -1,29 +1,23 @@
-"""Random workloads on the simulated cluster: every answer exact, every prompt token accounted for, nothing left held."""
+"""Random workloads on the simulated cluster: every answer exact, every token accounted for, nothing left held."""
 
 import pytest
 
 from tests.simulation.workload import draw_workload, run_workload, sources_of
 
 _NUM_SEEDS = 150
-_SEEDS_PER_TEST = 15
+_SEEDS_PER_TEST = 10
+_NUM_FOR_REACH = 40
 
 
-@pytest.mark.parametrize("first_seed", range(0, _NUM_SEEDS, _SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(_NUM_FOR_REACH, _NUM_SEEDS, _SEEDS_PER_TEST))
 def test_random_workloads_end_exactly(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + _SEEDS_PER_TEST):
         run_workload(draw_workload(seed))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first_seed", range(1000, 3000, 100))
-def test_many_random_workloads_end_exactly(first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + 100):
-        run_workload(draw_workload(seed))
-
-
 def test_random_workloads_reach_every_tier_and_reason() -> None:
     reached: set[str] = set()
-    for seed in range(40):
+    for seed in range(_NUM_FOR_REACH):
         reached.update(sources_of(run_workload(draw_workload(seed))))
     reasons = {"last_token", "partial_page", "not_found", "timed_out", "cancelled", "recompute_cheaper"}
     reasons |= {"bad_object", "io_error", "no_host_page", "caching_off"}

@@ -1,0 +1,24 @@
+"""Run more random workloads than the tests do: `python -m tests.simulation.run_seeds FIRST STOP`; 1 if any fails."""
+
+import sys
+import traceback
+
+from tests.simulation.workload import draw_workload, run_workload
+
+
+def main() -> int:
+    """Run every seed and print the traceback of each that fails."""
+    first, stop = map(int, sys.argv[1:3])
+    failed = []
+    for seed in range(first, stop):
+        try:
+            run_workload(draw_workload(seed))
+        except Exception:  # noqa: BLE001 -- every failing seed is reported, then the exit status says so
+            failed.append(seed)
+            print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)
+    print(f"{stop - first} seeds, {len(failed)} failed: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
