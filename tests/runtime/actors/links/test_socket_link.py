@@ -1,0 +1,197 @@
+"""What only links over sockets have: strangers, deaths, listeners that come and go."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.actors.links import socket_link
+from raydix.runtime.actors.links.address import unique_unix_address
+from raydix.runtime.actors.links.blocking_link import connect_blocking
+from raydix.runtime.actors.links.frames import frame
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.socket_link import SocketLink, connect, listen, retry_delays_s
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.plan import StepPlan
+from tests.runtime.actors.links.link_ends import FAR, NEAR, large, listening, numbered, short_folder
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    with short_folder() as name:
+        yield name
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+async def test_a_wrong_secret_is_refused_before_anything_else(scheme: str, folder: str) -> None:
+    stranger = Hello(secret=b"guess", role=Role.CLIENT, name="stranger", incarnation=1, pid=1)
+    address = unique_unix_address(folder) if scheme == "unix" else "tcp:127.0.0.1:0"
+    async with listening(address) as (listener, links):
+        with pytest.raises(LinkRefused):
+            await connect(listener.address, stranger)
+        with pytest.raises(LinkRefused):
+            await asyncio.to_thread(connect_blocking, listener.address, stranger)
+
+        assert links.empty()
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", frame(b"\xc1"), frame(b"\x91\x01"), frame(b"x" * 5000)])
+async def test_a_connection_that_is_no_hello_is_dropped(data: bytes, folder: str) -> None:
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
+        writer.write(data)
+
+        assert await reader.read() == b""
+        assert links.empty()
+        writer.close()
+
+
+async def test_a_connection_that_says_nothing_is_dropped(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_link, "HANDSHAKE_S", 0.01)
+    async with listening(unique_unix_address(folder)) as (listener, _):
+        reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
+
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_read(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_link, "_CLOSE_FLUSH_S", 0.01)
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        blocking = await asyncio.to_thread(connect_blocking, listener.address, FAR)
+        link = await links.get()
+        assert isinstance(link, SocketLink)
+        link.send(large(1 << 20))
+        assert link.buffered_bytes > 0
+
+        link.close()
+        await asyncio.wait_for(link.lost, 10)
+
+        await asyncio.to_thread(blocking.close)
+
+
+_PEER = """
+import sys, time
+from raydix.runtime.actors.links.blocking_link import connect_blocking
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import CopiesDrained
+link = connect_blocking(sys.argv[1], Hello(secret=b"s3cret", role=Role.GPU, name="gpu0", incarnation=1, pid=1))
+link.send(CopiesDrained(host_incarnation=5))
+link.receive()
+"""
+
+
+async def test_the_death_of_the_peer_process_ends_the_link(folder: str) -> None:
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        process = subprocess.Popen([sys.executable, "-c", _PEER, listener.address], cwd=ROOT)
+        link = await links.get()
+        assert await link.receive() == numbered(5)
+
+        process.send_signal(signal.SIGKILL)
+
+        with pytest.raises(LinkClosed):
+            await link.receive()
+        process.wait()
+
+
+async def test_connecting_waits_for_a_listener_to_come(folder: str) -> None:
+    address = unique_unix_address(folder)
+    connecting = asyncio.create_task(connect(address, FAR))
+    await asyncio.sleep(0)
+
+    async with listening(address) as (_, links):
+        link = await connecting
+        assert (await links.get()).hello == FAR
+        link.close()
+
+
+async def test_connecting_gives_up_in_the_end(folder: str) -> None:
+    address = unique_unix_address(folder)
+    stop = threading.Event()
+    stop.set()
+
+    with pytest.raises(LinkClosed, match="nobody listens"):
+        await connect(address, FAR, timeout_s=0.02)
+    with pytest.raises(LinkClosed, match="nobody listens"):
+        connect_blocking(address, FAR, stop=stop)
+
+
+async def test_a_new_listener_takes_over_the_address_of_a_dead_one(folder: str) -> None:
+    address = unique_unix_address(folder)
+    first = await listen(address, NEAR, asyncio.Queue[Link]().put)
+    second = await listen(address, NEAR, asyncio.Queue[Link]().put)
+
+    await first.close()
+    link = await connect(address, FAR, timeout_s=0.0)
+
+    link.close()
+    await second.close()
+    assert not os.path.exists(address.removeprefix("unix:"))
+
+
+async def test_closing_a_listener_ends_its_links_and_awaits_those_who_serve_them(folder: str) -> None:
+    ended = []
+
+    async def serve(link: Link) -> None:
+        with pytest.raises(LinkClosed):
+            await link.receive()
+        ended.append(link.hello.name)
+
+    listener = await listen(unique_unix_address(folder), NEAR, serve)
+    link = await connect(listener.address, FAR)
+
+    await listener.close()
+
+    assert ended == ["far"]
+    with pytest.raises(LinkClosed):
+        await link.receive()
+
+
+async def test_a_failing_server_task_closes_its_link_alone(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_: Link) -> None:
+        raise ValueError("broken on purpose")
+
+    listener = await listen(unique_unix_address(folder), NEAR, fail)
+    link = await connect(listener.address, FAR)
+
+    with pytest.raises(LinkClosed):
+        await link.receive()
+
+    assert "broken on purpose" in caplog.text
+    await listener.close()
+
+
+async def test_blocking_senders_in_several_threads_do_not_mix_frames(folder: str) -> None:
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        blocking = await asyncio.to_thread(connect_blocking, listener.address, FAR)
+        link = await links.get()
+
+        def flood() -> None:
+            for _ in range(50):
+                blocking.send(large(1 << 12))
+
+        threads = [threading.Thread(target=flood) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+
+        received = [await link.receive() for _ in range(150)]
+
+        assert all(isinstance(message, StepPlan) and len(message.row_slots) == 1 << 12 for message in received)
+        for thread in threads:
+            thread.join()
+        await asyncio.to_thread(blocking.close)
+
+
+def test_retries_are_bounded_by_the_timeout() -> None:
+    assert sum(retry_delays_s(3.0)) == pytest.approx(3.0)
+    assert retry_delays_s(0.0) == []
