@@ -72,6 +72,8 @@ class HostIndex:
                 page.generation = generation
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
         self._slabs = [_Slab() for _ in range(geometry.num_slabs)]
+        self._num_slabs_given = 0
+        """Slabs are first given in order; later they only change hands."""
         self._leases: dict[LeaseId, list[HostPageId]] = {}
 
     # Queries ---------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class HostIndex:
     @property
     def num_unused_slabs(self) -> int:
         """Slabs that no group has needed yet."""
-        return sum(slab.group is None for slab in self._slabs)
+        return len(self._slabs) - self._num_slabs_given
 
     def count_by_state(self, group: int) -> dict[PageState, int]:
         """Pages of the group's slabs by state; O(pages)."""
@@ -290,18 +292,20 @@ class HostIndex:
         self._groups[group].free.update(dict.fromkeys(reversed(list(self._slab_page_ids(slab, group)))))
 
     def _take_unused_slab(self, group: int) -> bool:
-        for index, slab in enumerate(self._slabs):
-            if slab.group is None:
-                self._give_slab(index, group)
-                return True
-        return False
+        if self._num_slabs_given == len(self._slabs):
+            return False
+        self._give_slab(self._num_slabs_given, group)
+        self._num_slabs_given += 1
+        return True
 
     def _take_slab_from_another(self, group: int) -> None:
         """Give a starved group the slab of another one with the fewest READY pages among those nobody holds."""
+        if len(self._groups) == 1:
+            return
         candidates = [
             (slab.num_ready, index)
             for index, slab in enumerate(self._slabs)
-            if slab.group not in (None, group) and slab.num_held == 0
+            if slab.group != group and slab.num_held == 0
         ]
         if not candidates:
             return

@@ -43,7 +43,7 @@ from tests.runtime.cache.host_script import STORAGE, HostScript, make_key
 SETTINGS = replace(STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2)
 GARBAGE = PageKey(b"garbage".ljust(32, b"!"))
 NAMES = st.integers(0, 11)
-CHAINS = st.integers(0, 3).flatmap(lambda first: st.builds(lambda n: list(range(first, first + n)), st.integers(0, 8)))
+CHAINS = st.builds(lambda first, length: list(range(first, first + length)), st.integers(0, 3), st.integers(0, 8))
 STATUSES = st.sampled_from([ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT])
 
 
@@ -64,7 +64,7 @@ class HostWorld(RuleBasedStateMachine):
         self.zombie_reads: dict[int | None, list[tuple[int, PageKey]]] = {}
         self.gpu_pid, self.storage_pid, self.epoch, self.next_lease = 1000, 2000, 1, 0
         self.is_attached, self.is_drained, self.has_storage = True, True, True
-        self.objects: set[PageKey] = set()
+        self.objects = {make_key(name) for name in range(8)}
         self.host.tell(SchedulerAttached(1))
         self.host.tell(StorageAttached(self.storage_pid))
 
@@ -251,14 +251,19 @@ class HostWorld(RuleBasedStateMachine):
 
     # The rest
 
-    @rule(seconds=st.sampled_from([0.5, 5.0, 40.0]))
+    @precondition(lambda self: self.host.orders)
+    @rule()
+    def storage_is_silent(self) -> None:
+        self.time_passes(SETTINGS.deadline_s + SETTINGS.overdue_margin_s)
+
+    @rule(seconds=st.sampled_from([0.5, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.host.now_s += seconds
         self.host.tell(Tick())
         due_s = self.host.core.next_deadline_s()
         assert due_s is None or due_s > self.host.now_s
 
-    @rule(event=st.sampled_from([FlushHost(), FlushStorage()]))
+    @rule(event=st.sampled_from([FlushHost(), FlushHost(), FlushHost(), FlushStorage()]))
     def flush(self, event: FlushHost | FlushStorage) -> None:
         self.host.tell(event)
 
