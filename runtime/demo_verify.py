@@ -26,6 +26,7 @@ def compare_with_transformers(checkpoint: Path, answers: Sequence[tuple[Sequence
     answers: per sequence its token ids, and the spans in it that were generated. One teacher-forced pass in float32
     serves a whole sequence: until the first near tie it proves equality with `generate`, and it goes on behind it.
     """
+    transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     num_tokens, num_near_ties, differences = 0, 0, []
     for index, (token_ids, spans) in enumerate(answers):
