@@ -78,16 +78,16 @@ class EvictionOrder:
         self._last_ticket += 1
         node.ticket = self._last_ticket
         heapq.heappush(self._newcomers, (self._policy_key(node), node.ticket, node))
-        self._compact()
+        self.compact()
 
     def discard(self, node: RadixNode) -> None:
         """Take out a node that is in."""
         node.ticket = 0
         self._num_live -= 1
-        self._compact()
+        self.compact()
 
     def pop(self) -> OrderEntry | None:
-        """Take the first leaf out; None if there is none."""
+        """Take the first leaf out; None if there is none. Call `compact` after the last of a series."""
         while self._run or self._newcomers:
             run, newcomers = self._run, self._newcomers
             if not run:
@@ -99,7 +99,6 @@ class EvictionOrder:
             if node.ticket == entry[1]:
                 node.ticket = 0
                 self._num_live -= 1
-                self._compact()
                 return entry
         return None
 
@@ -108,6 +107,13 @@ class EvictionOrder:
         entry[2].ticket = entry[1]
         self._num_live += 1
         heapq.heappush(self._newcomers, entry)
+
+    def compact(self) -> None:
+        """Drop the outdated entries once they are too many."""
+        if len(self._run) + len(self._newcomers) > 2 * self._num_live + self._MAX_SPARE_ENTRIES:
+            self._run = [entry for entry in self._run if _is_live(entry)]
+            self._newcomers = [entry for entry in self._newcomers if _is_live(entry)]
+            heapq.heapify(self._newcomers)
 
     def check(self, num_expected: int) -> None:
         """Raise AccountingError unless `num_expected` leaves are in, in order, and few outdated entries beside them."""
@@ -121,12 +127,6 @@ class EvictionOrder:
             )
         if any(later > earlier for earlier, later in pairwise(self._run)):
             raise AccountingError(f"the eviction order's run of {len(self._run)} entries is not sorted")
-
-    def _compact(self) -> None:
-        if len(self._run) + len(self._newcomers) > 2 * self._num_live + self._MAX_SPARE_ENTRIES:
-            self._run = [entry for entry in self._run if _is_live(entry)]
-            self._newcomers = [entry for entry in self._newcomers if _is_live(entry)]
-            heapq.heapify(self._newcomers)
 
 
 def _is_live(entry: OrderEntry) -> bool:

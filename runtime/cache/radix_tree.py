@@ -4,6 +4,7 @@ Only leaves are evicted, so a chain loses its tail before its head. A split make
 one in place: locks and matches name the node where they end, which a split therefore never moves.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -210,21 +211,19 @@ class RadixTree:
 
     def victims(self, num_pages: int) -> list[Victim]:
         """What `evict` would remove, in order: leaves first, a parent after all its children. Changes nothing."""
-        nodes: list[RadixNode] = []
         popped: list[OrderEntry] = []
         ripened: list[RadixNode] = []
-        num_children_left: dict[RadixNode, int] = {}
+        num_taken_below: Counter[RadixNode] = Counter()
         num_found = 0
         while num_found < num_pages and (entry := self._order.pop()) is not None:
             node = entry[2]
-            nodes.append(node)
             popped.append(entry)
             num_found += node.num_pages
             parent = node.parent
             assert parent is not None, "a root is never evictable"
-            num_left = num_children_left.get(parent, len(parent.children)) - 1
-            num_children_left[parent] = num_left
-            if not num_left and not parent.num_locks and parent.parent is not None:
+            num_taken_below[parent] += 1
+            is_bare = num_taken_below[parent] == len(parent.children)
+            if is_bare and not parent.num_locks and parent.parent is not None:
                 self._order.add(parent)
                 ripened.append(parent)
         for node in ripened:
@@ -233,7 +232,8 @@ class RadixTree:
         for entry in popped:
             if not entry[2].children:
                 self._order.restore(entry)
-        return [Victim(node.page_ids, node.keys, node) for node in nodes]
+        self._order.compact()
+        return [Victim(node.page_ids, node.keys, node) for _, _, node in popped]
 
     def remove(self, victims: Sequence[Victim]) -> None:
         """Drop the nodes of victims, in their order.
@@ -241,11 +241,11 @@ class RadixTree:
         Raises AccountingError, and drops none, if one is locked, gone or changed since, or has children that do not
         come before it.
         """
-        num_removed_below: dict[RadixNode, int] = {}
+        num_removed_below: Counter[RadixNode] = Counter()
         seen: set[RadixNode] = set()
         for index, victim in enumerate(victims):
             node = victim.node
-            num_children = len(node.children) - num_removed_below.get(node, 0)
+            num_children = len(node.children) - num_removed_below[node]
             is_current = node.parent is not None and node.keys == victim.keys and node not in seen
             if node.parent is None or not is_current or node.num_locks or num_children:
                 raise AccountingError(
@@ -254,20 +254,22 @@ class RadixTree:
                     f"{'still' if is_current else 'no longer'} the node that was chosen"
                 )
             seen.add(node)
-            num_removed_below[node.parent] = num_removed_below.get(node.parent, 0) + 1
+            num_removed_below[node.parent] += 1
         for victim in victims:
             self._order.discard(victim.node)
             self._detach(victim.node)
+        self._forget(len(victims), sum(victim.num_pages for victim in victims))
 
     def evict(self, num_pages: int) -> list[Victim]:
         """Remove leaves in eviction order until `num_pages` pages are out, or all that no lock protects."""
-        victims = []
+        victims: list[Victim] = []
         num_found = 0
         while num_found < num_pages and (entry := self._order.pop()) is not None:
             node = entry[2]
             num_found += node.end - node.start
             victims.append(Victim(node.page_ids, node.keys, node))
             self._detach(node)
+        self._forget(len(victims), num_found)
         return victims
 
     def flush(self) -> list[Victim]:
@@ -288,9 +290,7 @@ class RadixTree:
             raise AccountingError(f"nodes, cached pages, locked pages, locks: counted {counted}, found {found}")
         evictable = {node for node in nodes if not node.children and not node.num_locks}
         if {node for node in nodes if node.ticket} != evictable:
-            raise AccountingError(
-                f"the eviction order is not the {len(evictable)} unlocked leaves of {len(nodes)} nodes"
-            )
+            raise AccountingError(f"the eviction order does not hold exactly the {len(evictable)} unlocked leaves")
         self._order.check(len(evictable))
 
     def _require_lengths(self, num_pages: int, page_ids: tuple[Int32Array, ...], keys: bytes) -> None:
@@ -322,8 +322,7 @@ class RadixTree:
             return node if node.end == match.num_pages else self._split(node, match.num_pages)
         root = self._roots.get(match.last_key)
         if root is None:
-            root = new_root(match.last_key, self.num_groups, now_s)
-            self._roots[match.last_key] = root
+            root = self._roots[match.last_key] = new_root(match.last_key, self.num_groups, now_s)
         return root
 
     def _lock_node(self, node: RadixNode) -> None:
@@ -373,15 +372,18 @@ class RadixTree:
         return split_node(node, end, self._page_bytes)
 
     def _detach(self, node: RadixNode) -> None:
-        """Drop an unlocked leaf that is no longer in the eviction order."""
+        """Unlink an unlocked leaf that is no longer in the eviction order; `_forget` then counts it out."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.first_page]
         node.parent = None
-        self.num_nodes -= 1
-        self.num_cached_pages -= node.end - node.start
         if not parent.children:
             self._settle(parent)
+
+    def _forget(self, num_nodes: int, num_pages: int) -> None:
+        self.num_nodes -= num_nodes
+        self.num_cached_pages -= num_pages
+        self._order.compact()
 
     def _settle(self, node: RadixNode) -> None:
         """Once a node has lost a child or a lock: if it has neither left it may go, a root at once."""
@@ -394,6 +396,4 @@ class RadixTree:
 
     def _join(self, runs: Sequence[tuple[Int32Array, ...]], num_pages: int) -> tuple[Int32Array, ...]:
         """Per group, the first `num_pages` ids of the runs one after another, as one new array."""
-        if self.num_groups == 1:
-            return (np.concatenate([run[0] for run in runs])[:num_pages],)
-        return tuple(np.concatenate([run[group] for run in runs])[:num_pages] for group in range(self.num_groups))
+        return tuple([np.concatenate([run[group] for run in runs])[:num_pages] for group in range(self.num_groups)])
