@@ -76,6 +76,9 @@ class SimulatedRank:
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
+        if self.is_alive:
+            # Loads overtake the steps that are queued before them; backups see what those have computed.
+            self._start_copies(plan.loads, is_load=True)
         if not self.is_stepping:
             self._next()
 
@@ -86,7 +89,6 @@ class SimulatedRank:
         self.is_stepping = True
         plan = self.plans.popleft()
         self._apply(plan)
-        self._start_copies(plan.loads, is_load=True)
         self._start_copies(plan.backups, is_load=False)
         self._wait_for_loads(plan)
 
@@ -136,7 +138,7 @@ class SimulatedRank:
     def _copied(self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool, started_s: float) -> None:
         if not self.is_alive:
             return
-        is_stale = is_load and any(self.cluster.generations[page] != generation for _, page, generation in entries)
+        is_stale = is_load and self.is_stale(entries)
         self.loading.discard(transfer)
         done = TransfersDone(
             rank=self.rank,
@@ -146,6 +148,10 @@ class SimulatedRank:
             seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
         self._send(done)
+
+    def is_stale(self, entries: list[tuple[int, int, int]]) -> bool:
+        """Did a host page change hands before all of (page, host page, generation) were read?"""
+        return any(self.cluster.generations[host_page] != generation for _, host_page, generation in entries)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

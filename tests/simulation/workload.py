@@ -71,6 +71,8 @@ class Workload:
     num_host_pauses: int = 0
     num_storage_kills: int = 0
     num_flushes: int = 0
+    has_sound_leases: bool = True
+    """False where leases are made to end early: loads may then be stale."""
 
 
 def draw_workload(seed: int) -> Workload:
@@ -139,6 +141,8 @@ def run_workload(workload: Workload) -> Cluster:
     end_s = cluster.now_s + _SETTLE_S
     cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
     check_idle(cluster)
+    num_stale = cluster.core.stats().get("stale_loads", 0)
+    assert not num_stale or not workload.has_sound_leases, f"{num_stale} loads read pages that had changed hands"
     return cluster
 
 

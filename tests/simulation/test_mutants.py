@@ -1,0 +1,171 @@
+"""Tests of the tests: each of these bugs, put into the engine, is found by random workloads on the simulated cluster.
+
+A mutant's workload provokes what its rule protects against. The engine without the mutant passes the same seeds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from raydix.errors import AccountingError
+from raydix.runtime.cache.host_index import HostIndex
+from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import CommitPages
+from raydix.runtime.scheduler import core, planning
+from tests.simulation.cluster import Faults
+from tests.simulation.ranks import SimulatedRank
+from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
+
+MAX_SEEDS = 1000
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+SMALL_L1 = replace(BASE_SETTINGS, num_pages=30)
+SLOW_COPIES = Faults(copy_s=0.1, link_delay_s=0.0005)
+
+
+def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A released GPU page is free at once, whatever steps in flight still do with it."""
+    release = PagePool.release
+    monkeypatch.setattr(
+        PagePool, "release", lambda self, page_ids, *, after_step: release(self, page_ids, after_step=-1)
+    )
+
+
+def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup's pages are published in L2 when the backup is ordered."""
+    start_backups = planning.start_backups
+
+    def start(replica: Any, lane: Any) -> Any:
+        backups = start_backups(replica, lane)
+        for backup in backups:
+            columns = {"host_page_ids": backup.host_page_ids, "generations": backup.generations}
+            replica.tell_host(CommitPages(keys=backup.keys, **columns))
+        return backups
+
+    monkeypatch.setattr(planning, "start_backups", start)
+
+
+def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a mutant but a world: HostMemory takes its pins off as soon as it has granted a lease."""
+    lease = HostIndex.lease
+
+    def lease_unpinned(self: HostIndex, lease_id: Any, group: int, keys: Any) -> Any:
+        held = lease(self, lease_id, group, keys)
+        self.end_lease(lease_id)
+        lease(self, lease_id, group, ())
+        return held
+
+    monkeypatch.setattr(HostIndex, "lease", lease_unpinned)
+
+
+def no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU actor does not compare the generations of the host pages that it has read."""
+    monkeypatch.setattr(SimulatedRank, "is_stale", lambda self, entries: False)
+
+
+def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer counts as done once the first rank of its lane has done it."""
+    on_transfers_done = core.on_transfers_done
+
+    def take_first(replica: Any, lane: Any, done: Any, now_s: float) -> None:
+        known = [transfer_id for transfer_id in done.transfer_ids.tolist() if transfer_id in lane.transfers]
+        for transfer_id in known:
+            lane.transfers[transfer_id].waiting_ranks = {done.rank}
+        on_transfers_done(replica, lane, replace(done, transfer_ids=int32_array(known)), now_s)
+
+    monkeypatch.setattr(core, "on_transfers_done", take_first)
+
+
+def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is given back when its load is sent."""
+    take_loads = planning._take_loads
+
+    def take(replica: Any, lane: Any) -> Any:
+        loads = take_loads(replica, lane)
+        for load in loads:
+            replica.release_lease(load.lease_id, load.host_incarnation)
+            load.host_incarnation = -1  # nothing is left to be released when it is done
+        return loads
+
+    monkeypatch.setattr(planning, "_take_loads", take)
+
+
+def head_first_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A use of a chain touches its first page first."""
+    touch_chain = HostIndex.touch_chain
+    monkeypatch.setattr(HostIndex, "touch_chain", lambda self, group, keys: touch_chain(self, group, keys[::-1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A mutant, the world it lives in, and a workload that makes it matter."""
+
+    mutant: Patch
+    workload: Workload
+    world: Patch = lambda monkeypatch: None
+
+
+CASES = [
+    Case(
+        mutant=no_quarantine,
+        workload=Workload(
+            seed=0,
+            settings=replace(SMALL_L1, num_lanes=1),
+            l2_pages=200,
+            storage=None,
+            faults=Faults(step_s=0.05, copy_s=0.005, link_delay_s=0.0005),
+            num_requests=48,
+            abort_fraction=0.5,
+            stop_fraction=0.5,
+        ),
+    ),
+    Case(
+        mutant=commit_before_acknowledgement,
+        workload=Workload(seed=0, settings=BASE_SETTINGS, storage=None, faults=SLOW_COPIES),
+    ),
+    Case(
+        mutant=no_generation_check,
+        world=end_leases_when_granted,
+        workload=Workload(
+            seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES, has_sound_leases=False
+        ),
+    ),
+    Case(
+        mutant=one_rank_acknowledgement,
+        workload=Workload(
+            seed=0, settings=replace(SMALL_L1, ranks_per_lane=2), storage=None, faults=SLOW_COPIES, salt_fraction=0.0
+        ),
+    ),
+    Case(
+        mutant=early_lease_end,
+        workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),
+    ),
+    Case(
+        mutant=head_first_touch,
+        workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None),
+    ),
+]
+
+
+def first_failing_seed(workload: Workload) -> int | None:
+    """The first of `MAX_SEEDS` seeds with which a wrong answer, a broken invariant or a leak shows."""
+    for seed in range(MAX_SEEDS):
+        try:
+            run_workload(replace(workload, seed=seed))
+        except (AssertionError, AccountingError, KeyError):
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.world(monkeypatch)
+    with monkeypatch.context() as mutated:
+        case.mutant(mutated)
+        seed = first_failing_seed(case.workload)
+    assert seed is not None, f"{MAX_SEEDS} seeds did not find {case.mutant.__name__}"
+    for sound_seed in range(seed + 1):
+        run_workload(replace(case.workload, seed=sound_seed))
