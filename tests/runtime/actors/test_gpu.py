@@ -192,10 +192,12 @@ async def test_a_row_waits_for_its_load_before_it_runs(rank: Rank) -> None:
     rank.actor.serve(rank.dial)
 
     link.send(rows(1, [0], loads=copies(arena, 7, [(page, page) for page in range(1, 5)]), row_loads=int32_array([7])))
-    seen = {type(message): message for message in [await asyncio.wait_for(link.receive(), WAIT_S) for _ in range(2)]}
+    messages = [await asyncio.wait_for(link.receive(), WAIT_S) for _ in range(2)]
 
-    assert seen[TransfersDone].transfer_ids.tolist() == [7]
-    assert seen[StepResult].compute_s < seen[TransfersDone].seconds
+    (done,) = [message for message in messages if isinstance(message, TransfersDone)]
+    (result,) = [message for message in messages if isinstance(message, StepResult)]
+    assert done.transfer_ids.tolist() == [7]
+    assert result.compute_s < done.seconds
 
 
 async def test_stale_loads_are_reported_as_such(rank: Rank) -> None:
