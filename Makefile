@@ -16,10 +16,11 @@ help:
 venv: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo "Installing into .venv, which takes some minutes the first time ..." >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 >&2
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' >&2
+	@touch $@
 
 format: venv
 	$(BIN)/ruff format $(SOURCES)
@@ -44,4 +45,4 @@ test: venv
 	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" $(TEST_FLAGS)
 
 demo: venv
-	$(BIN)/python -m raydix demo $(DEMO_FLAGS)
+	@$(BIN)/python -m raydix demo $(DEMO_FLAGS)
