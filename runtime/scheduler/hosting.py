@@ -76,6 +76,7 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
             request = replica.requests.get(message.request_id)
             if is_current and request is not None and not request.prefetch.is_final:
                 request.prefetch.sources = message.sources
+                request.prefetch.has_report = True
                 request.prefetch.is_final = message.is_final
                 request.prefetch.asked_s = None
         case PagesLeased():

@@ -43,6 +43,7 @@ class PrefetchState:
 
     sources: bytes = b""
     """One `PageSource` per full page of the prompt; empty before the first report."""
+    has_report: bool = False
     is_final: bool = True
     asked_s: float | None = None
     """When the lookup was sent, until the first report."""
@@ -52,10 +53,11 @@ class PrefetchState:
 
     def arrived_source(self, page: int) -> PageSource:
         """L3 if the page came from storage for this request, else L2: it was there on arrival."""
-        # The mirror shows an arrived page before the report that says so: until then it is PENDING.
-        if page < len(self.sources) and self.sources[page] in (PageSource.L3, PageSource.PENDING):
-            return PageSource.L3
-        return PageSource.L2
+        if page >= len(self.sources):
+            return PageSource.L2
+        # The mirror shows an arrived page before the report that says so: what L2 lacked at the first report is PENDING.
+        has_arrived = self.has_report and self.sources[page] == PageSource.PENDING
+        return PageSource.L3 if has_arrived or self.sources[page] == PageSource.L3 else PageSource.L2
 
 
 class RequestState:
