@@ -62,6 +62,8 @@ class SimulatedRank:
         self.hashes: dict[int, list[int]] = {}
         self.tables: dict[int, dict[int, int]] = {}
         self.loading: set[int] = set()
+        self.stale: set[int] = set()
+        """Loads that read pages which had changed hands: what is computed on top of them must never count."""
         self.plans: deque[StepPlan] = deque()
         self.is_stepping = False
 
@@ -140,6 +142,8 @@ class SimulatedRank:
             return
         is_stale = is_load and self.is_stale(entries)
         self.loading.discard(transfer)
+        if is_stale:
+            self.stale.add(transfer)
         done = TransfersDone(
             rank=self.rank,
             transfer_ids=int32_array((transfer,)),
@@ -168,9 +172,14 @@ class SimulatedRank:
             return
         sampled: list[int] = []
         columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens, plan.row_write_starts)
-        rows = zip(*(column.tolist() for column in columns), plan.row_output_positions.tolist(), strict=True)
-        for slot, start, count, write_start, output_position in rows:
-            self._compute_row(slot, start, start + count, write_start)
+        columns += (plan.row_output_positions, plan.row_loads)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for slot, start, count, write_start, output_position, load in rows:
+            if load in self.stale:
+                self.hashes[slot] = [-1] * len(self.hashes[slot])
+            else:
+                self._check_row(slot, start, start + count, write_start)
+            self._write_row(slot, start, start + count, write_start)
             if output_position >= 0:
                 token = next_token(self.hashes[slot][start + count - 1])
                 del self.tokens[slot][start + count :], self.hashes[slot][start + count :]
@@ -181,7 +190,7 @@ class SimulatedRank:
         self._send(result)
         self._next()
 
-    def _compute_row(self, slot: int, start: int, end: int, write_start: int) -> None:
+    def _check_row(self, slot: int, start: int, end: int, write_start: int) -> None:
         size = self.cluster.settings.page_size
         table, hashes = self.tables[slot], self.hashes[slot]
         assert end <= len(hashes), f"slot {slot} computes token {end - 1} of {len(hashes)}"
@@ -189,6 +198,10 @@ class SimulatedRank:
             page = table[position // size]
             if page == 0 or self.pages[page][position % size] != hashes[position]:
                 raise WrongHit(f"rank {self.rank}, slot {slot}, position {position}: page {page} holds something else")
+
+    def _write_row(self, slot: int, start: int, end: int, write_start: int) -> None:
+        size = self.cluster.settings.page_size
+        table, hashes = self.tables[slot], self.hashes[slot]
         for position in range(max(start, write_start), end):
             page = table[position // size]
             if page:
