@@ -37,7 +37,9 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
     draft = Draft(budget_tokens=replica.settings.prefill_budget_tokens)
     if lane.num_row_steps < _STEPS_AHEAD:
         _draft_rows(replica, lane, draft, now_s)
-        clean_ahead(replica, lane)
+        if draft.rows:
+            # Not when idle: two tiers that are both full would copy pages to and fro for ever.
+            clean_ahead(replica, lane)
     loads = _take_loads(replica, lane)
     may_back_up = bool(draft.rows) or not lane.num_row_steps
     backups = start_backups(replica, lane) if may_back_up else []
