@@ -38,7 +38,7 @@ class InProcessEngine:
 
     def __init__(self, supervisor: SupervisorActor, spawner: InProcessSpawner, facts: EngineFacts) -> None:
         self._supervisor = supervisor
-        self._spawner = spawner
+        self.spawner = spawner
         self.facts = facts
         self._clients: list[EngineClient] = []
 
@@ -70,7 +70,7 @@ class InProcessEngine:
 
     async def flush_l1(self) -> int:
         """Drop what L1 holds and no request uses; the number of pages."""
-        scheduler = self._spawner.latest(ActorKind.SCHEDULER)
+        scheduler = self.spawner.latest(ActorKind.SCHEDULER)
         assert scheduler is not None, "an engine that runs has one"
         return int(await scheduler.call("flush"))
 
@@ -106,7 +106,7 @@ class InProcessEngine:
         """
         stats = await self.settle()
         for kind in (ActorKind.SCHEDULER, ActorKind.HOST_MEMORY):
-            actor = self._spawner.latest(kind)
+            actor = self.spawner.latest(kind)
             if actor is not None:
                 await actor.call("check")
         if stats["scheduler"]["l1_locked_pages"]:

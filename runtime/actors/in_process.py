@@ -30,12 +30,13 @@ class InProcessActor:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
-        self._methods: Any = None
+        self.plain: Any = None
+        """The object itself."""
         self._stop: Stop | None = None
 
     def bind(self, actor: object, stop: Stop) -> None:
         """Tell which object this is; once, right after it was made with `fail` as its way to give up."""
-        self._methods = actor
+        self.plain = actor
         self._stop = stop
 
     @property
@@ -45,7 +46,7 @@ class InProcessActor:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """See `RunningActor`."""
-        result = getattr(self._methods, method)(*arguments)
+        result = getattr(self.plain, method)(*arguments)
         if not isinstance(result, Awaitable):
             return result
         doing = asyncio.ensure_future(result)

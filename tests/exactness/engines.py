@@ -2,14 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raydix.runtime.config import EngineConfig, load_config
+from raydix.runtime.engine_client import RequestOptions
 from raydix.runtime.in_process import InProcessEngine
 from raydix.runtime.outputs import RequestOutput
-from tests.exactness.reference import Expected, Prompt, assert_exact, generate
+from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 
 PAGE_SIZE = 16
 VOCAB_SIZE = 199
@@ -42,18 +43,20 @@ def engine_config(folder: Path, l3: Path | None = None, **sections: Any) -> Engi
     return load_config(base, sections)
 
 
-async def run(engine: InProcessEngine, prompts: Sequence[Prompt], num_tokens: int) -> list[RequestOutput]:
-    """All prompts at once, greedily. The parts of each prompt by source sum to its length."""
-    outputs = await asyncio.gather(*(generate(engine.client, prompt, num_tokens) for prompt in prompts))
+async def run(
+    engine: InProcessEngine,
+    prompts: Sequence[Prompt],
+    num_tokens: int,
+    sampling: Mapping[str, Any] = GREEDY,
+    options: RequestOptions | None = None,
+) -> list[RequestOutput]:
+    """All prompts at once. The parts of each prompt by source sum to its length."""
+    each = (generate(engine.client, prompt, num_tokens, sampling, options) for prompt in prompts)
+    outputs = await asyncio.gather(*each)
     for prompt, output in zip(prompts, outputs, strict=True):
         sources = output.metrics.cached_tokens_by_source
         assert sum(sources.values()) == len(prompt), sources
     return list(outputs)
-
-
-async def run_one_by_one(engine: InProcessEngine, prompts: Sequence[Prompt], num_tokens: int) -> list[RequestOutput]:
-    """Each prompt after the one before has ended."""
-    return [output for prompt in prompts for output in await run(engine, [prompt], num_tokens)]
 
 
 async def assert_all_exact(

@@ -1,14 +1,16 @@
 """What transformers' own `generate` says of prompts, and the comparison with it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from raydix.runtime.engine_client import EngineClient
+from raydix.runtime.engine_client import EngineClient, RequestOptions
+from raydix.runtime.model.spec import Family
 from raydix.runtime.outputs import RequestOutput
 from tests.checkpoints import MIN_TOP2_GAP
 
@@ -72,10 +74,20 @@ class Reference:
             )
 
 
-async def generate(client: EngineClient, prompt: Sequence[int], num_tokens: int) -> RequestOutput:
-    """The finished greedy output."""
-    params = {"max_tokens": num_tokens, "temperature": 0.0, "output_kind": "final"}
-    [output] = [output async for output in client.generate(list(prompt), params)]
+References = Callable[[Family], Reference]
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+
+
+async def generate(
+    client: EngineClient,
+    prompt: Sequence[int],
+    num_tokens: int,
+    sampling: Mapping[str, Any] = GREEDY,
+    options: RequestOptions | None = None,
+) -> RequestOutput:
+    """The finished output."""
+    params = {"max_tokens": num_tokens, "output_kind": "final", **sampling}
+    [output] = [output async for output in client.generate(list(prompt), params, options=options)]
     return output
 
 

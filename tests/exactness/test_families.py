@@ -1,15 +1,13 @@
 """Every family answers as transformers does, with 64 greedy tokens, from each tier."""
 
-import torch
-
 import pytest
+import torch
 
 from raydix.runtime.in_process import in_process_engine
 from raydix.runtime.model.spec import Family
 from tests.checkpoints import LOGITS_TOLERANCE
-from tests.exactness.conftest import References
 from tests.exactness.engines import assert_all_exact, cacheable_tokens, count_tokens, engine_config, make_prompts, run
-from tests.exactness.reference import NUM_TOKENS
+from tests.exactness.reference import NUM_TOKENS, References
 
 PROMPTS = make_prompts(1, [1, 16, 49, 100])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)

@@ -11,10 +11,9 @@ from raydix.runtime.config import EngineConfig
 from raydix.runtime.in_process import InProcessEngine, in_process_engine
 from raydix.runtime.model.spec import Family
 from raydix.runtime.outputs import RequestOutput
-from tests.exactness.conftest import References
 from tests.exactness.engines import PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
 from tests.exactness.pairwise import Case, pairwise
-from tests.exactness.reference import Prompt
+from tests.exactness.reference import Prompt, References
 from tests.exactness.states import State, occupy_slots, reach
 
 FACTORS: dict[str, Sequence[Any]] = {
@@ -31,10 +30,11 @@ FACTORS: dict[str, Sequence[Any]] = {
 CASES = pairwise(FACTORS, seed=3)
 LENGTHS = [100, 37, 64, 81]
 NUM_TOKENS = {1: 64, 32: 24}
-NUM_L1_PAGES = {State.RETRACTION: 20}
-"""Enough for the longest request alone; eight of them want four times as much."""
-MIN_RETRACTED = 8
-"""A single request is never retracted."""
+NUM_L1_PAGES = 96
+RETRACTION_PAGES = 17
+"""Enough for the longest request alone; any two outgrow it together."""
+RETRACTION_REQUESTS = {1: 8, 32: 16}
+"""Of 64 tokens. A single request is never retracted."""
 
 
 def case_id(case: Case) -> str:
@@ -44,12 +44,13 @@ def case_id(case: Case) -> str:
 
 def case_config(case: Case, folder: Path, l3: Path) -> EngineConfig:
     """The configuration of a case. A timeout never passes: whether it does would depend on this machine's speed."""
+    num_pages = RETRACTION_PAGES if case["state"] is State.RETRACTION else NUM_L1_PAGES
     return engine_config(
         folder,
         l3,
         parallel={"dp": case["dp"]},
         cache={
-            "l1": {"num_pages": NUM_L1_PAGES.get(case["state"], 96), "copy_delay_s": case["copy_delay_s"]},
+            "l1": {"num_pages": num_pages, "copy_delay_s": case["copy_delay_s"]},
             "write_policy": case["write_policy"],
             "prefetch": {"strategy": case["strategy"], "base_s": 30.0, "cap": "none"},
         },
@@ -59,9 +60,11 @@ def case_config(case: Case, folder: Path, l3: Path) -> EngineConfig:
 
 def case_prompts(case: Case) -> list[Prompt]:
     """One prompt, or groups of four lengths in which prompts share their first two pages."""
-    if case["num_requests"] == 1 and case["state"] is not State.RETRACTION:
+    num_prompts = case["num_requests"]
+    if case["state"] is State.RETRACTION:
+        num_prompts = RETRACTION_REQUESTS[num_prompts]
+    if num_prompts == 1:
         return make_prompts(5, LENGTHS[:1])
-    num_prompts = max(case["num_requests"], MIN_RETRACTED)
     groups = range(num_prompts // len(LENGTHS))
     return [prompt for group in groups for prompt in make_prompts(50 + group, LENGTHS, num_shared=2 * PAGE_SIZE)]
 
@@ -98,7 +101,7 @@ async def test_tokens_do_not_depend_on_cache_or_schedule(case: Case, references:
     reference = references(case["family"])
     config = case_config(case, reference.folder, tmp_path)
     prompts = case_prompts(case)
-    num_tokens = NUM_TOKENS[case["num_requests"]]
+    num_tokens = 64 if case["state"] is State.RETRACTION else NUM_TOKENS[case["num_requests"]]
     expected = reference.expect(prompts)
 
     async with in_process_engine(config) as engine:

@@ -1,0 +1,80 @@
+"""Puts wrong bytes where a tier keeps a page, past every check, to see whether a test notices."""
+
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from raydix.ids import HostPageId, PageKey
+from raydix.runtime.actors.spawn import ActorKind
+from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.messages.host import KEY_BYTES
+from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
+from tests.exactness.engines import PAGE_SIZE
+from tests.exactness.reference import Prompt
+from tests.exactness.states import State
+
+_NAMESPACE = slice(24, 32)
+"""Of an object's header."""
+
+
+class Poison(StrEnum):
+    """What a page is replaced by."""
+
+    ZEROS = "zeros"
+    ANOTHER = "another prompt's page"
+
+
+def page_key(prompt: Prompt, page: int) -> PageKey:
+    """Key of one full page of a prompt without a salt."""
+    keys = extend_keys(root_key(), pack_tokens(prompt), PAGE_SIZE)
+    return PageKey(keys[page * KEY_BYTES : (page + 1) * KEY_BYTES])
+
+
+def object_path(root: Path, prompt: Prompt, page: int) -> Path:
+    """The file of one page; there is one model below `root`."""
+    [path] = root.glob(f"*/*/{page_key(prompt, page).hex()}.page")
+    return path
+
+
+def poison(engine: InProcessEngine, l3: Path, state: State, kind: Poison, prompt: Prompt, other: Prompt) -> None:
+    """Replace the second page of `prompt` in the tier of `state`."""
+    match state:
+        case State.L1:
+            source, target = _gpu_page(engine, other), _gpu_page(engine, prompt)
+            target.copy_(source if kind is Poison.ANOTHER else torch.zeros_like(target))
+        case State.L2:
+            payload = _host_payload(engine, prompt)
+            payload[:] = bytes(_host_payload(engine, other)) if kind is Poison.ANOTHER else bytes(len(payload))
+        case State.L3:
+            path, other_path = object_path(l3, prompt, 1), object_path(l3, other, 1)
+            _rewrite(path, other_path if kind is Poison.ANOTHER else None, page_key(prompt, 1))
+        case State.COLD | State.RETRACTION:
+            raise ValueError("no page is kept in this state")
+
+
+def _gpu_page(engine: InProcessEngine, prompt: Prompt) -> torch.Tensor:
+    scheduler, gpu = engine.spawner.latest(ActorKind.SCHEDULER), engine.spawner.latest(ActorKind.GPU)
+    assert scheduler is not None
+    assert gpu is not None
+    tree = scheduler.plain._core._replica.lanes[0].tree
+    page_id = int(tree.match(root_key(), pack_tokens(prompt)).page_ids[0][1])
+    return gpu.plain._model.runner._pools[0][page_id]
+
+
+def _host_payload(engine: InProcessEngine, prompt: Prompt) -> memoryview:
+    host = engine.spawner.latest(ActorKind.HOST_MEMORY)
+    assert host is not None
+    page_id = host.plain._core._index.find(0, page_key(prompt, 1))
+    return host.plain._arena.payload(HostPageId(page_id), 0)
+
+
+def _rewrite(path: Path, source: Path | None, key: PageKey) -> None:
+    page = bytearray(path.read_bytes())
+    namespace = bytes(page[_NAMESPACE])
+    payload = bytes(len(page) - OBJECT_HEADER_BYTES) if source is None else source.read_bytes()[OBJECT_HEADER_BYTES:]
+    page[OBJECT_HEADER_BYTES:] = payload
+    fill_header(memoryview(page), ObjectIdentity(namespace, 0, key))
+    path.write_bytes(page)
