@@ -181,8 +181,8 @@ class AsyncLLM:
             return self._client
         async with self._connecting:
             if self._client is None or self._client.is_closed:
-                if self._client is not None:
-                    self._handle = None
+                if self._client is not None and not self._has_started_engine:
+                    self._handle = None  # the name may stand for another engine now; our own keeps its address
                 self._client = await self._open(await self._found())
             return self._client
 

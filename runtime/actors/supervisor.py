@@ -112,6 +112,12 @@ class SupervisorActor:
         """Where the prompt of a recent request came from, by token range; None if it is not known."""
         return await (await self._scheduler.serving()).call("explain", request_id)
 
+    async def check(self) -> None:
+        """Raise AccountingError if an invariant of the Scheduler or of HostMemory does not hold."""
+        for keeper in (self._scheduler, self._host):
+            if keeper is not None:
+                await (await keeper.serving()).call("check")
+
     async def wait_all_serving(self) -> None:
         """Return once every actor serves and is attached to the Scheduler."""
         await self._wait_attached()

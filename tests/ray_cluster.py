@@ -1,0 +1,72 @@
+"""One Ray cluster and one engine for all tests that need them: starting them is the dear part."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.actors.cluster import PrivateCluster
+from raydix.runtime.actors.engine_handle import EngineHandle
+from raydix.runtime.actors.launch import start_engine
+from raydix.runtime.actors.restarts import Supervision
+from raydix.runtime.config import EngineConfig, load_config
+from raydix.runtime.model.spec import Family
+from tests.checkpoints import make_checkpoint
+
+IMPATIENT = Supervision(heartbeat_interval_s=0.5, heartbeat_deadline_s=5.0, max_crashes=50)
+"""Hung actors are found soon; every fault is tried on the same engine."""
+
+
+@dataclass(frozen=True)
+class SharedEngine:
+    """A running engine with two ranks and three tiers, and what it was made from."""
+
+    handle: EngineHandle
+    config: EngineConfig
+
+    @property
+    def name(self) -> str:
+        return self.handle.name
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[PrivateCluster]:
+    """A Ray cluster in this process."""
+    cluster = PrivateCluster()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Iterator[Path]:
+    """A small random model."""
+    folder = Path(tempfile.mkdtemp(prefix="raydix-checkpoint-"))
+    yield make_checkpoint(folder, Family.QWEN3, seed=3, max_position_embeddings=2048)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(ray_cluster: PrivateCluster, checkpoint: Path) -> Iterator[SharedEngine]:
+    """Two ranks, an L1 too small for much, an arena and files."""
+    storage = tempfile.mkdtemp(prefix="raydix-l3-")
+    config = load_config(
+        {
+            "model": {"path": str(checkpoint)},
+            "parallel": {"dp": 2},
+            "cache": {
+                "page_size": 16,
+                "l1": {"num_pages": 128},
+                "l2": {"bytes_per_node": "16MiB"},
+                "l3": {"backend": "file", "path": storage},
+                "prefetch": {"strategy": "wait_complete"},
+            },
+        }
+    )
+    handle = start_engine(config, "shared", supervision=IMPATIENT)
+    yield SharedEngine(handle, config)
+    asyncio.run(handle.shutdown())
+    shutil.rmtree(storage)

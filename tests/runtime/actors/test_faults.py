@@ -1,0 +1,149 @@
+"""Every kind of actor is killed and stopped, once each, on one engine."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from raydix.errors import EngineDead
+from raydix.runtime.client import AsyncLLM
+from raydix.runtime.outputs import RequestOutput
+from tests.ray_cluster import SharedEngine
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+NUM_TOKENS = 300
+Hook = Callable[[], Awaitable[None]]
+
+
+def prompt(seed: int, length: int = 100) -> list[int]:
+    return [(seed * 31 + i * i) % 199 for i in range(length)]
+
+
+async def generate(engine: AsyncLLM, seed: int, hook: Hook | None = None) -> RequestOutput:
+    """All of one request's output; `hook` runs once some tokens are there."""
+    output: RequestOutput | None = None
+    async for output in engine.generate(prompt(seed), {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}):
+        if hook is not None and len(output.outputs[0].token_ids) > 20:
+            await hook()
+            hook = None
+    assert output is not None
+    return output
+
+
+async def generate_all(engine: AsyncLLM, seeds: range, hook: Hook | None = None) -> list[list[int]]:
+    first, *others = seeds
+    outputs = await asyncio.gather(generate(engine, first, hook), *(generate(engine, seed) for seed in others))
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def send(shared: SharedEngine, actor: str, number: signal.Signals) -> Hook:
+    async def hook() -> None:
+        health = await shared.handle.call("health")
+        os.kill(health[actor]["pid"], number)
+
+    return hook
+
+
+async def settle(shared: SharedEngine, actor: str | None = None) -> dict[str, dict[str, int]]:
+    """Wait until all actors serve again and nothing is held; check every invariant."""
+    async with asyncio.timeout(60):
+        if actor is not None:
+            while (await shared.handle.call("health"))[actor]["serves"]:
+                await asyncio.sleep(0.05)
+        await shared.handle.call("wait_all_serving")
+        while True:
+            stats = await shared.handle.call("stats")
+            held = (
+                stats["scheduler"]["l1_locked_pages"],
+                stats["scheduler"]["transfers_in_flight"],
+                stats["host"]["leases"],
+                stats["host"]["pages_quarantined"],
+                stats["host"]["pages_filling"] - stats["host"]["pages_granted"],
+            )
+            if not any(held):
+                break
+            await asyncio.sleep(0.05)
+    await shared.handle.call("check")
+    return stats
+
+
+async def test_tokens_survive_sigkill_of_a_gpu_actor(shared_engine: SharedEngine) -> None:
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        expected = await generate_all(engine, range(4))
+        assert await generate_all(engine, range(4), send(shared_engine, "gpu0", signal.SIGKILL)) == expected
+        stats = await settle(shared_engine)
+        assert stats["scheduler"]["lost_ranks"] == 1
+        assert await generate_all(engine, range(4)) == expected
+
+
+async def test_tokens_survive_a_gpu_actor_that_hangs(shared_engine: SharedEngine) -> None:
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        expected = await generate_all(engine, range(10, 14))
+        assert await generate_all(engine, range(10, 14), send(shared_engine, "gpu1", signal.SIGSTOP)) == expected
+        await settle(shared_engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_requests_do_not_notice_the_loss_of_host_memory(
+    shared_engine: SharedEngine, number: signal.Signals
+) -> None:
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        expected = await generate_all(engine, range(20, 24))
+        assert await generate_all(engine, range(20, 24), send(shared_engine, "host", number)) == expected
+        await until_restarted(shared_engine, "host")
+        await settle(shared_engine)
+        assert await generate_all(engine, range(20, 24)) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_requests_do_not_notice_the_loss_of_storage(shared_engine: SharedEngine, number: signal.Signals) -> None:
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        expected = await generate_all(engine, range(30, 34))
+        assert await generate_all(engine, range(30, 34), send(shared_engine, "storage", number)) == expected
+        await until_restarted(shared_engine, "storage")
+        await settle(shared_engine)
+        assert await generate_all(engine, range(30, 34)) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_clients_learn_of_a_lost_scheduler_and_its_successor_is_warm(
+    shared_engine: SharedEngine, number: signal.Signals
+) -> None:
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        expected = await generate_all(engine, range(40, 42))
+        await settle(shared_engine)
+        with pytest.raises(EngineDead):
+            await generate(engine, 40, send(shared_engine, "scheduler", number))
+        await until_restarted(shared_engine, "scheduler")
+        stats = await settle(shared_engine)
+        output = await generate(engine, 40)
+        assert list(output.outputs[0].token_ids) == expected[0]
+        assert output.metrics.cached_tokens_by_source.get("l2", 0) > 0, (stats["restarts"], stats["host"])
+
+
+async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> None:
+    engine = await AsyncLLM.connect(shared_engine.name)
+    tasks = [asyncio.create_task(generate(engine, seed)) for seed in range(50, 54)]
+    await asyncio.sleep(0.2)
+    assert engine._client is not None
+    engine._client._link.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, EngineDead) for result in results)
+    stats = await settle(shared_engine)
+    assert stats["scheduler"]["num_requests_running"] == stats["scheduler"]["num_requests_waiting"] == 0
+    await engine.disconnect()
+
+
+async def until_restarted(shared: SharedEngine, actor: str) -> None:
+    """Wait until the fault that was just made has been found."""
+    before = restarts_before.get(actor, 0)
+    async with asyncio.timeout(60):
+        while (await shared.handle.call("stats"))["restarts"][actor] <= before:
+            await asyncio.sleep(0.05)
+    restarts_before[actor] = (await shared.handle.call("stats"))["restarts"][actor]
+
+
+restarts_before: dict[str, int] = {}
