@@ -279,6 +279,15 @@ def _print_values(values: dict[str, Any], as_json: bool) -> None:
         _print_json(values, sys.stdout)
         return
     table = Table(show_header=False, box=None)
-    for key, value in sorted(values.items()):
+    for key, value in _flat(values):
         table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))
     Console().print(table)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of nested dicts, sorted."""
+    for key, value in sorted(values.items()):
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -81,6 +81,12 @@ def test_json_output_is_not_mixed_with_prints(capsys: pytest.CaptureFixture[str]
     assert "a table" in printed.err
 
 
+def test_nested_values_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._print_values({"scheduler": {"num_plans": 3, "cpu_s": 0.5}, "l2": 7}, as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["l2", "7"], ["scheduler.cpu_s", "0.5"], ["scheduler.num_plans", "3"]]
+
+
 @pytest.mark.parametrize("command", ["generate", "serve", "demo", "bench", "doctor", "cache", "config"])
 def test_every_command_explains_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
