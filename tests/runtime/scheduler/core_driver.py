@@ -1,0 +1,283 @@
+"""Drives a `SchedulerCore` by hand: tests decide when steps, copies and HostMemory answer."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from raydix.ids import ClientId, LeaseId, RequestId
+from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.messages import host
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest
+from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+BASE = SchedulerSettings(
+    layout=KvLayout(
+        page_size=4,
+        dtype="float32",
+        dtype_bytes=4,
+        groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=1, head_dim=8),),
+    ),
+    num_lanes=1,
+    num_pages=32,
+    max_model_len=100,
+    max_running_requests=8,
+    prefill_budget_tokens=16,
+    has_host_memory=False,
+    start_prefill_tokens_per_s=1000.0,
+)
+"""Small, without L2; tests change what they are about."""
+CLIENT = ClientId("client")
+
+
+def mirror_keys(keys: bytes) -> bytes:
+    """The first half of each key, as the mirror of L2 holds them."""
+    return b"".join(keys[i : i + MIRROR_KEY_BYTES] for i in range(0, len(keys), KEY_BYTES))
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the client has heard of one request. `ending` is a finish reason or the kind of a failure."""
+
+    tokens: list[int] = field(default_factory=list)
+    sources: dict[str, int] | None = None
+    ending: str | None = None
+    retry_after_s: float = 0.0
+
+
+class CoreDriver:
+    """A core, its ranks and clients, and a stand-in for HostMemory with unlimited pages and no L3."""
+
+    def __init__(self, *, page_size: int = 4, is_attached: bool = True, **changes: Any) -> None:
+        layout = replace(BASE.layout, page_size=page_size)
+        self.settings = replace(BASE, layout=layout, **changes)
+        self.core = SchedulerCore(self.settings)
+        self.now_s = 0.0
+        self.plans: list[deque[StepPlan]] = [deque() for _ in range(self.settings.num_lanes)]
+        self.to_host: deque[Any] = deque()
+        self.answers: dict[str, Answer] = {}
+        self.kills: list[events.KillRank] = []
+        self.ready: set[bytes] = set()
+        self.leases: dict[LeaseId, int] = {}
+        self._copies: list[list[int]] = [[] for _ in range(self.settings.num_lanes)]
+        self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
+        self._rows: dict[tuple[int, int], dict[str, int]] = {}
+        self._num_requests = 0
+        self._num_host_pages = 0
+        if is_attached:
+            for rank in range(self.settings.num_lanes * self.settings.ranks_per_lane):
+                self.attach_rank(rank)
+        if self.settings.has_host_memory:
+            self.send(events.HostAttached(incarnation=1))
+            self.host_turn()
+
+    def send(self, event: events.Event) -> None:
+        """Give the core an event and sort its effects."""
+        for effect in self.core.handle(event, self.now_s):
+            match effect:
+                case events.SendPlan():
+                    self._take_plan(effect.lane, effect.plan)
+                case events.SendHost():
+                    self.to_host.append(effect.message)
+                case events.SendClient():
+                    self._hear(effect)
+                case events.KillRank():
+                    self.kills.append(effect)
+        self.core.check()
+
+    def _take_plan(self, lane: int, plan: StepPlan) -> None:
+        self.plans[lane].append(plan)
+        for added in plan.added:
+            self._names[lane][added.slot] = added.request_id
+        names = [self._names[lane][slot] for slot in plan.row_slots.tolist()]
+        self._rows[lane, plan.step] = dict(zip(names, plan.row_num_tokens.tolist(), strict=True))
+        for copies in (plan.loads, plan.backups):
+            self._copies[lane].extend(dict.fromkeys(copies.transfer_ids.tolist()))
+
+    def _hear(self, effect: events.SendClient) -> None:
+        delta = effect.delta
+        answer = self.answers.setdefault(delta.request_id, Answer())
+        assert answer.ending is None, f"{delta.request_id} hears after its end"
+        answer.tokens.extend(delta.token_ids.tolist())
+        answer.sources = delta.cached_tokens_by_source or answer.sources
+        if delta.finished is not None:
+            answer.ending = delta.finished.value
+        if delta.failure is not None:
+            answer.ending = delta.failure.kind.value
+            answer.retry_after_s = delta.failure.retry_after_s
+
+    # Clients and time --------------------------------------------------------------------------------------------
+
+    def submit(self, tokens: list[int], *, max_tokens: int | None = 4, name: str | None = None, **fields: Any) -> str:
+        """A request arrives, a moment after the last event; returns its name."""
+        self._num_requests += 1
+        name = name or f"r{self._num_requests}"
+        message = SubmitRequest(
+            request_id=RequestId(name),
+            token_ids=int32_array(tokens),
+            sampling=DeviceSampling(seed=0),
+            max_tokens=max_tokens,
+            **fields,
+        )
+        self.now_s += 1e-6
+        self.send(events.ClientMessage(client_id=CLIENT, message=message))
+        return name
+
+    def abort(self, name: str) -> None:
+        """The client ends a request."""
+        self.send(events.ClientMessage(client_id=CLIENT, message=AbortRequest(request_id=RequestId(name))))
+
+    def stop(self, name: str) -> None:
+        """The client has found a stop string."""
+        self.send(events.ClientMessage(client_id=CLIENT, message=StopRequest(request_id=RequestId(name))))
+
+    def wait(self, duration_s: float) -> None:
+        """Let time pass, with a tick whenever the core wants one."""
+        end_s = self.now_s + duration_s
+        while (due_s := self.core.next_deadline_s()) is not None and due_s <= end_s:
+            self.now_s = max(self.now_s, due_s)
+            self.send(events.Tick())
+        self.now_s = end_s
+
+    def send_tick(self) -> None:
+        """The core looks at everything again."""
+        self.send(events.Tick())
+
+    # Ranks -------------------------------------------------------------------------------------------------------
+
+    def attach_rank(self, rank: int, incarnation: int = 1) -> None:
+        """A GPU actor says hello."""
+        self.send(events.RankAttached(rank=rank, incarnation=incarnation, pid=100 + rank))
+
+    def lose_rank(self, rank: int, incarnation: int = 1) -> None:
+        """A GPU actor's link closes."""
+        lane = rank // self.settings.ranks_per_lane
+        self.plans[lane].clear()
+        self._copies[lane].clear()
+        self.send(events.RankLost(rank=rank, incarnation=incarnation))
+
+    def report(self, rank: int, message: StepResult | TransfersDone, incarnation: int = 1) -> None:
+        """A GPU actor says something."""
+        self.send(events.RankMessage(rank=rank, incarnation=incarnation, message=message))
+
+    def _ranks(self, lane: int) -> range:
+        width = self.settings.ranks_per_lane
+        return range(lane * width, (lane + 1) * width)
+
+    def step(self, lane: int = 0, *, token: int = 1) -> StepPlan:
+        """The oldest plan is carried out in 10 ms, every sampling row with `token`; its copies are not."""
+        plan = self.plans[lane].popleft()
+        self.now_s += 0.01
+        sampled = [token] * int((plan.row_output_positions >= 0).sum())
+        for rank in self._ranks(lane):
+            self.report(rank, StepResult(rank=rank, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01))
+        return plan
+
+    def finish_copies(self, lane: int = 0, *, is_stale: bool = False) -> int:
+        """Every load and backup sent so far is done; returns their number."""
+        ids, self._copies[lane] = self._copies[lane], []
+        stale = int32_array(ids if is_stale else ())
+        for rank in self._ranks(lane):
+            if ids:
+                self.report(rank, TransfersDone(rank=rank, transfer_ids=int32_array(ids), stale_transfer_ids=stale))
+        return len(ids)
+
+    def run(self) -> None:
+        """Carry everything out, in turns, until nothing is left to do."""
+        is_busy = True
+        while is_busy:
+            is_busy = bool(self.host_turn())
+            for lane in range(self.settings.num_lanes):
+                is_busy |= bool(self.finish_copies(lane))
+                if self.plans[lane]:
+                    self.step(lane)
+                    is_busy = True
+
+    def rows(self, plan: StepPlan, lane: int = 0) -> dict[str, int]:
+        """Tokens that a plan computes, by request."""
+        return self._rows[lane, plan.step]
+
+    def num_hits(self, tokens: list[int], lane: int = 0) -> int:
+        """Hits of the node that holds the last full page of a prompt."""
+        match = self.core._replica.lanes[lane].tree.match(root_key(), pack_tokens(tokens))
+        assert match.node is not None
+        return match.node.num_hits
+
+    # HostMemory --------------------------------------------------------------------------------------------------
+
+    def hear_host(self, *messages: events.FromHost, incarnation: int = 1) -> None:
+        """HostMemory says something."""
+        for message in messages:
+            self.send(events.HostMessage(incarnation=incarnation, message=message))
+
+    def keys(self, tokens: list[int], cache_salt: str | None = None) -> bytes:
+        """Keys of the full pages of a prompt."""
+        return extend_keys(root_key(cache_salt=cache_salt), pack_tokens(tokens), self.settings.page_size)
+
+    def fill_l2(self, tokens: list[int]) -> bytes:
+        """L2 holds the full pages of this prompt from now on; returns their keys."""
+        keys = self.keys(tokens)
+        self.ready.update(host.split_keys(keys))
+        self.hear_host(host.MirrorUpdate(ready=mirror_keys(keys)))
+        return keys
+
+    def drop_from_l2(self, keys: bytes) -> None:
+        """L2 holds these no more."""
+        self.ready.difference_update(host.split_keys(keys))
+        self.hear_host(host.MirrorUpdate(dropped=mirror_keys(keys)))
+
+    def grant(self, num_pages: int) -> None:
+        """HostMemory hands out free host pages."""
+        first = self._num_host_pages
+        self._num_host_pages += num_pages
+        pages = int32_array(range(first, first + num_pages))
+        self.hear_host(host.PagesGranted(host_page_ids=pages, generations=pages))
+
+    def host_turn(self) -> list[Any]:
+        """HostMemory answers everything that it was sent; returns what that was."""
+        messages = list(self.to_host)
+        self.to_host.clear()
+        for message in messages:
+            self._answer(message)
+        return messages
+
+    def _answer(self, message: Any) -> None:
+        match message:
+            case host.Lookup():
+                sources = [PageSource.L2 if key in self.ready else PageSource.NOT_FOUND for key in self._split(message)]
+                sources[: message.num_l1_pages] = [PageSource.L1] * message.num_l1_pages
+                self.report_lookup(message.request_id, sources)
+            case host.LeasePages():
+                keys = self._split(message)
+                missing = [index for index, key in enumerate(keys) if key not in self.ready]
+                num_leased = missing[0] if missing else len(keys)
+                self.leases[message.lease_id] = num_leased
+                pages = int32_array(range(1000, 1000 + num_leased))
+                self.hear_host(host.PagesLeased(lease_id=message.lease_id, host_page_ids=pages, generations=pages))
+            case host.ReleaseLeases():
+                for lease_id in message.lease_ids.tolist():
+                    del self.leases[LeaseId(lease_id)]
+            case host.AbandonPages():
+                for lease_id in message.lease_ids.tolist():
+                    del self.leases[LeaseId(lease_id)]
+            case host.CommitPages():
+                self.ready.update(self._split(message))
+                self.hear_host(host.MirrorUpdate(ready=mirror_keys(message.keys)))
+                self.grant(len(message.host_page_ids))
+            case host.CopiesDrained():
+                self.grant(64)
+            case _:
+                pass
+
+    def report_lookup(self, name: str, sources: list[PageSource]) -> None:
+        """HostMemory reports on a request's chain; final unless a page is PENDING."""
+        is_final = PageSource.PENDING not in sources
+        self.hear_host(host.LookupProgress(request_id=RequestId(name), sources=bytes(sources), is_final=is_final))
+
+    def _split(self, message: Any) -> list[bytes]:
+        return list(host.split_keys(message.keys))

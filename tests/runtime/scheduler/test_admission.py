@@ -1,0 +1,168 @@
+"""Who runs next, in which chunks, and what is loaded instead of computed."""
+
+import pytest
+
+from raydix.runtime.scheduler.settings import LoadPolicy, Policy
+from tests.runtime.scheduler.core_driver import CoreDriver
+
+
+def tokens(start: int, count: int) -> list[int]:
+    """A prompt that shares nothing with one of another start."""
+    return list(range(start, start + count))
+
+
+def test_one_token_prompt_runs_alone() -> None:
+    driver = CoreDriver()
+    name = driver.submit([7], max_tokens=2)
+    driver.run()
+    assert driver.answers[name].tokens == [1, 1]
+    assert driver.answers[name].ending == "length"
+
+
+def test_fully_cached_prompt_computes_one_token_and_writes_to_the_padding_page() -> None:
+    driver = CoreDriver()
+    driver.submit(tokens(0, 8), max_tokens=1)
+    driver.run()
+    second = driver.submit(tokens(0, 8), max_tokens=1)
+    plan = driver.step()
+    assert driver.rows(plan) == {second: 1}
+    assert plan.row_starts.tolist() == [7]
+    assert plan.row_write_starts.tolist() == [8], "the last token's keys and values are there already"
+    assert driver.answers[second].sources == {"l1": 7, "computed:last_token": 1}
+
+
+def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
+    driver = CoreDriver(page_size=64, num_pages=64, max_model_len=4096, prefill_budget_tokens=512, policy=Policy.FCFS)
+    first = driver.submit(tokens(0, 1300), max_tokens=1)
+    second = driver.submit(tokens(5000, 1000), max_tokens=1)
+    plans = [driver.rows(driver.step()) for _ in range(4)]
+    assert plans == [{first: 512}, {first: 512}, {first: 276, second: 192}, {second: 512}]
+
+
+def test_whole_prompt_above_the_budget_runs_although_others_decode() -> None:
+    driver = CoreDriver(chunked_prefill=False)
+    driver.submit(tokens(0, 4), max_tokens=50)
+    driver.step()
+    long = driver.submit(tokens(100, 40), max_tokens=1)
+    plans = [driver.rows(driver.step()) for _ in range(4)]
+    assert any(rows.get(long) == 40 for rows in plans)
+
+
+def test_lpm_orders_by_l1_and_mirror() -> None:
+    driver = CoreDriver(max_running_requests=1, has_host_memory=True)
+    driver.submit(tokens(300, 8), max_tokens=1)
+    driver.run()
+    driver.fill_l2(tokens(200, 12))
+    blocker = driver.submit(tokens(0, 4), max_tokens=3)
+    driver.host_turn()
+    none = driver.submit(tokens(100, 13), max_tokens=1)
+    in_l1 = driver.submit(tokens(300, 13), max_tokens=1)
+    in_l2 = driver.submit(tokens(200, 13), max_tokens=1)
+    driver.run()
+    assert [name for name in driver.answers if name != "r1"] == [blocker, in_l2, in_l1, none]
+
+
+@pytest.mark.parametrize("num_waiting", [128, 129, 300])
+def test_lpm_works_with_any_number_waiting(num_waiting: int) -> None:
+    driver = CoreDriver(max_running_requests=1)
+    driver.submit(tokens(1_000_000, 8), max_tokens=1)
+    driver.run()
+    blocker = driver.submit(tokens(0, 4), max_tokens=5)
+    for index in range(num_waiting):
+        driver.submit(tokens(100 * (index + 1), 8), max_tokens=1)
+    cached = driver.submit(tokens(1_000_000, 12), max_tokens=1)
+    while len(driver.answers) < 4:
+        driver.step()
+    assert list(driver.answers)[1:3] == [blocker, cached]
+
+
+def test_shared_prefix_is_computed_once() -> None:
+    driver = CoreDriver(
+        page_size=4, num_pages=400, max_model_len=1200, prefill_budget_tokens=4096, max_running_requests=16
+    )
+    shared = tokens(0, 1000)
+    names = [driver.submit([*shared, 5000 + index], max_tokens=1) for index in range(10)]
+    first = driver.step()
+    assert driver.rows(first) == {names[0]: 1001}
+    second = driver.step()
+    assert driver.rows(second) == dict.fromkeys(names[1:], 1)
+    assert all(driver.answers[name].sources == {"l1": 1000, "computed:partial_page": 1} for name in names[1:])
+
+
+def test_low_priority_numbers_run_first() -> None:
+    driver = CoreDriver(max_running_requests=1)
+    driver.submit(tokens(0, 4), max_tokens=2)
+    for priority in (1, 0, -1):
+        driver.submit(tokens(100 * (priority + 2), 4), max_tokens=1, priority=priority, name=f"p{priority}")
+    driver.run()
+    assert list(driver.answers)[1:] == ["p-1", "p0", "p1"]
+
+
+def test_ageing_prevents_starvation() -> None:
+    driver = CoreDriver(max_running_requests=1, ageing_s=10.0)
+    driver.submit(tokens(0, 4), max_tokens=1)
+    driver.submit(tokens(100, 4), max_tokens=1, priority=1, name="patient")
+    driver.now_s = 21.0
+    driver.submit(tokens(200, 4), max_tokens=1, priority=0, name="urgent")
+    driver.run()
+    assert list(driver.answers)[1:] == ["patient", "urgent"]
+
+
+def test_auto_loads_only_when_that_is_faster_than_computing() -> None:
+    prompt = tokens(0, 17)
+    for bytes_per_s, expected in ((1e9, "l2"), (1e3, "computed:recompute_cheaper")):
+        driver = CoreDriver(has_host_memory=True, load=LoadPolicy.AUTO, start_load_bytes_per_s=bytes_per_s)
+        driver.fill_l2(prompt)
+        name = driver.submit(prompt, max_tokens=1)
+        driver.run()
+        assert driver.answers[name].sources == {expected: 16, "computed:partial_page": 1}
+
+
+def test_load_is_all_or_nothing() -> None:
+    prompt = tokens(0, 17)
+    driver = CoreDriver(has_host_memory=True, load=LoadPolicy.NEVER)
+    driver.fill_l2(prompt[:8])
+    name = driver.submit(prompt, max_tokens=1)
+    driver.run()
+    sources = {"computed:recompute_cheaper": 8, "computed:not_found": 8, "computed:partial_page": 1}
+    assert driver.answers[name].sources == sources
+    assert not driver.core.stats().get("loaded_pages")
+
+
+def test_failed_admission_is_no_hit() -> None:
+    driver = CoreDriver(num_pages=12, max_model_len=48, has_host_memory=True)
+    driver.submit(tokens(0, 8), max_tokens=1)
+    driver.run()
+    driver.submit(tokens(500, 30), max_tokens=10)
+    driver.host_turn()
+    driver.submit(tokens(0, 40), max_tokens=1, name="waits")
+    for _ in range(5):
+        driver.send_tick()
+    assert "waits" not in driver.answers
+    assert driver.num_hits(tokens(0, 8)) == 1
+
+
+def test_admission_does_not_count_its_own_prefix_as_room() -> None:
+    driver = CoreDriver(num_pages=16, max_model_len=64)
+    cached = tokens(0, 32)
+    driver.submit(cached, max_tokens=1)
+    driver.run()
+    driver.submit(tokens(500, 16), max_tokens=12, name="running")
+    driver.step()
+    driver.submit([*cached, *tokens(900, 8)], max_tokens=8, name="cached")
+    driver.run()
+    assert driver.answers["cached"].ending == driver.answers["running"].ending == "length"
+    assert not driver.core.stats().get("retracted_requests")
+
+
+def test_match_grows_while_a_prompt_is_published_in_chunks() -> None:
+    driver = CoreDriver(prefill_budget_tokens=4)
+    first = driver.submit(tokens(0, 12), max_tokens=2)
+    for num_published in (1, 2, 3):
+        driver.step()
+        assert driver.core.stats()["l1_cached_pages"] == num_published
+    assert driver.num_hits(tokens(0, 12)) == 1, "publishing page by page is one use"
+    second = driver.submit(tokens(0, 13), max_tokens=1)
+    driver.run()
+    assert driver.answers[first].ending == driver.answers[second].ending == "length"
+    assert driver.answers[second].sources == {"l1": 12, "computed:partial_page": 1}
