@@ -6,7 +6,7 @@ import hmac
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from raydix.runtime.actors.links.address import TcpAddress, UnixAddress, parse_address
 from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
@@ -115,8 +115,8 @@ class SocketLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the peer's hello, but not for long."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked by type: uvloop's transports, which Ray uses where it finds uvloop, derive from nothing.
+        self._transport = cast(asyncio.Transport, transport)
         self._set_deadline(HANDSHAKE_S)
 
     def data_received(self, data: bytes) -> None:
