@@ -67,8 +67,10 @@ class CoreDriver:
         self._copies: list[list[int]] = [[] for _ in range(self.settings.num_lanes)]
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
         self._rows: dict[tuple[int, int], dict[str, int]] = {}
+        self._incarnations: dict[int, int] = {}
         self._num_requests = 0
         self._num_host_pages = 0
+        self._open_lookups: set[str] = set()
         if is_attached:
             for rank in range(self.settings.num_lanes * self.settings.ranks_per_lane):
                 self.attach_rank(rank)
@@ -152,17 +154,19 @@ class CoreDriver:
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
+        self._incarnations[rank] = incarnation
         self.send(events.RankAttached(rank=rank, incarnation=incarnation, pid=100 + rank))
 
-    def lose_rank(self, rank: int, incarnation: int = 1) -> None:
+    def lose_rank(self, rank: int) -> None:
         """A GPU actor's link closes."""
         lane = rank // self.settings.ranks_per_lane
         self.plans[lane].clear()
         self._copies[lane].clear()
-        self.send(events.RankLost(rank=rank, incarnation=incarnation))
+        self.send(events.RankLost(rank=rank, incarnation=self._incarnations[rank]))
 
-    def report(self, rank: int, message: StepResult | TransfersDone, incarnation: int = 1) -> None:
+    def report(self, rank: int, message: StepResult | TransfersDone) -> None:
         """A GPU actor says something."""
+        incarnation = self._incarnations[rank]
         self.send(events.RankMessage(rank=rank, incarnation=incarnation, message=message))
 
     def _ranks(self, lane: int) -> range:
@@ -252,6 +256,8 @@ class CoreDriver:
                 sources = [PageSource.L2 if key in self.ready else PageSource.NOT_FOUND for key in self._split(message)]
                 sources[: message.num_l1_pages] = [PageSource.L1] * message.num_l1_pages
                 self.report_lookup(message.request_id, sources)
+            case host.CancelLookup() if message.request_id in self._open_lookups:
+                self.report_lookup(message.request_id, [PageSource.CANCELLED])
             case host.LeasePages():
                 keys = self._split(message)
                 missing = [index for index, key in enumerate(keys) if key not in self.ready]
@@ -277,6 +283,9 @@ class CoreDriver:
     def report_lookup(self, name: str, sources: list[PageSource]) -> None:
         """HostMemory reports on a request's chain; final unless a page is PENDING."""
         is_final = PageSource.PENDING not in sources
+        self._open_lookups.discard(name)
+        if not is_final:
+            self._open_lookups.add(name)
         self.hear_host(host.LookupProgress(request_id=RequestId(name), sources=bytes(sources), is_final=is_final))
 
     def _split(self, message: Any) -> list[bytes]:
