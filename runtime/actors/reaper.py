@@ -16,11 +16,11 @@ GRACE_S = 2.0
 PATIENCE_S = 30.0
 
 
-def users_of(folder: str) -> list[int]:
-    """Processes of this user, but this one, that have a file below `folder` open or as their working folder."""
+def users_of(folder: str, spared: set[int]) -> list[int]:
+    """Processes of this user, but those spared, that have a file below `folder` open or as their working folder."""
     pids = []
     for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) == os.getpid():
+        if not entry.isdecimal() or int(entry) in spared:
             continue
         try:
             links = [f"/proc/{entry}/cwd", *(f"/proc/{entry}/fd/{fd}" for fd in os.listdir(f"/proc/{entry}/fd"))]
@@ -38,15 +38,19 @@ def _target(link: str) -> str:
         return ""
 
 
-def reap(folder: str, driver: int) -> None:
-    """Wait for the driver to let go of us or to end, then end what is left of its cluster and remove `folder`."""
+def reap(folder: str, driver_pid: int, driver: int) -> None:
+    """Wait for the driver to let go of us or to end, then end what is left of its cluster and remove `folder`.
+
+    A driver that lets go lives on, perhaps with a log of its old cluster still open: it is spared. `driver` is its pidfd.
+    """
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     poll.register(driver, select.POLLIN)
     poll.poll()
+    spared = {os.getpid(), driver_pid}
     time.sleep(GRACE_S)
     deadline_s = time.monotonic() + PATIENCE_S
-    while (pids := users_of(folder)) and time.monotonic() < deadline_s:
+    while (pids := users_of(folder, spared)) and time.monotonic() < deadline_s:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -62,4 +66,4 @@ if __name__ == "__main__":
         driver_pidfd = os.pidfd_open(int(sys.argv[2]))
     except ProcessLookupError:
         driver_pidfd = os.open(os.devnull, os.O_RDONLY)  # always readable: the driver is gone already
-    reap(sys.argv[1], driver_pidfd)
+    reap(sys.argv[1], int(sys.argv[2]), driver_pidfd)
