@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,14 @@ def test_a_submitted_checkout_generates(cluster: Cluster, tmp_path: Path) -> Non
     entrypoint = ["python", "-m", "raydix", "generate", str(tmp_path / "checkpoint")]
     entrypoint += ["--prompt", "Hello", "--max-tokens", "8", "--ignore-eos", "--json"]
     submit = [str(cluster.python), "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.dashboard]
-    result = subprocess.run(
-        [*submit, "--working-dir", ".", "--", *entrypoint],
-        cwd=ROOT, env=cluster.environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    for _ in range(60):
+        result = subprocess.run(
+            [*submit, "--working-dir", ".", "--", *entrypoint],
+            cwd=ROOT, env=cluster.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if "No available agent" not in result.stdout + result.stderr:
+            break
+        time.sleep(1.0)  # Ray has no event that tells when a new cluster takes jobs
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     (answer,) = [line for line in result.stdout.splitlines() if line.startswith('{"request_id"')]
     assert len(json.loads(answer)["token_ids"]) == 8
