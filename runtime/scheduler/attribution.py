@@ -52,6 +52,8 @@ def _miss_reason(request: RequestState, settings: SchedulerSettings, page: int) 
         return PageSource.NOT_FOUND
     source = PageSource(request.prefetch.sources[page])
     if source is PageSource.PENDING:
+        if request.prefetch.first_runnable_s is None:
+            return PageSource.NOT_FOUND  # it was in L2 when the request was admitted, so nothing was waited for
         is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT
         return PageSource.TIMED_OUT if is_patient else PageSource.CANCELLED
     return PageSource.NOT_FOUND if source <= PageSource.L3 else source

@@ -13,7 +13,7 @@ from raydix.runtime.scheduler.transfers import Backup
 _MAX_PAGES_PER_PLAN = 256
 _MAX_DIRTY_PAGES = 65_536
 _CLEAN_FRACTION = 16
-"""One page in so many is kept free or clean ahead of need."""
+"""One page in so many is kept free or clean ahead of need, and what one step may take up to a quarter of all."""
 
 
 def offer_new_pages(replica: Replica, lane: Lane, pages: list[tuple[PageKey, int]]) -> None:
@@ -39,7 +39,8 @@ def count_use(replica: Replica, lane: Lane, request: RequestState) -> None:
 def clean_ahead(replica: Replica, lane: Lane) -> None:
     """Back up what will be evicted next, if L2 does not hold it (any more), before its page is needed."""
     settings = replica.settings
-    low_water = max(1, settings.num_pages // _CLEAN_FRACTION)
+    per_step = -(-settings.prefill_budget_tokens // settings.page_size)
+    low_water = max(settings.num_pages // _CLEAN_FRACTION, min(per_step, settings.num_pages // 4), 1)
     wanted = low_water - lane.pool.num_free
     if wanted <= 0 or not replica.host.is_usable:
         return

@@ -55,7 +55,7 @@ class PrefetchState:
         """L3 if the page came from storage for this request, else L2: it was there on arrival."""
         if page >= len(self.sources):
             return PageSource.L2
-        # The mirror shows an arrived page before the report that says so: what L2 lacked at the first report is PENDING.
+        # The mirror shows an arrived page before its report: what L2 lacked at the first report is PENDING.
         has_arrived = self.has_report and self.sources[page] == PageSource.PENDING
         return PageSource.L3 if has_arrived or self.sources[page] == PageSource.L3 else PageSource.L2
 

@@ -1,0 +1,243 @@
+"""Backups and loads between L1 and L2: when they are ordered, what they hold, what an acknowledgement means."""
+
+from typing import Any
+
+import pytest
+
+from raydix.runtime.messages import host
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import split_keys
+from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import WritePolicy
+from tests.runtime.scheduler.core_driver import CoreDriver
+
+PROMPT = list(range(17))
+OTHER = list(range(500, 517))
+
+
+def driver_with(policy: WritePolicy = WritePolicy.WRITE_THROUGH, **changes: Any) -> CoreDriver:
+    return CoreDriver(has_host_memory=True, write_policy=policy, prefill_budget_tokens=64, **changes)
+
+
+def serve(driver: CoreDriver, tokens: list[int], **fields: Any) -> str:
+    """One request from beginning to end."""
+    name = driver.submit(tokens, max_tokens=1, **fields)
+    driver.run()
+    return name
+
+
+def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() -> None:
+    driver = driver_with()
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    assert len(driver.plans[0][-1].backups) == 4
+    assert not driver.ready
+    driver.host_turn()
+    assert not driver.ready, "nothing is published before its copy is acknowledged"
+    driver.finish_copies()
+    driver.host_turn()
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_selective_write_waits_for_the_second_distinct_request() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    serve(driver, PROMPT)
+    assert not driver.ready
+    serve(driver, [*PROMPT, 99])
+    assert driver.ready == set(split_keys(driver.keys(PROMPT)))
+
+
+def test_selective_write_counts_a_retracted_request_once() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE, max_model_len=64, num_pages=16)
+    names = [driver.submit(list(range(start, start + 16)), max_tokens=30, name=str(start)) for start in (0, 100)]
+    driver.run()
+    assert driver.core.stats()["retracted_requests"] > 0
+    assert [len(driver.answers[name].tokens) for name in names] == [30, 30]
+    assert not driver.ready, "each prompt had one request, however often it ran"
+
+
+def test_selective_write_counts_output_pages_from_the_request_that_made_them() -> None:
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE)
+    driver.submit(PROMPT[:4], max_tokens=6)
+    driver.run()
+    serve(driver, [*PROMPT[:4], 1, 1, 1, 1, 77])
+    assert driver.ready == set(split_keys(driver.keys([*PROMPT[:4], 1, 1, 1, 1])))
+
+
+def test_write_back_copies_only_before_eviction() -> None:
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=32)
+    serve(driver, PROMPT)
+    assert not driver.ready
+    for start in range(100, 900, 100):
+        serve(driver, list(range(start, start + 17)))
+    assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
+
+
+def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
+    driver = CoreDriver(
+        has_host_memory=True, write_policy=WritePolicy.WRITE_BACK, num_pages=16, max_model_len=64, is_attached=False
+    )
+    driver.attach_rank(0)  # after HostMemory: it was told that copies are drained, but it has no page to grant
+    driver.to_host.clear()
+    for start in range(0, 700, 100):
+        name = driver.submit(list(range(start, start + 17)), max_tokens=1)
+        driver.wait(0.1)
+        while driver.plans[0]:
+            driver.step()
+        assert driver.answers[name].ending == "length"
+    assert driver.core.stats()["dropped_pages"] > 0
+    assert not driver.core.stats().get("backed_up_pages")
+
+
+def evict_from_l1(driver: CoreDriver) -> None:
+    driver.send(events.FlushL1())
+    assert driver.core.stats()["l1_cached_pages"] == 0
+
+
+def test_evicted_page_is_loaded_back_and_not_copied_again() -> None:
+    driver = driver_with()
+    serve(driver, PROMPT)
+    num_backed_up = driver.core.stats()["backed_up_pages"]
+    for _ in range(2):
+        evict_from_l1(driver)
+        name = serve(driver, PROMPT)
+        assert driver.answers[name].sources == {"l2": 16, "computed:partial_page": 1}
+    assert driver.core.stats()["backed_up_pages"] == num_backed_up
+    assert driver.core.stats()["loaded_pages"] == 8
+
+
+def test_page_that_l2_lost_is_backed_up_again_before_it_is_evicted() -> None:
+    driver = driver_with(num_pages=32)
+    serve(driver, PROMPT)
+    driver.drop_from_l2(driver.keys(PROMPT))
+    for start in range(100, 900, 100):
+        serve(driver, list(range(start, start + 17)))
+    assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
+    assert not driver.core.stats().get("dropped_pages")
+
+
+def test_node_split_while_its_backup_is_in_flight_is_in_l2_whole() -> None:
+    driver = driver_with()
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    assert driver.core.stats()["transfers_in_flight"] == 1
+    driver.submit([*PROMPT[:8], *OTHER], max_tokens=1)
+    driver.host_turn()
+    driver.run()
+    both = split_keys(driver.keys(PROMPT)) + split_keys(driver.keys([*PROMPT[:8], *OTHER]))
+    assert driver.ready == set(both)
+
+
+def load_in_flight(driver: CoreDriver) -> tuple[str, StepPlan]:
+    """A request whose load was sent and is not acknowledged."""
+    driver.fill_l2(PROMPT)
+    name = driver.submit(PROMPT, max_tokens=4)
+    driver.host_turn()
+    plan = driver.plans[0][0]
+    assert len(plan.loads) == 4
+    return name, plan
+
+
+def test_pages_of_a_load_in_flight_are_not_handed_out_after_an_abort() -> None:
+    driver = driver_with(num_pages=8, max_model_len=32)
+    name, plan = load_in_flight(driver)
+    before = list(driver.plans[0])
+    driver.abort(name)
+    driver.host_turn()
+    assert driver.leases, "the host pages stay pinned too"
+    driver.submit(OTHER, max_tokens=1, name="next")
+    driver.host_turn()
+    assert driver.plans[0]
+    while driver.plans[0]:
+        sent = driver.step()
+        if any(sent is earlier for earlier in before):
+            continue
+        used = {page for changes in sent.tables for page in changes.page_ids.tolist()}
+        assert not used & set(plan.loads.page_ids.tolist())
+    driver.run()
+    assert driver.answers["next"].ending == "length"
+    assert not driver.leases
+
+
+def test_row_that_joins_its_load_names_it() -> None:
+    driver = driver_with(start_prefill_tokens_per_s=1.0)
+    _, plan = load_in_flight(driver)
+    rows = plan if len(plan.row_loads) else driver.plans[0][1]
+    assert rows.row_loads.tolist() == [plan.loads.transfer_ids[0]]
+    assert rows.row_starts.tolist() == [16]
+
+
+def test_row_does_not_join_a_load_that_outlasts_it() -> None:
+    driver = driver_with(start_load_bytes_per_s=1.0)
+    load_in_flight(driver)
+    while driver.plans[0]:
+        assert not len(driver.step().row_slots)
+    driver.finish_copies()
+    rows = driver.plans[0][0]
+    assert rows.row_starts.tolist() == [16]
+    assert rows.row_loads.tolist() == [-1]
+
+
+def test_nothing_counts_before_its_load_is_confirmed() -> None:
+    driver = driver_with(start_prefill_tokens_per_s=1.0)
+    name, _ = load_in_flight(driver)
+    while driver.plans[0]:
+        driver.step()
+    assert name not in driver.answers
+    driver.finish_copies()
+    assert len(driver.answers[name].tokens) >= 1
+    driver.run()
+    assert driver.answers[name].tokens == [1] * 4
+
+
+def test_stale_load_is_counted_and_the_request_starts_over() -> None:
+    driver = driver_with(start_prefill_tokens_per_s=1.0)
+    name, _ = load_in_flight(driver)
+    driver.step(token=5)
+    driver.drop_from_l2(driver.keys(PROMPT))
+    driver.finish_copies(is_stale=True)
+    assert driver.core.stats()["stale_loads"] == 1
+    while driver.plans[0]:
+        driver.step(token=6 if name not in driver.answers else 1)
+    driver.run()
+    assert 5 not in driver.answers[name].tokens
+    assert len(driver.answers[name].tokens) == 4
+    assert driver.answers[name].sources is not None
+    assert "l2" not in driver.answers[name].sources
+    assert not driver.leases
+
+
+def test_lease_of_fewer_pages_loads_those_and_computes_the_rest() -> None:
+    driver = driver_with()
+    driver.fill_l2(PROMPT)
+    driver.ready.difference_update(split_keys(driver.keys(PROMPT))[2:])  # dropped, and the mirror lags behind
+    name = driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.run()
+    assert driver.answers[name].sources == {"l2": 8, "computed:not_found": 8, "computed:partial_page": 1}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_transfer_counts_once_every_rank_has_done_it(num_ranks: int) -> None:
+    driver = driver_with(ranks_per_lane=num_ranks)
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    transfer = int32_array(driver.plans[0][-1].backups.transfer_ids[:1])
+    for rank in range(num_ranks):
+        assert not [message for message in driver.to_host if isinstance(message, host.CommitPages)]
+        driver.report(rank, TransfersDone(rank=rank, transfer_ids=transfer))
+    assert [message for message in driver.to_host if isinstance(message, host.CommitPages)]
+
+
+def test_step_counts_once_every_rank_has_done_it() -> None:
+    driver = CoreDriver(ranks_per_lane=2)
+    name = driver.submit([1, 2, 3], max_tokens=1)
+    plan = driver.plans[0].popleft()
+    driver.report(1, StepResult(rank=1, step=plan.step))
+    assert name not in driver.answers
+    driver.report(0, StepResult(rank=0, step=plan.step, token_ids=int32_array((4,))))
+    assert driver.answers[name].tokens == [4]
