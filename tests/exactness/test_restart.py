@@ -1,0 +1,50 @@
+"""An engine that is stopped and started again on the same folder goes on from L3."""
+
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.in_process import in_process_engine
+from raydix.runtime.model.spec import Family
+from tests.exactness.engines import (
+    assert_all_exact,
+    cacheable_tokens,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
+from tests.exactness.reference import NUM_TOKENS, References
+from tests.exactness.states import compute
+
+PROMPTS = make_prompts(81, [100, 64, 37])
+NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
+async def test_clean_stop_keeps_the_pages(write_policy: str, references: References, tmp_path: Path) -> None:
+    reference = references(Family.MIXTRAL)
+    config = engine_config(reference.folder, tmp_path, cache={"write_policy": write_policy})
+    async with in_process_engine(config) as engine:
+        await compute(engine, config, PROMPTS)
+
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
+        await engine.check()
+
+
+async def test_conversation_goes_on_after_a_restart(references: References, tmp_path: Path) -> None:
+    """The second turn, prompt and answer of the first included, finds even the pages of the answer."""
+    reference = references(Family.QWEN3_MOE)
+    config = engine_config(reference.folder, tmp_path, parallel={"dp": 2})
+    async with in_process_engine(config) as engine:
+        [first] = await run(engine, PROMPTS[:1], NUM_TOKENS)
+
+    second = (*PROMPTS[0], *first.outputs[0].token_ids, 7, 7, 7)
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, [second], NUM_TOKENS)
+        await assert_all_exact(engine, reference.expect([second]), outputs)
+        assert outputs[0].num_cached_tokens >= len(PROMPTS[0]) + NUM_TOKENS - 16
+        await engine.check()
