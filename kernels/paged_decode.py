@@ -1,0 +1,283 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Split-KV attention of a few query tokens per row over paged keys and values, read through the block tables.
+
+The keys of a row are divided into splits, each read by its own program for all query heads of a KV head at once; a
+second kernel weighs the splits (Flash-Decoding). Lengths and tables are read on the device, so the launches of a bucket
+can be captured in a CUDA graph and replayed.
+
+Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N pages of a block
+table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page, X splits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raydix.kernels.paged_inputs import LOG2_E, check_paged_inputs
+
+MAX_SPLITS = 64
+MAX_TILE_ROWS = 128
+"""Query tokens of a tile times query heads per KV head."""
+_MIN_SPLIT_TOKENS = 64
+_MAX_SPLIT_TOKENS = 8192
+"""One long row among short ones must not keep a few programs busy after all others have ended."""
+_PROGRAMS_PER_SM = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTiles:
+    """Which tokens attend to which rows; all tensors int32 or int64, on the device."""
+
+    rows_B: Tensor
+    """Row in the block tables."""
+    tokens_B: Tensor
+    """Index in T of the tile's first token."""
+    context_tokens_B: Tensor
+    """Cached tokens up to and including the tile's last token; 0 skips the tile."""
+    num_tokens_B: Tensor | None = None
+    """Tokens of each tile, at most `tokens_per_tile`; None: one each."""
+    tokens_per_tile: int = 1
+
+
+def choose_num_splits(num_tiles: int, num_kv_heads: int, max_context_tokens: int, num_sms: int) -> int:
+    """A power of two for a bucket of batches: programs for every multiprocessor, no split needlessly short or long."""
+    to_fill = min(
+        _PROGRAMS_PER_SM * num_sms // max(num_tiles * num_kv_heads, 1), max_context_tokens // _MIN_SPLIT_TOKENS
+    )
+    to_balance = -(-max_context_tokens // _MAX_SPLIT_TOKENS)
+    wanted = max(to_fill, to_balance, 1)
+    return min(1 << (wanted.bit_length() - 1), MAX_SPLITS)
+
+
+def paged_decode(
+    q_TQD: Tensor,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    block_tables_RN: Tensor,
+    tiles: DecodeTiles,
+    *,
+    scale: float,
+    num_splits: int,
+    out_TQD: Tensor,
+) -> None:
+    """Causal attention of the tiles' tokens, into their rows of `out_TQD`; other tokens' rows are left alone.
+
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32. The softmax is in
+    float32. Raises ValueError if a shape, dtype or stride differs.
+    """
+    check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
+    _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
+    _check_tiles(tiles, q_TQD.shape[1] // num_heads)
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits is {num_splits}; expected 1 to {MAX_SPLITS}.")
+    num_tiles, num_query_heads = len(tiles.rows_B), q_TQD.shape[1]
+    if num_tiles == 0:
+        return
+    is_float32 = q_TQD.dtype == torch.float32
+    group = num_query_heads // num_heads
+    block_rows = max(16, triton.next_power_of_2(tiles.tokens_per_tile * group))
+    block_dim = triton.next_power_of_2(head_dim)
+    num_slots = num_tiles * tiles.tokens_per_tile
+    partial_XTQD = q_TQD.new_empty((num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32)
+    lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_query_heads), dtype=torch.float32)
+    _decode_split[(num_heads, num_splits, num_tiles)](
+        q_TQD,
+        pool_PLH2SD,
+        block_tables_RN,
+        tiles.rows_B,
+        tiles.tokens_B,
+        tiles.context_tokens_B,
+        tiles.num_tokens_B,
+        out_TQD if num_splits == 1 else partial_XTQD,
+        lse_XTQ,
+        q_TQD.stride(0),
+        q_TQD.stride(1),
+        out_TQD.stride(0),
+        out_TQD.stride(1),
+        pool_PLH2SD.stride(0),
+        layer * pool_PLH2SD.stride(1),
+        block_tables_RN.stride(0),
+        scale * LOG2_E,
+        QUERY_HEADS=num_query_heads,
+        GROUP=group,
+        TILE_TOKENS=tiles.tokens_per_tile,
+        PAGE=page_size,
+        DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        BLOCK_ROWS=block_rows,
+        BLOCK_KEYS=32 if is_float32 else 64,
+        PRECISION="ieee" if is_float32 else None,
+        IS_WHOLE=num_splits == 1,
+        STAGES=2 if is_float32 else 3,
+        num_warps=4,
+    )
+    if num_splits > 1:
+        _combine_splits[(num_slots, num_query_heads)](
+            partial_XTQD,
+            lse_XTQ,
+            tiles.tokens_B,
+            tiles.context_tokens_B,
+            tiles.num_tokens_B,
+            out_TQD,
+            out_TQD.stride(0),
+            out_TQD.stride(1),
+            num_splits,
+            TILE_TOKENS=tiles.tokens_per_tile,
+            BLOCK_SPLITS=triton.next_power_of_2(num_splits),
+            DIM=head_dim,
+            BLOCK_DIM=block_dim,
+            num_warps=4,
+        )
+
+
+def _check_tiles(tiles: DecodeTiles, group: int) -> None:
+    columns = [tiles.rows_B, tiles.tokens_B, tiles.context_tokens_B]
+    columns += [tiles.num_tokens_B] if tiles.num_tokens_B is not None else []
+    if any(column.dtype not in (torch.int32, torch.int64) or not column.is_contiguous() for column in columns):
+        raise ValueError(f"Tiles have columns of {[column.dtype for column in columns]}; expected int32 or int64.")
+    if any(column.shape != tiles.rows_B.shape or column.dim() != 1 for column in columns):
+        raise ValueError(f"Tiles have columns of {[tuple(column.shape) for column in columns]}; expected one length.")
+    if tiles.tokens_per_tile < 1 or tiles.tokens_per_tile * group > MAX_TILE_ROWS:
+        raise ValueError(
+            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at most "
+            f"{MAX_TILE_ROWS} in product."
+        )
+    if tiles.num_tokens_B is None and tiles.tokens_per_tile != 1:
+        raise ValueError(f"Tiles of {tiles.tokens_per_tile} tokens need num_tokens_B.")
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _decode_split(
+    q_ptr,
+    pool_ptr,
+    tables_ptr,
+    rows_ptr,
+    tokens_ptr,
+    contexts_ptr,
+    counts_ptr,
+    out_ptr,
+    lse_ptr,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    page_stride,
+    layer_offset,
+    table_stride,
+    scale_log2,
+    QUERY_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One split of one tile and KV head: query rows are (token, query head of the group)."""
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    tile = tl.program_id(2)
+    context = tl.load(contexts_ptr + tile).to(tl.int32)
+    count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
+    first_token = tl.load(tokens_ptr + tile).to(tl.int64)
+    table_ptr = tables_ptr + tl.load(rows_ptr + tile).to(tl.int64) * table_stride
+
+    row = tl.arange(0, BLOCK_ROWS)
+    token = row // GROUP
+    query_head = head * GROUP + row % GROUP
+    is_query = (token < count) & (token < TILE_TOKENS) & (context > 0)
+    dim = tl.arange(0, BLOCK_DIM)
+    is_dim = dim < DIM
+    q_row_ptr = q_ptr + (first_token + token) * q_token_stride + query_head * q_head_stride
+    q = tl.load(q_row_ptr[:, None] + dim[None, :], mask=is_query[:, None] & is_dim[None, :], other=0.0)
+    # The last key that each query sees; rows of padding see what the last token sees.
+    last_key = context - tl.maximum(count - token, 1)
+
+    split_keys = tl.cdiv(tl.cdiv(context, BLOCK_KEYS), tl.num_programs(1)) * BLOCK_KEYS
+    start = split * split_keys
+    stop = tl.minimum(start + split_keys, context)
+    maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
+    head_ptr = pool_ptr + layer_offset + head.to(tl.int64) * (2 * PAGE * DIM)
+    for begin in tl.range(start, stop, BLOCK_KEYS, num_stages=STAGES):
+        key = begin + tl.arange(0, BLOCK_KEYS)
+        is_key = key < stop
+        if PAGE >= BLOCK_KEYS:
+            page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
+            slot_ptr = head_ptr + page * page_stride + (begin % PAGE + tl.arange(0, BLOCK_KEYS)) * DIM
+        else:
+            pages = tl.load(table_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
+            slot_ptr = head_ptr + pages * page_stride + key % PAGE * DIM
+        kv_ptr = slot_ptr[:, None] + dim[None, :]
+        is_kv = is_key[:, None] & is_dim[None, :]
+        k = tl.load(kv_ptr, mask=is_kv, other=0.0)
+        v = tl.load(kv_ptr + PAGE * DIM, mask=is_kv, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        scores = tl.where(is_key[None, :] & (key[None, :] <= last_key[:, None]), scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        # A query may see no key of a split at all: then the maximum stays -inf, and -inf - -inf would be NaN.
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(maximum - shift)
+        total = total * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        maximum = new_maximum
+
+    is_out = is_query[:, None] & is_dim[None, :]
+    total = tl.where(total == 0.0, 1.0, total)
+    result = acc / total[:, None]
+    if IS_WHOLE:
+        out_row_ptr = out_ptr + (first_token + token) * out_token_stride + query_head * out_head_stride
+        tl.store(out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_out)
+    else:
+        slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
+        out_row_ptr = out_ptr + (slot * QUERY_HEADS + query_head) * DIM
+        tl.store(out_row_ptr[:, None] + dim[None, :], result, mask=is_out)
+        tl.store(lse_ptr + slot * QUERY_HEADS + query_head, maximum + tl.log2(total), mask=is_query)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _combine_splits(
+    partial_ptr,
+    lse_ptr,
+    tokens_ptr,
+    contexts_ptr,
+    counts_ptr,
+    out_ptr,
+    out_token_stride,
+    out_head_stride,
+    num_splits,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Mean of one token's and head's splits, weighted by their sums of exponentials (lse is in base 2)."""
+    slot = tl.program_id(0)
+    query_head = tl.program_id(1)
+    tile = slot // TILE_TOKENS
+    token = slot % TILE_TOKENS
+    count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
+    if (token < count) & (tl.load(contexts_ptr + tile) > 0):
+        split = tl.arange(0, BLOCK_SPLITS)
+        is_split = split < num_splits
+        dim = tl.arange(0, BLOCK_DIM)
+        is_dim = dim < DIM
+        entry = (split * tl.num_programs(0) + slot).to(tl.int64) * tl.num_programs(1) + query_head
+        lse = tl.load(lse_ptr + entry, mask=is_split, other=float("-inf"))
+        weights = tl.exp2(lse - tl.max(lse, 0))
+        partial = tl.load(
+            partial_ptr + entry[:, None] * DIM + dim[None, :], mask=is_split[:, None] & is_dim[None, :], other=0.0
+        )
+        result = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
+        out_row_ptr = out_ptr + tl.load(tokens_ptr + tile).to(tl.int64) * out_token_stride
+        out_row_ptr += token * out_token_stride + query_head * out_head_stride
+        tl.store(out_row_ptr + dim, result.to(out_ptr.dtype.element_ty), mask=is_dim)

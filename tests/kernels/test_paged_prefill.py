@@ -1,0 +1,116 @@
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from raydix.kernels.paged_prefill import TILE_TOKENS, has_prefix, is_extension, paged_prefill, plan_tiles
+from raydix.kernels.reference import PrefillRow
+from tests.kernels.paged_rows import LAYER, PagedRows
+
+CONTEXTS, NUM_TOKENS = (70, 5, 130, 64, 1), (70, 1, 37, 5, 1)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def prefill(rows: PagedRows) -> None:
+    tiles_X4 = torch.from_numpy(plan_tiles(rows.rows, rows.q_TQD.dtype)).to(rows.q_TQD.device)
+    paged_prefill(rows.q_TQD, rows.pool_PLH2SD, LAYER, rows.tables_RN, tiles_X4, scale=rows.scale, out_TQD=rows.out_TQD)
+
+
+def make_row(num_tokens: int, context_tokens: int) -> PrefillRow:
+    return PrefillRow(row=0, first_token=0, num_tokens=num_tokens, context_tokens=context_tokens)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 3, 80, 16), (1, 2, 64, 4), (3, 1, 16, 1)])
+def test_queries_see_their_prefix_and_what_precedes_them(
+    device: torch.device, shape: tuple[int, int, int, int]
+) -> None:
+    rows = PagedRows(shape, CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device)
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 96, 128)])
+def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int]) -> None:
+    contexts, num_tokens = (700, 5, 1300, 256, 129), (300, 1, 1300, 130, 129)
+    rows = PagedRows(shape, contexts, num_tokens, dtype=torch.bfloat16, device=torch.device("cuda"))
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
+def test_strided_queries_are_read_in_place(device: torch.device) -> None:
+    rows = PagedRows((2, 2, 16, 16), (40, 9), (20, 9), dtype=torch.float32, device=device)
+    qkv_TXD = torch.randn(29, 8, 16, device=device)
+    qkv_TXD[:, :4] = rows.q_TQD
+    rows.q_TQD = qkv_TXD[:, :4]
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
+def test_tiles_cover_every_token_once_longest_first() -> None:
+    rows = [
+        PrefillRow(row=3, first_token=5, num_tokens=300, context_tokens=1000),
+        PrefillRow(row=0, first_token=305, num_tokens=2, context_tokens=2),
+    ]
+
+    tiles = plan_tiles(rows, torch.bfloat16).tolist()
+
+    assert tiles == [[3, 261, 44, 956], [3, 133, 128, 828], [3, 5, 128, 700], [0, 305, 2, 0]]
+    assert plan_tiles([], torch.bfloat16).shape == (0, 4)
+
+
+def test_only_few_tokens_behind_a_long_prefix_are_an_extension() -> None:
+    assert is_extension(make_row(16, 16_400), num_query_heads=32, num_sms=132)
+    assert is_extension(make_row(2 * TILE_TOKENS, 16_400), num_query_heads=32, num_sms=132)
+    assert not is_extension(make_row(2 * TILE_TOKENS + 1, 16_400), num_query_heads=32, num_sms=132)
+    assert not is_extension(make_row(16, 16), num_query_heads=32, num_sms=132)
+
+
+def test_a_first_chunk_has_no_prefix() -> None:
+    assert not has_prefix(make_row(10, 10))
+    assert has_prefix(make_row(10, 11))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q_TQD": torch.zeros(2, 2, 16, dtype=torch.float16)}, "expected bfloat16 or float32"),
+        ({"out_TQD": torch.zeros(3, 2, 16)}, "do not match queries"),
+        ({"pool_PLH2SD": torch.zeros(4, 2, 1, 2, 16)}, "expected contiguous"),
+        ({"pool_PLH2SD": torch.zeros(4, 2, 1, 2, 24, 16)}, "power of two"),
+        ({"pool_PLH2SD": torch.zeros(4, 2, 1, 2, 8, 32)}, "1 KV heads of 32"),
+        ({"pool_PLH2SD": torch.zeros(4, 1, 1, 2, 8, 16)}, "Layer 1 is not"),
+        ({"block_tables_RN": torch.zeros(1, 2, dtype=torch.int64)}, "expected int32"),
+        ({"q_TQD": torch.zeros(2, 2, 32)[..., ::2]}, "expected 1 in D"),
+        ({"tiles_X4": torch.zeros(1, 3, dtype=torch.int32)}, "The tiles are"),
+    ],
+)
+def test_impossible_inputs_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
+    inputs = {
+        "q_TQD": torch.zeros(2, 2, 16),
+        "pool_PLH2SD": torch.zeros(4, 2, 1, 2, 8, 16),
+        "block_tables_RN": torch.zeros(1, 2, dtype=torch.int32),
+        "tiles_X4": torch.zeros(1, 4, dtype=torch.int32),
+        "out_TQD": torch.zeros(2, 2, 16),
+    } | change
+
+    with pytest.raises(ValueError, match=message):
+        paged_prefill(
+            inputs["q_TQD"],
+            inputs["pool_PLH2SD"],
+            1,
+            inputs["block_tables_RN"],
+            inputs["tiles_X4"],
+            scale=1.0,
+            out_TQD=inputs["out_TQD"],
+        )
