@@ -22,6 +22,7 @@ from raydix.runtime.messages.host import LookupProgress, MirrorUpdate, PagesGran
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
+    BackUpL1,
     ClientGone,
     ClientMessage,
     Effect,
@@ -151,12 +152,19 @@ class SchedulerActor:
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until no request and no copy is in flight, for `timeout_s` at most. False: some were left."""
+        """Wait until no request and no copy is in flight, then for what `write_back` has yet to copy to L2.
+
+        Lasts `timeout_s` at most. False: something was left.
+        """
         core = self._running_core()
         deadline_s = time.monotonic() + timeout_s
         while not core.is_idle and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
-        return core.is_idle
+        self._post(BackUpL1())
+        await asyncio.sleep(0)
+        while not (core.is_idle and core.is_backed_up) and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return core.is_idle and core.is_backed_up
 
     def check(self) -> None:
         """Raise AccountingError if an invariant of the core does not hold."""

@@ -51,6 +51,15 @@ def clean_ahead(replica: Replica, lane: Lane) -> None:
                 _mark_dirty(replica, lane, key, page_id)
 
 
+def back_up_all(replica: Replica, lane: Lane) -> None:
+    """Before a clean stop: what `write_back` has kept in L1 alone goes to L2, heads of chains first."""
+    if replica.settings.write_policy is not WritePolicy.WRITE_BACK:
+        return
+    for victim in reversed(lane.tree.victims(lane.tree.num_evictable_pages)):
+        for key, page_id in zip(split_keys(victim.keys), victim.page_ids[0].tolist(), strict=True):
+            _mark_dirty(replica, lane, key, page_id)
+
+
 def count_dropped(replica: Replica, victims: list[Victim]) -> None:
     """Evicted pages that L2 does not hold are lost, which is counted and never waited for."""
     for victim in victims:

@@ -7,6 +7,7 @@ from raydix.ids import RequestId
 from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, StopRequest, SubmitRequest
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.backups import back_up_all
 from raydix.runtime.scheduler.events import Effect, Event, KillRank, SendPlan
 from raydix.runtime.scheduler.hosting import (
     abandon_transfers,
@@ -52,6 +53,11 @@ class SchedulerCore:
         """No request, and nothing in flight."""
         lanes = self._replica.lanes
         return not self._replica.requests and all(not lane.in_flight and not lane.transfers for lane in lanes)
+
+    @property
+    def is_backed_up(self) -> bool:
+        """No page waits for its copy to L2 to start; without a usable HostMemory it would wait in vain."""
+        return not self._replica.host.is_usable or not any(lane.dirty for lane in self._replica.lanes)
 
     def explain(self, request_id: RequestId) -> dict[str, object] | None:
         """Where the prompt of one of the last 1,024 requests came from, by token range; None if unknown."""
@@ -115,6 +121,9 @@ class SchedulerCore:
             case events.FlushL1():
                 for lane in replica.lanes:
                     lane.flush()
+            case events.BackUpL1():
+                for lane in replica.lanes:
+                    back_up_all(replica, lane)
             case events.Tick():
                 pass
             case _:

@@ -96,6 +96,11 @@ class FlushL1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackUpL1:
+    """The engine is about to stop: under `write_back`, copy to L2 what no request holds and L2 lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed: `core.next_deadline_s()` said when this is due."""
 
@@ -110,6 +115,7 @@ Event = (
     | HostMessage
     | HostLost
     | FlushL1
+    | BackUpL1
     | Tick
 )
 
