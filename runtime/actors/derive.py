@@ -31,6 +31,7 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
         eviction=cache.eviction,
         prefix_caching=cache.prefix_caching,
         has_host_memory=config.has_l2,
+        lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
         load=LoadPolicy(cache.load),
         write_policy=WritePolicy(cache.write_policy),
         write_threshold=cache.write_threshold,

@@ -14,7 +14,7 @@ from raydix.errors import ConfigError
 from raydix.ids import HostPageId
 from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
-from raydix.runtime.tiers.memory_limit import available_memory_bytes
+from raydix.runtime.memory_limit import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class HostArena:
 
 def _require_memory(size_bytes: int) -> None:
     available = available_memory_bytes()
-    if available is not None and size_bytes > available:
+    if size_bytes > available:
         proposal_mib = int(available * _SAFE_MEMORY_FRACTION) >> 20
         raise ConfigError(
             f"the host arena needs {size_bytes} bytes; {available} bytes of memory are available. "

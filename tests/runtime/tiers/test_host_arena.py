@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.tiers import host_arena
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.memory_limit import available_memory_bytes
 
 FULL = KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=3, head_dim=5)
 WINDOW = KvGroup(kind=GroupKind.WINDOW, layers=(2,), num_kv_heads=3, head_dim=5, window=32)
@@ -77,19 +75,6 @@ def test_arena_larger_than_memory_proposes_a_size(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(host_arena, "available_memory_bytes", lambda: 100 << 20)
     with pytest.raises(ConfigError, match="bytes_per_node to 80MiB"):
         HostArena.create(ONE_GROUP, 200 << 20)
-
-
-def test_memory_limit_is_the_tightest_group_above_the_process(tmp_path: Path) -> None:
-    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (cgroup / "a/b").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
-    assert available_memory_bytes(proc, cgroup) == 8000 * 1024
-    (proc / "self/cgroup").write_text("0::/a/b\n")
-    (cgroup / "a/b/memory.max").write_text("max\n")
-    (cgroup / "a/memory.max").write_text("5000\n")
-    (cgroup / "a/memory.current").write_text("1000\n")
-    assert available_memory_bytes(proc, cgroup) == 4000
 
 
 def test_attached_process_shares_bytes_and_generations() -> None:
