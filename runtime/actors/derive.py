@@ -13,6 +13,10 @@ from raydix.runtime.scheduler.settings import (
 )
 
 
+_LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
+"""HostMemory answers within a millisecond, but on cpu it shares the cores with the model."""
+
+
 def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int) -> SchedulerSettings:
     """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
     cache, scheduler = config.cache, config.scheduler
