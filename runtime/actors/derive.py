@@ -12,7 +12,6 @@ from raydix.runtime.scheduler.settings import (
     WritePolicy,
 )
 
-
 _LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
 """HostMemory answers within a millisecond, but on cpu it shares the cores with the model."""
 
