@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import ray
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors import reaper
@@ -73,7 +74,11 @@ def find_cluster(address: str | None, engine: str) -> None:
     """Join the cluster where `engine` runs. Raises EngineDead if none is known."""
     if ray.is_initialized():
         return
-    address = address or _job_address() or _registered_address(engine)
+    address = address or _job_address()
+    if address is None:
+        address = _registered_address(engine)
+        # As Ray does for a cluster that it finds by itself; a private one has token authentication by default.
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if address is None:
         raise EngineDead(
             f"no engine named {engine} was found on this host. Start one, or give the address of its Ray cluster."

@@ -3,17 +3,18 @@
 import asyncio
 import os
 import sys
+import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.cluster import find_cluster, join_cluster
 from raydix.runtime.actors.engine_facts import NAMESPACE, EngineFacts, actor_name
 from raydix.runtime.actors.engine_handle import EngineHandle, find_supervisor, typed_error
-from raydix.runtime.actors.gpu import GpuActor
+from raydix.runtime.actors.gpu import BuildModel, GpuActor, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.placement import Placement, place, release
@@ -27,23 +28,32 @@ from raydix.runtime.capacity import effective_summary
 from raydix.runtime.config import EngineConfig
 
 _RAY_KILL_S = 0.5
+_NAME_RELEASE_S = 5.0
+_NAME_RETRY_S = 0.05
 
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
 
 
 def start_engine(
-    config: EngineConfig, name: str = "raydix", address: str | None = None, supervision: Supervision | None = None
+    config: EngineConfig,
+    name: str = "raydix",
+    address: str | None = None,
+    supervision: Supervision | None = None,
+    build_model: BuildModel = build_torch_model,
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
 
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on this host. Prints the
-    effective configuration to stderr. Raises ConfigError, CheckpointError or EngineDead.
+    effective configuration to stderr. `build_model`: what GPU actors drive.
+
+    Raises ConfigError, CheckpointError or EngineDead.
     """
     cluster = join_cluster(address)
     placement: Placement | None = None
     try:
         placement = place(config)
-        supervisor, facts = _start_supervisor(config, name, placement, supervision or Supervision())
+        spawner = RaySpawner(engine=name, placement=placement, device=config.model.device, build_model=build_model)
+        supervisor, facts = _start_supervisor(config, name, spawner, supervision or Supervision())
         if cluster is not None:
             cluster.register(name)
     except BaseException:
@@ -68,23 +78,43 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 
 
 def _start_supervisor(
-    config: EngineConfig, name: str, placement: Placement, supervision: Supervision
+    config: EngineConfig, name: str, spawner: "RaySpawner", supervision: Supervision
 ) -> tuple[Any, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, and what it tells once the engine serves."""
-    spawner = RaySpawner(engine=name, placement=placement, device=config.model.device)
-    options = spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR))
+    supervisor = _make_supervisor(
+        spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
+        name,
+        {"name": name, "config": config, "spawner": spawner, "supervision": supervision},
+    )
     try:
-        supervisor = (
-            ray.remote(SupervisorActor)
-            .options(**options)
-            .remote(name=name, config=config, spawner=spawner, supervision=supervision)
-        )
         facts: EngineFacts = ray.get(supervisor.start.remote())
-    except ValueError as error:
-        raise EngineDead(f"an engine named {name} runs already in this cluster; choose another name") from error
     except RayError as error:
+        ray.kill(supervisor)
         raise typed_error(error, f"engine {name}") from error
     return supervisor, facts
+
+
+def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:
+    """The Ray handle of a new Supervisor. Raises EngineDead if a living one has its name."""
+    give_up_s = time.monotonic() + _NAME_RELEASE_S
+    while True:
+        try:
+            return ray.remote(SupervisorActor).options(**options).remote(**arguments)
+        except ValueError as error:
+            # Ray frees the name of an actor a moment after its end.
+            if time.monotonic() > give_up_s or _is_alive(options["name"]):
+                raise EngineDead(f"an engine named {name} runs already in this cluster; choose another name") from error
+            time.sleep(_NAME_RETRY_S)
+
+
+def _is_alive(actor: str) -> bool:
+    try:
+        ray.get(ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(_answer), timeout=_NAME_RELEASE_S)
+    except (ValueError, RayActorError):
+        return False
+    except GetTimeoutError:
+        return True
+    return True
 
 
 def enter_process(_actor: object, parent_pid: int) -> int:
@@ -142,8 +172,9 @@ def _answer(_actor: object) -> None:
 class RaySpawner:
     """Makes Ray actors in an engine's placement group. Pickled into the Supervisor."""
 
-    def __init__(self, *, engine: str, placement: Placement, device: str) -> None:
+    def __init__(self, *, engine: str, placement: Placement, device: str, build_model: BuildModel) -> None:
         self._engine = engine
+        self._build_model = build_model
         self._placement = placement
         self._device = device
 
@@ -158,6 +189,7 @@ class RaySpawner:
                 cls = StorageActor
             case ActorKind.GPU:
                 cls = GpuActor
+                arguments["build_model"] = self._build_model
             case ActorKind.SUPERVISOR:
                 raise ValueError("the driver alone makes Supervisors")
         if kind in (ActorKind.SCHEDULER, ActorKind.HOST_MEMORY):

@@ -1,8 +1,8 @@
 """Ends what a private Ray cluster leaves behind when its driver is killed. Run as a script, without imports of ours.
 
 Ray's own agents notice the loss of their node only after half a minute. This process notices the driver's end through
-its standard input, which the driver holds open, and then kills every process that still has a file of the cluster's
-folder open, and removes that folder.
+its standard input, which the driver holds open, and then kills every process of Ray that still has a file of the
+cluster's folder open, and removes that folder.
 """
 
 import os
@@ -16,15 +16,22 @@ GRACE_S = 2.0
 PATIENCE_S = 30.0
 
 
-def users_of(folder: str, spared: set[int]) -> list[int]:
-    """Processes of this user, but those spared, that have a file below `folder` open or as their working folder."""
+def left_over(folder: str) -> list[int]:
+    """Ray's daemons and workers that have a file below `folder` open.
+
+    The driver and other clients of the cluster have log files there, too; they are no part of it and are spared.
+    """
     pids = []
     for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) in spared:
+        if not entry.isdecimal():
             continue
         try:
-            links = [f"/proc/{entry}/cwd", *(f"/proc/{entry}/fd/{fd}" for fd in os.listdir(f"/proc/{entry}/fd"))]
-            if any(_target(link).startswith(folder + "/") for link in links):
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                command = file.read()
+            is_of_ray = command.startswith(b"ray::") or folder.encode() in command
+            if is_of_ray and any(
+                _target(f"/proc/{entry}/fd/{fd}").startswith(folder + "/") for fd in os.listdir(f"/proc/{entry}/fd")
+            ):
                 pids.append(int(entry))
         except OSError:
             continue
@@ -38,19 +45,15 @@ def _target(link: str) -> str:
         return ""
 
 
-def reap(folder: str, driver_pid: int, driver: int) -> None:
-    """Wait for the driver to let go of us or to end, then end what is left of its cluster and remove `folder`.
-
-    A driver that lets go lives on, perhaps with a log of its old cluster still open: it is spared. `driver` is its pidfd.
-    """
+def reap(folder: str, driver: int) -> None:
+    """Wait for the driver, a pidfd, to end or to let go; then end what is left of its cluster and remove `folder`."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     poll.register(driver, select.POLLIN)
     poll.poll()
-    spared = {os.getpid(), driver_pid}
     time.sleep(GRACE_S)
     deadline_s = time.monotonic() + PATIENCE_S
-    while (pids := users_of(folder, spared)) and time.monotonic() < deadline_s:
+    while (pids := left_over(folder)) and time.monotonic() < deadline_s:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -66,4 +69,4 @@ if __name__ == "__main__":
         driver_pidfd = os.pidfd_open(int(sys.argv[2]))
     except ProcessLookupError:
         driver_pidfd = os.open(os.devnull, os.O_RDONLY)  # always readable: the driver is gone already
-    reap(sys.argv[1], int(sys.argv[2]), driver_pidfd)
+    reap(sys.argv[1], driver_pidfd)

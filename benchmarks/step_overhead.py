@@ -1,0 +1,136 @@
+"""What everything around a model costs per step: real actors, links and scheduler, and a model that only sleeps.
+
+python -m benchmarks.step_overhead --ranks 2 --requests 64 --step-ms 5   # wall time per step against the step
+python -m benchmarks.step_overhead --ranks 2 --step-ms 0                 # the Scheduler's CPU time per step
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.record import Figure, report
+from raydix.ids import RequestId
+from raydix.runtime.actors.engine_handle import EngineHandle
+from raydix.runtime.actors.launch import start_engine
+from raydix.runtime.actors.links.link import Link
+from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.sleeping_runner import VOCAB_SIZE, build_sleeping_model
+from raydix.runtime.config import load_config
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import SubmitRequest, TokenFrame
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.plan import DeviceSampling
+
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 400
+RAMP_TOKENS = 20
+"""At either end of a stream, not measured: the batch is not complete there."""
+MAX_WALL_RATIO = 1.15
+MAX_CPU_MS = 1.0
+MAX_CPU_MS_PER_REQUEST = 0.015
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Of one number of concurrent requests."""
+
+    wall_ms: float
+    """Per step in the steady state, median over the streams."""
+    cpu_ms: float
+    """Of the Scheduler's loop per round of steps, one on each rank; submissions and endings included."""
+
+
+async def measure(handle: EngineHandle, num_requests: int, num_ranks: int) -> Measurement:
+    """Stream `num_requests` at once to their end."""
+    hello = Hello(secret=handle.secret, role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid())
+    link = await connect(handle.client_address, hello)
+    before = (await handle.call("stats"))["scheduler"]
+    for i in range(num_requests):
+        link.send(_request(f"{num_requests}-{i}", i))
+    wall_ms = await _read_streams(link, num_requests)
+    after = (await handle.call("stats"))["scheduler"]
+    link.close()
+    num_rounds = (after["num_plans"] - before["num_plans"]) / min(num_ranks, num_requests)
+    return Measurement(wall_ms, 1e3 * (after["scheduler_cpu_s"] - before["scheduler_cpu_s"]) / num_rounds)
+
+
+def _request(request_id: str, seed: int) -> SubmitRequest:
+    tokens = int32_array((seed * 977 + position * 31) % VOCAB_SIZE for position in range(PROMPT_TOKENS))
+    sampling = DeviceSampling(seed=seed)
+    return SubmitRequest(
+        request_id=RequestId(request_id), token_ids=tokens, sampling=sampling, max_tokens=OUTPUT_TOKENS
+    )
+
+
+async def _read_streams(link: Link, num_requests: int) -> float:
+    """Milliseconds between two tokens of a stream, without its ends."""
+    num_tokens: dict[RequestId, int] = {}
+    began_s: dict[RequestId, tuple[float, int]] = {}
+    intervals_ms: list[float] = []
+    num_finished = 0
+    while num_finished < num_requests:
+        frame = await link.receive()
+        assert isinstance(frame, TokenFrame)
+        now_s = time.monotonic()
+        for delta in frame.deltas:
+            if delta.failure is not None:
+                raise RuntimeError(delta.failure.message)
+            request = delta.request_id
+            count = num_tokens[request] = num_tokens.get(request, 0) + len(delta.token_ids)
+            if count >= RAMP_TOKENS and request not in began_s:
+                began_s[request] = (now_s, count)
+            if count >= OUTPUT_TOKENS - RAMP_TOKENS > count - len(delta.token_ids):
+                start_s, start_count = began_s[request]
+                intervals_ms.append(1e3 * (now_s - start_s) / (count - start_count))
+            num_finished += delta.finished is not None
+    return statistics.median(intervals_ms)
+
+
+async def run(num_ranks: int, request_counts: list[int], step_ms: float) -> list[Figure]:
+    """One engine, one measurement per number of requests after a warm-up."""
+    config = load_config(
+        {
+            "model": {"path": "none"},
+            "parallel": {"dp": num_ranks},
+            "cache": {"l1": {"num_pages": 8192}, "l2": None},
+            "scheduler": {"max_running_requests": 128},
+        }
+    )
+    build_model = partial(build_sleeping_model, step_s=step_ms / 1e3)
+    handle = await asyncio.to_thread(start_engine, config, "step-overhead", None, None, build_model)
+    figures: list[Figure] = []
+    try:
+        await measure(handle, num_ranks, num_ranks)
+        for num_requests in request_counts:
+            measured = await measure(handle, num_requests, num_ranks)
+            max_wall_ms = MAX_WALL_RATIO * step_ms if step_ms else None
+            max_cpu_ms = MAX_CPU_MS + MAX_CPU_MS_PER_REQUEST * num_requests
+            figures += [
+                Figure(name=f"wall_{num_requests}", value=measured.wall_ms, unit="ms/step", max_value=max_wall_ms),
+                Figure(name=f"cpu_{num_requests}", value=measured.cpu_ms, unit="ms/step", max_value=max_cpu_ms),
+            ]
+    finally:
+        await handle.shutdown()
+    return figures
+
+
+def main() -> int:
+    """Measure, print the record, and return 1 below a bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--requests", type=int, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0")
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    arguments = parser.parse_args()
+    counts = arguments.requests or ([64] if arguments.step_ms else [1, 64, 128])
+    figures = asyncio.run(run(arguments.ranks, counts, arguments.step_ms))
+    config = {"ranks": arguments.ranks, "requests": counts, "step_ms": arguments.step_ms}
+    return report("step_overhead", config, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
