@@ -1,0 +1,178 @@
+"""Dead and silent neighbours: ranks, HostMemory, and what the core does about them."""
+
+from raydix.runtime.messages import host
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.scheduler import events
+from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
+from tests.simulation.cluster import Faults
+from tests.simulation.workload import STORAGE, Workload, run_workload
+
+PROMPT = list(range(17))
+
+
+def sent(driver: CoreDriver, kind: type) -> list[object]:
+    """Messages of one kind that wait to be heard by HostMemory."""
+    return [message for message in driver.to_host if isinstance(message, kind)]
+
+
+def test_overdue_step_condemns_the_rank_after_warm_up_only() -> None:
+    driver = CoreDriver(step_deadline_s=30.0)
+    driver.submit(PROMPT, max_tokens=50)
+    driver.wait(100.0)
+    assert not driver.kills, "the first step may compile for as long as it likes"
+    driver.step()
+    driver.wait(29.0)
+    assert not driver.kills, "the step behind the first one has only just started"
+    driver.wait(2.0)
+    assert [(kill.rank, kill.incarnation) for kill in driver.kills] == [(0, 1)]
+
+
+def test_step_that_hangs_behind_a_slow_first_step_is_noticed() -> None:
+    driver = CoreDriver(step_deadline_s=30.0)
+    driver.submit([1, 2, 3], max_tokens=2)
+    driver.wait(40.0)
+    driver.step()
+    assert len(driver.plans[0]) == 1, "the last token's step is the only one in flight, and no other follows"
+    driver.wait(100.0)
+    assert driver.kills
+
+
+def test_only_the_ranks_that_are_late_are_condemned() -> None:
+    driver = CoreDriver(ranks_per_lane=2, step_deadline_s=30.0)
+    driver.submit(PROMPT, max_tokens=50)
+    driver.step()
+    step = driver.plans[0][0].step
+    driver.report(0, StepResult(rank=0, step=step, token_ids=int32_array((1,))))
+    driver.wait(31.0)
+    assert [kill.rank for kill in driver.kills] == [1]
+
+
+def test_reports_of_an_earlier_incarnation_are_ignored() -> None:
+    driver = CoreDriver()
+    name = driver.submit([1, 2], max_tokens=3)
+    driver.lose_rank(0)
+    driver.attach_rank(0, incarnation=2)
+    late = StepResult(rank=0, step=1, token_ids=int32_array((9,)))
+    driver.send(events.RankMessage(rank=0, incarnation=1, message=late))
+    driver.run()
+    assert driver.answers[name].tokens == [1, 1, 1]
+
+
+def test_dead_rank_leaves_its_copies_to_host_memory() -> None:
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.fill_l2(PROMPT)
+    driver.submit(list(range(500, 509)), max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    loads = [plan for plan in driver.plans[0] if len(plan.loads)]
+    backups = [plan for plan in driver.plans[0] if len(plan.backups)]
+    assert loads
+    assert backups
+    driver.lose_rank(0)
+    (abandoned,) = sent(driver, host.AbandonPages)
+    assert isinstance(abandoned, host.AbandonPages)
+    assert abandoned.pid == 100
+    assert abandoned.host_page_ids.tolist() == backups[0].backups.host_page_ids.tolist()
+    assert abandoned.lease_ids.tolist() == list(driver.leases)
+
+
+def test_silent_host_memory_is_done_without_and_then_used_again() -> None:
+    driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05, prefill_budget_tokens=64)
+    driver.fill_l2(PROMPT)
+    name = driver.submit(PROMPT, max_tokens=1)
+    assert driver.core.stats()["leases_wanted"] == 1
+    driver.wait(0.06)
+    driver.step()
+    assert driver.answers[name].ending == "length", "a lease that nobody grants is not waited for"
+    assert driver.core.stats()["host_silences"] == 1
+    driver.to_host.clear()
+    driver.submit(list(range(500, 517)), max_tokens=1, name="meanwhile")
+    assert not driver.to_host, "nothing is asked of a silent HostMemory"
+    while driver.plans[0]:
+        driver.step()
+    assert driver.answers["meanwhile"].ending == "length"
+    no_pages = int32_array(())
+    driver.hear_host(host.PagesLeased(lease_id=1, host_page_ids=no_pages, generations=no_pages))  # type: ignore[arg-type]
+    assert sent(driver, host.ReleaseLeases), "the late lease goes back at once"
+    driver.send(events.FlushL1())
+    driver.to_host.clear()
+    again = driver.submit(PROMPT, max_tokens=1)
+    driver.run()
+    assert driver.answers[again].sources == {"l2": 16, "computed:partial_page": 1}
+
+
+def test_unanswered_lookup_is_given_up_exactly_at_its_deadline() -> None:
+    for arrival_s in (0.3, 0.7, 1.1, 2.3):
+        driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05, start_prefill_tokens_per_s=1.0)
+        driver.now_s = arrival_s
+        driver.submit(PROMPT, max_tokens=1)
+        due_s = driver.core.next_deadline_s()
+        assert due_s is not None
+        driver.now_s = due_s
+        driver.send_tick()
+        assert driver.core.stats()["num_requests_running"] == 1
+
+
+def test_lost_host_memory_is_done_without_and_its_grants_are_void() -> None:
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.fill_l2(PROMPT)
+    name = driver.submit(PROMPT, max_tokens=1)
+    driver.send(events.HostLost(incarnation=1))
+    driver.to_host.clear()
+    driver.run()
+    assert driver.answers[name].sources == {"computed:not_found": 16, "computed:partial_page": 1}
+    assert not driver.to_host
+    assert driver.core.stats()["l2_known_pages"] == 0
+    driver.send(events.HostAttached(incarnation=2))
+    (drained,) = sent(driver, host.CopiesDrained)
+    assert drained == host.CopiesDrained(host_incarnation=2)
+
+
+def test_new_host_memory_is_told_that_copies_are_drained_only_when_they_are() -> None:
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    assert driver.core.stats()["transfers_in_flight"] == 1
+    driver.send(events.HostLost(incarnation=1))
+    driver.send(events.HostAttached(incarnation=2))
+    assert not sent(driver, host.CopiesDrained)
+    driver.finish_copies()
+    assert sent(driver, host.CopiesDrained)
+    assert not sent(driver, host.CommitPages), "the old HostMemory's pages mean nothing to the new one"
+
+
+def test_new_host_memory_is_not_drained_while_a_rank_is_missing() -> None:
+    driver = CoreDriver(has_host_memory=True)
+    driver.send(events.HostLost(incarnation=1))
+    driver.lose_rank(0)
+    driver.send(events.HostAttached(incarnation=2))
+    assert not sent(driver, host.CopiesDrained)
+    driver.attach_rank(0, incarnation=2)
+    assert sent(driver, host.CopiesDrained)
+
+
+def test_words_of_an_earlier_host_memory_are_ignored() -> None:
+    driver = CoreDriver(has_host_memory=True)
+    driver.send(events.HostLost(incarnation=1))
+    driver.send(events.HostAttached(incarnation=2))
+    driver.hear_host(host.MirrorUpdate(ready=mirror_keys(driver.keys(PROMPT))))
+    assert driver.core.stats()["l2_known_pages"] == 0
+
+
+def test_kills_of_every_kind_lose_and_repeat_no_token() -> None:
+    for seed in range(6):
+        run_workload(
+            Workload(
+                seed=seed,
+                storage=STORAGE,
+                faults=Faults(storage_failure_fraction=0.1),
+                num_rank_kills=4,
+                num_host_kills=1,
+                num_storage_kills=1,
+                num_host_pauses=2,
+            )
+        )
