@@ -67,15 +67,17 @@ class CoreDriver:
         self._copies: list[list[int]] = [[] for _ in range(self.settings.num_lanes)]
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
         self._rows: dict[tuple[int, int], dict[str, int]] = {}
+        self._sampled: dict[tuple[int, int], list[tuple[str, int]]] = {}
         self._incarnations: dict[int, int] = {}
         self._num_requests = 0
         self._num_host_pages = 0
         self._open_lookups: set[str] = set()
+        self.host_incarnation = 0
         if is_attached:
             for rank in range(self.settings.num_lanes * self.settings.ranks_per_lane):
                 self.attach_rank(rank)
         if self.settings.has_host_memory:
-            self.send(events.HostAttached(incarnation=1))
+            self.attach_host()
             self.host_turn()
 
     def send(self, event: events.Event) -> None:
@@ -97,6 +99,8 @@ class CoreDriver:
         for added in plan.added:
             self._names[lane][added.slot] = added.request_id
         names = [self._names[lane][slot] for slot in plan.row_slots.tolist()]
+        sampled = zip(names, plan.row_output_positions.tolist(), strict=True)
+        self._sampled[lane, plan.step] = [(name, position) for name, position in sampled if position >= 0]
         self._rows[lane, plan.step] = dict(zip(names, plan.row_num_tokens.tolist(), strict=True))
         for copies in (plan.loads, plan.backups):
             self._copies[lane].extend(dict.fromkeys(copies.transfer_ids.tolist()))
@@ -173,11 +177,16 @@ class CoreDriver:
         width = self.settings.ranks_per_lane
         return range(lane * width, (lane + 1) * width)
 
-    def step(self, lane: int = 0, *, token: int = 1) -> StepPlan:
-        """The oldest plan is carried out in 10 ms, every sampling row with `token`; its copies are not."""
+    def token_of(self, name: str, position: int) -> int:
+        """What a request's output holds at a position."""
+        return 1
+
+    def step(self, lane: int = 0, *, token: int | None = None) -> StepPlan:
+        """The oldest plan is carried out in 10 ms, its copies are not. Rows sample `token`, or else `token_of`."""
         plan = self.plans[lane].popleft()
         self.now_s += 0.01
-        sampled = [token] * int((plan.row_output_positions >= 0).sum())
+        rows = self._sampled[lane, plan.step]
+        sampled = [self.token_of(name, position) if token is None else token for name, position in rows]
         for rank in self._ranks(lane):
             self.report(rank, StepResult(rank=rank, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01))
         return plan
@@ -214,10 +223,22 @@ class CoreDriver:
 
     # HostMemory --------------------------------------------------------------------------------------------------
 
-    def hear_host(self, *messages: events.FromHost, incarnation: int = 1) -> None:
-        """HostMemory says something."""
+    def attach_host(self) -> None:
+        """A HostMemory says hello; it holds nothing."""
+        self.host_incarnation += 1
+        self.send(events.HostAttached(incarnation=self.host_incarnation))
+
+    def lose_host(self) -> None:
+        """HostMemory's link closes: what it was sent is lost, and all that it held."""
+        for state in (self.to_host, self.ready, self.leases, self._open_lookups):
+            state.clear()
+        self.send(events.HostLost(incarnation=self.host_incarnation))
+        self.to_host.clear()
+
+    def hear_host(self, *messages: events.FromHost, incarnation: int | None = None) -> None:
+        """HostMemory, by default the one that is attached, says something."""
         for message in messages:
-            self.send(events.HostMessage(incarnation=incarnation, message=message))
+            self.send(events.HostMessage(incarnation=incarnation or self.host_incarnation, message=message))
 
     def keys(self, tokens: list[int], cache_salt: str | None = None) -> bytes:
         """Keys of the full pages of a prompt."""

@@ -120,13 +120,12 @@ def test_lost_host_memory_is_done_without_and_its_grants_are_void() -> None:
     driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
     driver.fill_l2(PROMPT)
     name = driver.submit(PROMPT, max_tokens=1)
-    driver.send(events.HostLost(incarnation=1))
-    driver.to_host.clear()
+    driver.lose_host()
     driver.run()
     assert driver.answers[name].sources == {"computed:not_found": 16, "computed:partial_page": 1}
     assert not driver.to_host
     assert driver.core.stats()["l2_known_pages"] == 0
-    driver.send(events.HostAttached(incarnation=2))
+    driver.attach_host()
     (drained,) = sent(driver, host.CopiesDrained)
     assert drained == host.CopiesDrained(host_incarnation=2)
 
@@ -137,8 +136,8 @@ def test_new_host_memory_is_told_that_copies_are_drained_only_when_they_are() ->
     driver.host_turn()
     driver.step()
     assert driver.core.stats()["transfers_in_flight"] == 1
-    driver.send(events.HostLost(incarnation=1))
-    driver.send(events.HostAttached(incarnation=2))
+    driver.lose_host()
+    driver.attach_host()
     assert not sent(driver, host.CopiesDrained)
     driver.finish_copies()
     assert sent(driver, host.CopiesDrained)
@@ -147,9 +146,9 @@ def test_new_host_memory_is_told_that_copies_are_drained_only_when_they_are() ->
 
 def test_new_host_memory_is_not_drained_while_a_rank_is_missing() -> None:
     driver = CoreDriver(has_host_memory=True)
-    driver.send(events.HostLost(incarnation=1))
+    driver.lose_host()
     driver.lose_rank(0)
-    driver.send(events.HostAttached(incarnation=2))
+    driver.attach_host()
     assert not sent(driver, host.CopiesDrained)
     driver.attach_rank(0, incarnation=2)
     assert sent(driver, host.CopiesDrained)
@@ -157,9 +156,9 @@ def test_new_host_memory_is_not_drained_while_a_rank_is_missing() -> None:
 
 def test_words_of_an_earlier_host_memory_are_ignored() -> None:
     driver = CoreDriver(has_host_memory=True)
-    driver.send(events.HostLost(incarnation=1))
-    driver.send(events.HostAttached(incarnation=2))
-    driver.hear_host(host.MirrorUpdate(ready=mirror_keys(driver.keys(PROMPT))))
+    driver.lose_host()
+    driver.attach_host()
+    driver.hear_host(host.MirrorUpdate(ready=mirror_keys(driver.keys(PROMPT))), incarnation=1)
     assert driver.core.stats()["l2_known_pages"] == 0
 
 

@@ -1,0 +1,218 @@
+"""The scheduler core under events in any order, against a naive model: what each request must answer."""
+
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import LoadPolicy, Policy, PrefetchSettings, PrefetchStrategy, WritePolicy
+from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
+
+NUM_LANES = 2
+
+
+def token_of(name: str, position: int) -> int:
+    """Each request has an answer of its own."""
+    return (31 * int(name[1:]) + 7 * position) % 50
+
+
+@dataclass(slots=True)
+class Expected:
+    """What the model knows of one request."""
+
+    num_prompt: int
+    max_tokens: int
+    endings: tuple[str, ...] = ("length",)
+    is_listening: bool = True
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Every answer is exact, ends once as it must, and leaves nothing behind."""
+
+    @initialize(
+        policy=st.sampled_from(Policy),
+        write_policy=st.sampled_from(WritePolicy),
+        strategy=st.sampled_from(PrefetchStrategy),
+        load=st.sampled_from([LoadPolicy.ALWAYS, LoadPolicy.AUTO]),
+        num_pages=st.sampled_from([12, 40]),
+        is_chunked=st.booleans(),
+    )
+    def start(
+        self,
+        policy: Policy,
+        write_policy: WritePolicy,
+        strategy: PrefetchStrategy,
+        load: LoadPolicy,
+        num_pages: int,
+        is_chunked: bool,
+    ) -> None:
+        self.driver = CoreDriver(
+            num_lanes=NUM_LANES,
+            num_pages=num_pages,
+            max_model_len=44,
+            max_running_requests=3,
+            max_waiting_requests=10,
+            prefill_budget_tokens=8,
+            chunked_prefill=is_chunked,
+            has_host_memory=True,
+            policy=policy,
+            write_policy=write_policy,
+            load=load,
+            prefetch=PrefetchSettings(strategy=strategy),
+        )
+        self.driver.token_of = token_of  # type: ignore[method-assign]
+        self.expected: dict[str, Expected] = {}
+        self.lost: set[int] = set()
+        self.num_incarnations = 1
+        self.has_host = True
+
+    def open_names(self) -> list[str]:
+        """Requests that have not ended and whose client still listens."""
+        answers = self.driver.answers
+        return [
+            name
+            for name, expected in self.expected.items()
+            if expected.is_listening and (name not in answers or answers[name].ending is None)
+        ]
+
+    # Clients -----------------------------------------------------------------------------------------------------
+
+    @rule(
+        prefix=st.integers(0, 2),
+        num_shared=st.integers(1, 30),
+        num_own=st.integers(0, 8),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "salt"]),
+    )
+    def submit(
+        self, prefix: int, num_shared: int, num_own: int, max_tokens: int, priority: int, salt: str | None
+    ) -> None:
+        shared = range(100 * prefix, 100 * prefix + num_shared)
+        own = range(1000 * len(self.expected) + 1000, 1000 * len(self.expected) + 1000 + num_own)
+        stats = self.driver.core.stats()
+        name = self.driver.submit([*shared, *own], max_tokens=max_tokens, priority=priority, cache_salt=salt)
+        num_prompt = num_shared + num_own
+        self.expected[name] = Expected(num_prompt, min(max_tokens, 44 - num_prompt))
+        if stats["num_requests_waiting"] >= 10:
+            self.expected[name].endings = ("Overloaded",)
+
+    @precondition(lambda self: self.open_names())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.open_names()))
+        self.expected[name].endings = ("abort",)
+        self.driver.abort(name)
+
+    @precondition(lambda self: self.open_names())
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.open_names()))
+        self.expected[name].endings = ("stop",)
+        self.driver.stop(name)
+
+    @rule()
+    def client_vanishes(self) -> None:
+        for name in self.open_names():
+            self.expected[name].is_listening = False
+        self.driver.send(events.ClientGone(client_id=CLIENT))
+
+    # Ranks and copies --------------------------------------------------------------------------------------------
+
+    @rule(lane=st.integers(0, NUM_LANES - 1), count=st.integers(1, 4))
+    def step(self, lane: int, count: int) -> None:
+        for _ in range(min(count, len(self.driver.plans[lane]))):
+            self.driver.step(lane)
+
+    @rule(lane=st.integers(0, NUM_LANES - 1), is_stale=st.sampled_from([False, False, False, True]))
+    def finish_copies(self, lane: int, is_stale: bool) -> None:
+        self.driver.finish_copies(lane, is_stale=is_stale)
+
+    @rule(lane=st.integers(0, NUM_LANES - 1))
+    def lose_rank(self, lane: int) -> None:
+        if lane not in self.lost:
+            self.lost.add(lane)
+            self.driver.lose_rank(lane)
+
+    @rule()
+    def attach_ranks(self) -> None:
+        for lane in sorted(self.lost):
+            self.num_incarnations += 1
+            self.driver.attach_rank(lane, incarnation=self.num_incarnations)
+        self.lost.clear()
+
+    @rule()
+    def flush(self) -> None:
+        self.driver.send(events.FlushL1())
+
+    @rule(duration_s=st.sampled_from([0.001, 0.06, 2.0]))
+    def wait(self, duration_s: float) -> None:
+        self.driver.wait(duration_s)
+
+    # HostMemory --------------------------------------------------------------------------------------------------
+
+    @rule()
+    def host_answers(self) -> None:
+        self.driver.host_turn()
+
+    @precondition(lambda self: self.has_host)
+    @rule(prefix=st.integers(0, 2), num_pages=st.integers(1, 7))
+    def l2_gains(self, prefix: int, num_pages: int) -> None:
+        self.driver.fill_l2(list(range(100 * prefix, 100 * prefix + 4 * num_pages)))
+
+    @precondition(lambda self: self.has_host)
+    @rule(prefix=st.integers(0, 2), num_pages=st.integers(1, 7))
+    def l2_drops(self, prefix: int, num_pages: int) -> None:
+        self.driver.drop_from_l2(self.driver.keys(list(range(100 * prefix, 100 * prefix + 28)))[-32 * num_pages :])
+
+    @rule()
+    def host_dies_or_returns(self) -> None:
+        if self.has_host:
+            self.driver.lose_host()
+        else:
+            self.driver.attach_host()
+        self.has_host = not self.has_host
+
+    # What must hold ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def answers_are_exact(self) -> None:
+        for name, answer in self.driver.answers.items():
+            expected = self.expected[name]
+            assert answer.tokens == [token_of(name, position) for position in range(len(answer.tokens))]
+            assert len(answer.tokens) <= expected.max_tokens
+            if answer.tokens:
+                assert answer.sources is not None
+            if answer.sources is not None:
+                assert sum(answer.sources.values()) == expected.num_prompt
+            if answer.ending is not None:
+                assert answer.ending in expected.endings
+            if answer.ending == "length":
+                assert len(answer.tokens) == expected.max_tokens
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        self.attach_ranks()
+        for _ in range(20):
+            self.driver.run()
+            self.driver.wait(5.0)
+        self.answers_are_exact()
+        assert not self.open_names(), "nothing happens any more, but requests wait"
+        assert self.driver.core.is_idle
+        assert not self.driver.leases
+        stats = self.driver.core.stats()
+        assert stats["l1_used_pages"] == stats["l1_cached_pages"]
+        assert not stats["l1_locked_pages"]
+
+
+TestCoreMachine = CoreMachine.TestCase
+TestCoreMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
