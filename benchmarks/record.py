@@ -49,16 +49,29 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def report(benchmark: str, config: Mapping[str, object], figures: Sequence[Figure]) -> int:
-    """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1 below a bar."""
+def report(
+    benchmark: str,
+    config: Mapping[str, object],
+    figures: Sequence[Figure],
+    *,
+    keep_in: Path | None = None,
+    at_commit: str | None = None,
+) -> int:
+    """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1 below a bar.
+
+    `keep_in`: also write it to `<benchmark>.json` in that folder. `at_commit`: for a copy without its repository.
+    """
     record = {
         "benchmark": benchmark,
-        "commit": commit(),
+        "commit": at_commit or commit(),
         "machine": machine(),
         "config": dict(config),
         "figures": [_as_record(figure) for figure in figures],
     }
     print(json.dumps(record), flush=True)
+    if keep_in is not None:
+        keep_in.mkdir(parents=True, exist_ok=True)
+        (keep_in / f"{benchmark}.json").write_text(json.dumps(record, indent=2) + "\n")
     for figure in figures:
         bars = [f"at most {figure.max_value:g}"] if figure.max_value is not None else []
         bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []

@@ -1,6 +1,7 @@
 """The record that benchmarks print, and the exit status that bars decide."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,16 @@ def test_the_record_is_one_line_of_json_with_all_its_parts(capsys: pytest.Captur
     assert record["figures"] == [{"name": "time", "value": 1.235, "unit": "us", "max_value": 2.0}]
     assert "time: 1.235 us, bar at most 2: ok" in err
     assert record["commit"] == commit()
+
+
+def test_a_kept_record_is_the_printed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "results"
+
+    report("sums", {"size": 3}, [Figure(name="time", value=1.0, unit="us")], keep_in=folder, at_commit="abc")
+
+    kept = json.loads((folder / "sums.json").read_text())
+    assert kept == json.loads(capsys.readouterr().out)
+    assert kept["commit"] == "abc"
 
 
 @pytest.mark.parametrize(

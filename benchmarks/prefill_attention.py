@@ -1,0 +1,75 @@
+"""Measure causal prefill attention over pages against torch's SDPA over contiguous keys in the same run.
+
+    python -m benchmarks.prefill_attention
+
+bf16, 32 query heads, 8 KV heads of 128 (SDPA gets its keys repeated for all 32), one row of 8,192 and of 32,768 tokens
+in random pages, at page sizes 16 and 64.
+"""
+
+import sys
+
+import torch
+from torch.nn import functional
+
+from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
+from benchmarks.record import Figure, report
+from raydix.kernels.paged_prefill import paged_prefill, plan_tiles
+from raydix.kernels.reference import PrefillRow
+
+KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
+CONTEXTS = (8192, 32_768)
+MIN_FRACTION = 0.65
+
+
+def tflops(context: int, time_ms: float) -> float:
+    """Teraflops of one causal row: half of two products."""
+    return 2 * context**2 * HEAD_DIM * KV_HEADS * GROUP / time_ms / 1e9
+
+
+def sdpa_tflops(context: int) -> float:
+    """Teraflops of torch's attention over contiguous tensors."""
+    shape = (3, 1, KV_HEADS * GROUP, context, HEAD_DIM)
+    q, k, v = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    return tflops(context, median_ms(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+def paged_tflops(context: int, page_size: int) -> float:
+    """Teraflops of our kernel."""
+    num_pages = context // page_size
+    shape = (num_pages + 1, 1, KV_HEADS, 2, page_size, HEAD_DIM)
+    pool = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    tables = (torch.randperm(num_pages, device="cuda") + 1).view(1, num_pages).int()
+    q = torch.randn(context, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(q)
+    row = PrefillRow(row=0, first_token=0, num_tokens=context, context_tokens=context)
+    tiles = torch.from_numpy(plan_tiles([row], q.dtype)).cuda()
+    time_ms = median_ms(lambda: paged_prefill(q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, out_TQD=out))
+    return tflops(context, time_ms)
+
+
+def main() -> int:
+    """Measure and report."""
+    arguments = parse_arguments(__doc__)
+    torch.manual_seed(0)
+    figures = []
+    for context in CONTEXTS:
+        baseline = sdpa_tflops(context)
+        figures.append(Figure(name=f"SDPA, {context} tokens", value=baseline, unit="TFLOP/s"))
+        for page_size in (16, 64):
+            rate = paged_tflops(context, page_size)
+            name = f"pages of {page_size}, {context} tokens"
+            figures.append(Figure(name=name, value=rate, unit="TFLOP/s"))
+            fraction = rate / baseline
+            figures.append(Figure(name=f"{name}, fraction of SDPA", value=fraction, unit="1", min_value=MIN_FRACTION))
+    config = {
+        "gpu": gpu_name(),
+        "query_heads": KV_HEADS * GROUP,
+        "kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "dtype": "bfloat16",
+    }
+    return report("prefill_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
