@@ -63,6 +63,7 @@ class Lane:
         self.running: dict[RequestId, RequestState] = {}
         self.in_flight: dict[int, StepInFlight] = {}
         self.last_step = 0
+        self.pool.settle(self.last_step)  # what is released before the first step need not wait for one
         self.removed_slots: list[int] = []
         self.ready_loads: list[Load] = []
         """Leased, to be sent with the next plan."""

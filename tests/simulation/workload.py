@@ -106,7 +106,7 @@ def draw_workload(seed: int) -> Workload:
     return Workload(
         seed=seed,
         settings=settings,
-        l2_pages=draw.choice([16, 64, 200]),
+        l2_pages=draw.choice([8, 16, 64, 200]),
         storage=STORAGE if has_storage else None,
         faults=Faults(
             link_delay_s=draw.choice([0.0002, 0.002]),

@@ -104,6 +104,19 @@ def test_silent_host_memory_is_done_without_and_then_used_again() -> None:
     assert driver.answers[again].sources == {"l2": 16, "computed:partial_page": 1}
 
 
+def test_pages_reserved_for_a_lease_before_the_first_step_are_free_when_it_is_given_up() -> None:
+    prompt = list(range(90))
+    driver = CoreDriver(has_host_memory=True, num_pages=25, prefill_budget_tokens=64)
+    driver.fill_l2(prompt)
+    name = driver.submit(prompt, max_tokens=1)
+    assert driver.core.stats()["leases_wanted"] == 1
+    driver.wait(1.0)
+    for _ in range(3):
+        if driver.plans[0]:
+            driver.step()
+    assert driver.answers[name].ending == "length"
+
+
 def test_unanswered_lookup_is_given_up_exactly_at_its_deadline() -> None:
     for arrival_s in (0.3, 0.7, 1.1, 2.3):
         driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05, start_prefill_tokens_per_s=1.0)
