@@ -1,6 +1,7 @@
 """The Scheduler actor: a shell around `SchedulerCore` that joins its links into one stream of events."""
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -118,6 +119,8 @@ class SchedulerActor:
         )
         for address in setup.addresses:
             self._listeners.append(await listen(address, own, self._serve))
+        gc.collect()
+        gc.freeze()  # what is here stays; collections during steps need not walk it
         if self._exporter is not None:
             self._exporter.start(lambda: scheduler_samples(self.stats()))
         return tuple(listener.address for listener in self._listeners)

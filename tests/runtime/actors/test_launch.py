@@ -1,14 +1,17 @@
 """Starting, finding and losing engines, on a real Ray cluster."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import ray
 
 from raydix.errors import CheckpointError, ConfigError, EngineDead
 from raydix.runtime.actors.cluster import PrivateCluster
@@ -143,3 +146,18 @@ async def test_flush_drops_l1_and_l2_and_says_how_much(shared_engine: SharedEngi
         assert "l1" not in sources
         explanation = await engine.explain("after-flush")
         assert sum(part["end"] - part["start"] for part in explanation["ranges"]) == 64
+
+
+async def test_counters_appear_on_the_metrics_endpoint_of_ray(shared_engine: SharedEngine) -> None:
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        async for _ in engine.generate(list(range(40)), {"max_tokens": 2}):
+            pass
+    (node,) = ray.nodes()
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = {"ray_raydix_generation_tokens_total", "ray_raydix_l1_pages", "ray_raydix_l2_pages"}
+    async with asyncio.timeout(45):  # Ray exports every 10 s
+        while True:
+            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+            if wanted <= {line.partition("{")[0] for line in text.splitlines()}:
+                break
+            await asyncio.sleep(1.0)
