@@ -1,6 +1,7 @@
 """Copies of pages by the GPU's copy engine, all pieces in one call: no multiprocessor takes part.
 
-From pieces of 1 MiB on it moves as much as one contiguous copy; below, `page_copy` is the faster one.
+On an H200 (2026-11-21) it beats `page_copy` from pieces of 256 KiB on, 0.97 to 1.00 of a contiguous copy, and disturbs
+other work less; at 64 KiB it moves 0.91 to L1 and 0.80 to L2. The host spends about 1 us per piece.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from raydix.kernels.page_copy import CopyDirection, CopySegment, check_segment, piece_places
 
-MIN_PIECE_BYTES = 1 << 20
+MIN_PIECE_BYTES = 256 << 10
 """Of pieces for which this way is the faster one."""
 _CUDART = "libcudart.so.13"
 _ORDERED_IN_STREAM = 1  # cudaMemcpySrcAccessOrderStream

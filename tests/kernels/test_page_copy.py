@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,15 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from raydix.kernels.page_copy import CopyDirection, CopySegment, Launch, PagePairs, copy_pages, pack_copies
+from raydix.kernels.page_copy import (
+    CopyDirection,
+    CopySegment,
+    Launch,
+    PagePairs,
+    choose_num_ctas,
+    copy_pages,
+    pack_copies,
+)
 
 HEADER_BYTES = 64
 NUM_LAYERS, PAGE, DIM = 3, 4, 16
@@ -56,7 +66,7 @@ def copy(tiers: Tiers, launches: list[list[CopySegment]], direction: CopyDirecti
     packed = pack_copies(launches)
     table = torch.from_numpy(packed.words).to(tiers.pool.device)
     for launch in packed.launches:
-        copy_pages(table, launch, tiers.arena, direction, num_ctas=3)
+        copy_pages(table, launch, tiers.arena, direction)
     if tiers.pool.is_cuda:
         torch.cuda.synchronize()
 
@@ -147,15 +157,21 @@ def test_impossible_segments_are_refused(change: dict[str, object], message: str
 
 
 def test_impossible_launches_are_refused() -> None:
-    launch = Launch(first_segment=0, num_segments=1, block_words=512)
+    launch = Launch(first_segment=0, num_segments=1, smallest_piece_bytes=512)
     table, arena = torch.zeros(8, dtype=torch.int64), torch.zeros(64, dtype=torch.uint8)
 
     with pytest.raises(ValueError, match="The table"):
         copy_pages(table.int(), launch, arena, CopyDirection.TO_POOL)
     with pytest.raises(ValueError, match="The arena"):
         copy_pages(table, launch, arena.to(torch.int8), CopyDirection.TO_POOL)
-    with pytest.raises(ValueError, match="in 0 CTAs"):
-        copy_pages(table, launch, arena, CopyDirection.TO_POOL, num_ctas=0)
+    with pytest.raises(ValueError, match="A launch of 0 segments"):
+        copy_pages(table, replace(launch, num_segments=0), arena, CopyDirection.TO_POOL)
+
+
+@pytest.mark.parametrize("direction", CopyDirection)
+@pytest.mark.parametrize("piece_bytes", [512, 8 << 10, 64 << 10, 4 << 20])
+def test_a_launch_takes_few_multiprocessors(direction: CopyDirection, piece_bytes: int) -> None:
+    assert 1 <= choose_num_ctas(direction, piece_bytes) <= 32
 
 
 @pytest.mark.gpu
