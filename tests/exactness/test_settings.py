@@ -94,3 +94,22 @@ async def test_a_seed_gives_the_same_sample_in_every_state(references: Reference
     greedy = [expected.token_ids[:NUM_TOKENS] for expected in reference.expect(PROMPTS)]
     assert all(sample == samples[0] for sample in samples)
     assert samples[0] != greedy
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"])
+async def test_tokens_do_not_depend_on_what_is_evicted(eviction: str, references: References) -> None:
+    """Conversations of two turns in an L1 and an L2 that hold less than half of them."""
+    reference = references(Family.LLAMA)
+    config = engine_config(
+        reference.folder, cache={"eviction": eviction, "l1": {"num_pages": 20}, "l2": {"bytes_per_node": "128KiB"}}
+    )
+    turns = make_prompts(43, [60] * 8, num_shared=PAGE_SIZE)
+
+    async with in_process_engine(config) as engine:
+        for prompts in (turns, [(*turn, *turn[::-1]) for turn in turns]):
+            outputs = await run(engine, prompts, 16)
+            await assert_all_exact(engine, reference.expect(prompts), outputs)
+        stats = await engine.check()
+
+    assert stats["scheduler"]["evicted_pages"] > 0
+    assert stats["host"]["pages_dropped"] > 0

@@ -1,0 +1,70 @@
+"""An engine in one process, around a model that makes its tokens up."""
+
+from functools import partial
+
+import pytest
+
+from raydix.errors import AccountingError, EngineDead
+from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.actors.sleeping_runner import SleepingRunner, build_sleeping_model
+from raydix.runtime.config import EngineConfig, load_config
+from raydix.runtime.in_process import InProcessEngine, in_process_engine
+
+CONFIG = load_config(
+    {
+        "model": {"path": "unused", "max_model_len": 256},
+        "parallel": {"dp": 2},
+        "cache": {"l1": {"num_pages": 32}, "l2": None},
+    }
+)
+BUILD = partial(build_sleeping_model, step_s=0.0)
+
+
+async def generate(engine: InProcessEngine, num_tokens: int) -> list[int]:
+    """The answer to some prompt."""
+    params = {"max_tokens": num_tokens, "temperature": 0.0, "output_kind": "final"}
+    [output] = [output async for output in engine.client.generate(list(range(40)), params)]
+    return output.outputs[0].token_ids
+
+
+async def test_tokens_come_back_and_the_figures_add_up() -> None:
+    async with in_process_engine(CONFIG, BUILD) as engine:
+        assert len(await generate(engine, 20)) == 20
+        stats = await engine.check()
+        dropped = await engine.flush()
+        after = await engine.check()
+
+    assert set(stats) == {"scheduler", "gpu0", "gpu1", "restarts"}
+    assert stats["scheduler"]["generation_tokens"] == 20
+    assert dropped == {"l1_pages": stats["scheduler"]["l1_cached_pages"]}
+    assert after["scheduler"]["l1_cached_pages"] == 0
+
+
+async def test_settle_names_what_is_left() -> None:
+    async with in_process_engine(CONFIG, partial(build_sleeping_model, step_s=0.01)) as engine:
+        outputs = engine.client.generate(list(range(40)), {"max_tokens": 200, "temperature": 0.0})
+        await anext(outputs)
+        with pytest.raises(AccountingError, match=r"scheduler\.num_requests_running"):
+            await engine.settle(timeout_s=0.02)
+        await outputs.aclose()
+        await engine.check()
+
+
+async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SleepingRunner, "execute", fail)
+        async with in_process_engine(CONFIG, BUILD, drain_timeout_s=0.1) as engine:
+            with pytest.raises(EngineDead):
+                await generate(engine, 4)
+
+
+async def test_wrong_model_is_refused_at_start() -> None:
+    def fail(config: EngineConfig, device_index: int) -> GpuModel:
+        raise AccountingError(f"no device {device_index}")
+
+    with pytest.raises(AccountingError, match="no device"):
+        async with in_process_engine(CONFIG, fail):
+            pass
