@@ -133,14 +133,15 @@ class Copies:
 
 
 def pattern_figures(copies: Copies, baselines: dict[CopyDirection, float]) -> list[Figure]:
-    """Fractions of the contiguous copy."""
+    """Fractions of the contiguous copy. The bar holds for the way that serves: from 1 MiB on, the copy engine."""
     pattern, figures = copies.pattern, []
     is_large = copies.piece_bytes >= LARGE_PIECE_BYTES
     for direction, baseline in baselines.items():
         name = f"{SHORT[direction]}, page {pattern.page_size}, {pattern.name} ({copies.piece_bytes >> 10} KiB)"
         num_ctas = choose_num_ctas(direction, copies.piece_bytes)
         value = copies.gbps(copies.by_kernel, direction) / baseline
-        figures.append(Figure(name=f"{name}, {num_ctas} CTAs", value=value, unit="1", min_value=MIN_FRACTION))
+        bar = None if is_large else MIN_FRACTION
+        figures.append(Figure(name=f"{name}, {num_ctas} CTAs", value=value, unit="1", min_value=bar))
         if copies.piece_bytes >= MIN_PIECE_BYTES:
             value = copies.gbps(copies.by_engine, direction) / baseline
             bar = MIN_FRACTION_LARGE if is_large else MIN_FRACTION
