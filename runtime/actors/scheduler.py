@@ -301,6 +301,11 @@ class SchedulerActor:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
+            case SendClient():
+                outbox = self._clients.get(effect.client_id)
+                if outbox is not None:
+                    outbox.add(effect.delta)
+                    self._unsent.add(effect.client_id)
             case SendPlan():
                 self._num_plans += 1
                 first = effect.lane * self._ranks_per_lane
@@ -308,11 +313,6 @@ class SchedulerActor:
                     self._send(self._ranks.get(rank), effect.plan)
             case SendHost():
                 self._send(self._host, effect.message)
-            case SendClient():
-                outbox = self._clients.get(effect.client_id)
-                if outbox is not None:
-                    outbox.add(effect.delta)
-                    self._unsent.add(effect.client_id)
             case KillRank():
                 logger.error("rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason)
                 if not self._kill_orders.full():
