@@ -17,6 +17,7 @@ from raydix.runtime.scheduler.hosting import (
     tell_if_drained,
     time_out_host,
 )
+from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.planning import next_plan
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
@@ -74,6 +75,7 @@ class SchedulerCore:
         stats["l1_cached_pages"] = sum(lane.tree.num_cached_pages for lane in replica.lanes)
         stats["l1_locked_pages"] = sum(lane.tree.num_locked_pages for lane in replica.lanes)
         stats["l2_known_pages"] = replica.host.num_keys
+        stats["l2_granted_pages"] = replica.host.num_granted
         stats["leases_wanted"] = len(replica.host.leases)
         stats["transfers_in_flight"] = sum(len(lane.transfers) for lane in replica.lanes)
         stats["dirty_pages"] = sum(len(lane.dirty) for lane in replica.lanes)
@@ -181,20 +183,30 @@ class SchedulerCore:
             replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
         time_out_host(replica, now_s)
         for lane in replica.lanes:
-            oldest = next(iter(lane.in_flight.values()), None)
-            if oldest is None:
-                continue
-            patience_s = max(
-                self.settings.step_deadline_s, 10 * replica.prefill_rate.predict_s(oldest.num_tokens, now_s)
-            )
-            due_s = oldest.started_s + patience_s if lane.is_warm else now_s + patience_s
-            if due_s > now_s:
-                lane.armed_until_s = due_s
-                replica.wake_at(due_s)
-                continue
-            for rank in sorted(oldest.waiting_ranks):
-                incarnation, _ = lane.attached[rank]
-                reason = f"step {oldest.step} has not been acknowledged for {now_s - oldest.started_s:.1f} s"
-                replica.effects.append(KillRank(rank=rank, incarnation=incarnation, reason=reason))
-            lane.armed_until_s = now_s + self.settings.step_deadline_s
-            replica.wake_at(lane.armed_until_s)
+            if lane.in_flight or lane.transfers:
+                self._condemn_late_ranks(lane, now_s)
+
+    def _condemn_late_ranks(self, lane: Lane, now_s: float) -> None:
+        """A rank may not take for ever over the oldest step or copy of its lane; before its first step it may."""
+        replica = self._replica
+        patience_s = self.settings.step_deadline_s
+        late: list[tuple[float, str, set[int]]] = []
+        step = next(iter(lane.in_flight.values()), None)
+        if step is not None:
+            step_patience_s = max(patience_s, 10 * replica.prefill_rate.predict_s(step.num_tokens, now_s))
+            late.append((step.started_s + step_patience_s, f"step {step.step}", step.waiting_ranks))
+        copy = next(iter(lane.transfers.values()), None)
+        if copy is not None and copy.sent_s is not None:
+            late.append((copy.sent_s + patience_s, f"transfer {copy.transfer_id}", copy.waiting_ranks))
+        due_s, what, ranks = min(late, key=lambda entry: entry[0])
+        is_late = lane.is_warm and due_s <= now_s
+        again_s = due_s if lane.is_warm and not is_late else now_s + patience_s
+        if not now_s < lane.armed_until_s <= again_s:
+            lane.armed_until_s = again_s
+            replica.wake_at(again_s)
+        if not is_late:
+            return
+        for rank in sorted(ranks):
+            incarnation, _ = lane.attached[rank]
+            reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
+            replica.effects.append(KillRank(rank=rank, incarnation=incarnation, reason=reason))

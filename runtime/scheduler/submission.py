@@ -8,6 +8,7 @@ from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import PrefetchState, RequestState
+from raydix.runtime.scheduler.settings import LoadPolicy
 
 _MAX_SESSIONS = 65_536
 _RETRY_AFTER_S = 1.0
@@ -95,11 +96,32 @@ def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple
 
     def cost(candidate: tuple[int, Lane]) -> tuple[float, bool, int, int]:
         num_l1_pages, lane = candidate
+        own_s = _predict_prefill_s(replica, request, num_l1_pages, now_s)
         queued = sum(other.num_tokens - other.matched_pages * size for other in lane.waiting.values())
-        queued += sum(max(0, other.num_to_plan) for other in lane.running.values())
-        own = request.num_tokens - num_l1_pages * size
-        busy_s = (queued + own) / tokens_per_s
+        queued += sum(other.num_target - other.num_computed for other in lane.running.values())
+        busy_s = queued / tokens_per_s + own_s
         return (round(busy_s, 4), lane.index != preferred, -num_l1_pages, len(lane.running) + len(lane.waiting))
 
     caches = replica.settings.prefix_caching
     return min(((lane.match(request).num_pages if caches else 0, lane) for lane in lanes), key=cost)
+
+
+def _predict_prefill_s(replica: Replica, request: RequestState, num_l1_pages: int, now_s: float) -> float:
+    """How long it takes to load what L2 holds of the request, and to compute what no tier holds."""
+    settings = replica.settings
+    size = settings.page_size
+    num_l2_pages = 0
+    if replica.host.is_usable and replica.host.num_keys and settings.prefix_caching:
+        num_full = request.num_tokens // size
+        num_l2_pages = replica.host.count_resident(request.keys(num_full, size), num_l1_pages, num_full)
+    load_s = replica.load_rate.predict_s(num_l2_pages * settings.layout.payload_bytes(0), now_s)
+    recompute_s = replica.prefill_rate.predict_s(num_l2_pages * size, now_s)
+    match settings.load:
+        case LoadPolicy.ALWAYS:
+            reuse_s = load_s
+        case LoadPolicy.NEVER:
+            reuse_s = recompute_s
+        case LoadPolicy.AUTO:
+            reuse_s = min(load_s, recompute_s)
+    num_missing = request.num_tokens - (num_l1_pages + num_l2_pages) * size
+    return reuse_s + replica.prefill_rate.predict_s(num_missing, now_s)

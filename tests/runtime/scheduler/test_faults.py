@@ -38,6 +38,19 @@ def test_step_that_hangs_behind_a_slow_first_step_is_noticed() -> None:
     assert driver.kills
 
 
+def test_copy_that_hangs_condemns_the_rank() -> None:
+    driver = CoreDriver(has_host_memory=True, step_deadline_s=30.0, prefill_budget_tokens=64)
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    while driver.plans[0]:
+        driver.step()
+    assert driver.core.stats()["transfers_in_flight"] == 1
+    driver.wait(29.0)
+    assert not driver.kills
+    driver.wait(2.0)
+    assert "transfer" in driver.kills[0].reason
+
+
 def test_only_the_ranks_that_are_late_are_condemned() -> None:
     driver = CoreDriver(ranks_per_lane=2, step_deadline_s=30.0)
     driver.submit(PROMPT, max_tokens=50)

@@ -216,6 +216,20 @@ def test_requests_go_where_they_are_answered_soonest() -> None:
     assert all(driver.plans)
 
 
+def test_what_l2_holds_is_no_reason_to_queue_behind_others() -> None:
+    driver = CoreDriver(num_lanes=2, has_host_memory=True)
+    prompt = list(range(40))
+    driver.submit(prompt, max_tokens=1)
+    driver.run()
+    cached_lane = 0 if driver.core._replica.lanes[0].tree.num_cached_pages else 1
+    driver.submit([*prompt[:4], *range(500, 520)], max_tokens=1)
+    driver.host_turn()
+    assert driver.plans[cached_lane]
+    driver.submit([*prompt, 77], max_tokens=1)
+    driver.host_turn()
+    assert len(driver.plans[1 - cached_lane][0].loads) == 10, "loading is sooner than the other lane's queue"
+
+
 def test_flush_drops_all_but_locked_pages() -> None:
     driver = CoreDriver()
     driver.submit(list(range(500, 516)), max_tokens=1)
