@@ -112,8 +112,9 @@ class InProcessEngine:
         if stats["scheduler"]["l1_locked_pages"]:
             raise AccountingError(f"L1 pages are locked in an idle engine: {stats['scheduler']}")
         host = stats.get("host")
-        if host is not None and host["pages_filling"] != host["pages_granted"]:
-            raise AccountingError(f"host pages are FILLING in an idle engine: {host}")
+        in_stock = stats["scheduler"]["l2_granted_pages"]
+        if host is not None and not host["pages_filling"] == host["pages_granted"] == in_stock:
+            raise AccountingError(f"host pages are FILLING in an idle engine; the Scheduler holds {in_stock}: {host}")
         return stats
 
     async def close(self) -> None:
