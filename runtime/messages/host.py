@@ -106,7 +106,7 @@ class ReturnPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonPages:
-    """A process died with copies in flight: quarantine these granted pages and leases until process `pid` has exited."""
+    """A process died with copies in flight: keep these grants and leases in quarantine until `pid` has exited."""
 
     host_page_ids: Int32Array
     generations: Int32Array
