@@ -55,7 +55,7 @@ async def test_deadline_raises_with_the_exact_output_so_far(references: Referenc
 
     async with in_process_engine(engine_config(reference.folder)) as engine:
         with pytest.raises(DeadlineExceeded) as raised:
-            await generate(engine.client, PROMPTS[0], 150, options=RequestOptions(deadline_s=0.15))
+            await generate(engine.client, PROMPTS[0], 150, options=RequestOptions(deadline_s=0.05))
         partial = raised.value.partial
         assert partial is not None
         await assert_exact(engine.client, expected, partial.outputs[0].token_ids[:NUM_TOKENS])
