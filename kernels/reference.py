@@ -18,8 +18,13 @@ DENSE_EXPERT_TOKENS = 64
 """Up to this many tokens every expert runs on every token: no count of tokens per expert has to reach the host."""
 
 
-def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """Scale the last dimension to unit root mean square, in float32, then by `weight_C`."""
+def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
+    """Scale the last dimension to unit root mean square, in float32, then by `weight_C`.
+
+    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised.
+    """
+    if residual_TC is not None:
+        x_TC = residual_TC.add_(x_TC)
     x32_TC = x_TC.float()
     variance_T1 = x32_TC.pow(2).mean(-1, keepdim=True)
     return weight_C * (x32_TC * torch.rsqrt(variance_T1 + eps)).to(x_TC.dtype)
@@ -50,6 +55,44 @@ def write_kv(k_THD: Tensor, v_THD: Tensor, pool_PLH2SD: Tensor, layer: int, slot
     layer_PH2SD[slots_T // page_size, :, :, slots_T % page_size] = kv_TH2D
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RopeTables:
+    """Cos and sin [X, D] in the model's dtype; the second half of D repeats the first."""
+
+    cos_XD: Tensor
+    sin_XD: Tensor
+    positions_T: Tensor | None
+    """int32 or int64, each token's row in the tables; None: X is T and the rows are the tokens'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QkNorm:
+    """RMSNorm over each head of queries and keys."""
+
+    q_weight_D: Tensor
+    k_weight_D: Tensor
+    eps: float
+
+
+def rotate_and_write_kv(
+    qkv_TX: Tensor, rope: RopeTables, norm: QkNorm | None, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+) -> Tensor:
+    """Norm and rotate queries and keys, and write keys and values into the cache. Returns the queries, [T, Q, D].
+
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T: as in `write_kv`.
+    """
+    num_heads, head_dim = pool_PLH2SD.shape[2], pool_PLH2SD.shape[5]
+    qkv_TXD = qkv_TX.view(qkv_TX.shape[0], -1, head_dim)
+    q_TQD, k_THD, v_THD = qkv_TXD.split((qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1)
+    cos_TD, sin_TD = rope.cos_XD, rope.sin_XD
+    if rope.positions_T is not None:
+        cos_TD, sin_TD = cos_TD[rope.positions_T], sin_TD[rope.positions_T]
+    if norm is not None:
+        q_TQD, k_THD = rms_norm(q_TQD, norm.q_weight_D, norm.eps), rms_norm(k_THD, norm.k_weight_D, norm.eps)
+    write_kv(apply_rope(k_THD, cos_TD, sin_TD), v_THD, pool_PLH2SD, layer, slot_mapping_T)
+    return apply_rope(q_TQD, cos_TD, sin_TD)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRow:
     """A row of several tokens. `first_token` indexes T, `row` the block tables; lengths are known on the host."""
@@ -74,12 +117,25 @@ class DecodeRows:
     max_context_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefillTiles:
+    """Rows of several tokens, cut up for the GPU. The twins do without."""
+
+    tiles_X4: Tensor
+    """int32: (row in the block tables, first index in T, tokens, position of the first token)."""
+    num_extensions: int
+    """The first so many tiles have few tokens after a long prefix: their keys are split over programs."""
+    max_context_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRows:
     """How the tokens of a step divide into rows."""
 
     prefill: tuple[PrefillRow, ...]
     decode: DecodeRows | None
+    tiles: PrefillTiles | None = None
+    """The rows of `prefill` once more, where the operations ask for them."""
 
 
 def paged_attention(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from raydix.kernels.reference import fused_experts
+from raydix.kernels.ops import ModelOps
 
 
 class Experts(nn.Module):
@@ -14,11 +14,13 @@ class Experts(nn.Module):
         hidden_size: int,
         num_experts: int,
         intermediate_size: int,
+        ops: ModelOps,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self._ops = ops
         self.gate_up_EIC = nn.Parameter(
             torch.empty(num_experts, 2 * intermediate_size, hidden_size, device=device, dtype=dtype),
             requires_grad=False,
@@ -29,4 +31,4 @@ class Experts(nn.Module):
 
     def forward(self, x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> Tensor:
         """Weighted sum of the chosen experts' outputs, [T, C]."""
-        return fused_experts(x_TC, self.gate_up_EIC, self.down_ECI, weights_TK, expert_ids_TK)
+        return self._ops.fused_experts(x_TC, self.gate_up_EIC, self.down_ECI, weights_TK, expert_ids_TK)

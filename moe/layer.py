@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.ops import ModelOps
 from raydix.moe.experts import Experts
 from raydix.moe.router import Router
 
@@ -14,6 +15,7 @@ class MoeLayer(nn.Module):
         self,
         hidden_size: int,
         intermediate_size: int,
+        ops: ModelOps,
         *,
         num_experts: int,
         experts_per_token: int,
@@ -23,9 +25,9 @@ class MoeLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.router = Router(
-            hidden_size, num_experts, experts_per_token, renormalise=renormalise, device=device, dtype=dtype
+            hidden_size, num_experts, experts_per_token, ops, renormalise=renormalise, device=device, dtype=dtype
         )
-        self.experts = Experts(hidden_size, num_experts, intermediate_size, device=device, dtype=dtype)
+        self.experts = Experts(hidden_size, num_experts, intermediate_size, ops, device=device, dtype=dtype)
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, [T, C] out."""

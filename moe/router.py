@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raydix.kernels.reference import topk_gating
+from raydix.kernels.ops import ModelOps
 
 
 class Router(nn.Module):
@@ -15,6 +15,7 @@ class Router(nn.Module):
         hidden_size: int,
         num_experts: int,
         experts_per_token: int,
+        ops: ModelOps,
         *,
         renormalise: bool,
         device: torch.device,
@@ -23,11 +24,12 @@ class Router(nn.Module):
         super().__init__()
         self.experts_per_token = experts_per_token
         self.renormalise = renormalise
+        self._ops = ops
         self.weight_EC = nn.Parameter(
             torch.empty(num_experts, hidden_size, device=device, dtype=dtype), requires_grad=False
         )
 
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (weights_TK float32, logical expert_ids_TK int64)."""
+        """Return (weights_TK float32, logical expert_ids_TK int)."""
         logits_TE = functional.linear(x_TC, self.weight_EC)
-        return topk_gating(logits_TE, self.experts_per_token, renormalise=self.renormalise)
+        return self._ops.topk_gating(logits_TE, self.experts_per_token, renormalise=self.renormalise)

@@ -53,6 +53,9 @@ class ModelSection(Section):
     """Which model, and how it is held."""
 
     path: str = Field(description="Folder of a Hugging Face checkpoint (config.json and safetensors).")
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy: random weights for a folder that holds config.json alone, to measure speed."
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Type of weights, activations and cached KV. Default on cuda: bfloat16."

@@ -12,6 +12,7 @@ from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.config import EngineConfig
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
@@ -48,7 +49,8 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
     """
     device = _device(config, device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    loaded = load_model(config.model.path, device=device, dtype=dtype)
+    load = make_dummy_model if config.model.load_format == "dummy" else load_model
+    loaded = load(config.model.path, device=device, dtype=dtype)
     layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype)
     num_pages = _num_pages(config, layout, device)
     pools = make_pools(layout, num_pages, device)

@@ -1,16 +1,17 @@
 """Full attention over paged KV.
 
-Legend: T tokens of the step, R rows, C hidden, H KV heads, Q query heads, D head dim, P pages, L layers of the group,
-S slots per page, N pages of a block table.
+Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query heads, D head dim,
+P pages, L layers of the group, H KV heads, S slots per page, N pages of a block table.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from raydix.kernels.reference import AttentionRows, apply_rope, paged_attention, rms_norm, write_kv
+from raydix.kernels.ops import ModelOps
+from raydix.kernels.reference import AttentionRows, QkNorm, RopeTables
 from raydix.runtime.model.spec import ModelSpec
 
 
@@ -23,14 +24,15 @@ class GroupBatch:
     block_tables_RN: Tensor
     """int32, page ids per row."""
     slot_mapping_T: Tensor
-    """int64, page * S + offset where each token's keys and values go; -1: nowhere."""
+    """int64, page * S + offset where each token's keys and values go; those that are not kept go to page 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
-    """Rows of a step and, per KV group, where their keys and values lie."""
+    """Rows of a step, their positions and, per KV group, where their keys and values lie."""
 
     rows: AttentionRows
+    rope: RopeTables
     groups: tuple[GroupBatch, ...]
 
 
@@ -43,26 +45,30 @@ def linear_parameters(
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm over the last dimension."""
+    """Root-mean-square norm over the last dimension, with the residual connection before it."""
 
-    def __init__(self, size: int, eps: float, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, ops: ModelOps, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.eps = eps
+        self._ops = ops
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape out as in."""
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
+        """Same shape out as in. `residual_TC`: `x_TC` is added to it in place, and the sum is normed."""
+        return self._ops.rms_norm(x_TC, self.weight, self.eps, residual_TC=residual_TC)
 
 
 class FullAttention(nn.Module):
     """Grouped-query attention of one layer; `layer_in_group` is its place in the group's pool."""
 
-    def __init__(self, spec: ModelSpec, layer_in_group: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: ModelSpec, layer_in_group: int, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.layer_in_group = layer_in_group
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.scale = spec.head_dim**-0.5
+        self._ops = ops
+        self._scale = spec.head_dim**-0.5
         qkv_heads = spec.num_heads + 2 * spec.num_kv_heads
         self.qkv = linear_parameters(
             qkv_heads * spec.head_dim, spec.hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
@@ -73,21 +79,28 @@ class FullAttention(nn.Module):
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
         if spec.qk_norm:
-            self.q_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, device=device, dtype=dtype)
-            self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, device=device, dtype=dtype)
+            self.q_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ops, device=device, dtype=dtype)
+            self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ops, device=device, dtype=dtype)
 
-    def project(self, x_TC: Tensor, rope_tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (q_TQD, k_THD, v_THD), normed and rotated."""
-        qkv_TXD = self.qkv(x_TC).view(x_TC.shape[0], -1, self.head_dim)
-        q_TQD, k_THD, v_THD = qkv_TXD.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_TQD, k_THD = self.q_norm(q_TQD), self.k_norm(k_THD)
-        return apply_rope(q_TQD, *rope_tables), apply_rope(k_THD, *rope_tables), v_THD
+    def forward(
+        self, x_TC: Tensor, batch: AttentionBatch, group: GroupBatch, before_cache: Callable[[], None] | None
+    ) -> Tensor:
+        """Write this step's keys and values, attend to each row's context, project back to [T, C].
 
-    def attend(self, q_TQD: Tensor, k_THD: Tensor, v_THD: Tensor, group: GroupBatch, rows: AttentionRows) -> Tensor:
-        """Write this step's keys and values, attend to each row's context, project back to [T, C]."""
-        write_kv(k_THD, v_THD, group.pool_PLH2SD, self.layer_in_group, group.slot_mapping_T)
-        out_TQD = paged_attention(
-            q_TQD, group.pool_PLH2SD, self.layer_in_group, group.block_tables_RN, rows, self.scale
+        `before_cache` runs before the layer touches the KV pool.
+        """
+        qkv_TX = self.qkv(x_TC)
+        if before_cache is not None:
+            before_cache()
+        pool_PLH2SD, layer = group.pool_PLH2SD, self.layer_in_group
+        q_TQD = self._ops.rotate_and_write_kv(
+            qkv_TX, batch.rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
         )
-        return functional.linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
+        out_TQD = self._ops.paged_attention(q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._scale)
+        out_TC: Tensor = self.output(out_TQD.flatten(1))
+        return out_TC
+
+    def _norm(self) -> QkNorm | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return QkNorm(q_weight_D=self.q_norm.weight, k_weight_D=self.k_norm.weight, eps=self.q_norm.eps)

@@ -13,7 +13,7 @@ from torch import Tensor
 from raydix.errors import CheckpointError
 from raydix.moe.layer import MoeLayer
 from raydix.runtime.model.attention import FullAttention
-from raydix.runtime.model.decoder import Decoder, DenseMlp
+from raydix.runtime.model.decoder import Decoder, DenseMlp, make_decoder
 from raydix.runtime.model.spec import Family, ModelSpec, read_json, read_spec
 
 _INDEX = "model.safetensors.index.json"
@@ -28,7 +28,7 @@ class LoadedModel:
 
     decoder: Decoder
     weight_fingerprint: bytes
-    """32 bytes over name, shape, dtype and content of every tensor in the checkpoint."""
+    """32 bytes over name, shape, dtype and content of every tensor in the checkpoint; over the seed of random ones."""
     config_digest: bytes
     """`ModelSpec.digest()`."""
 
@@ -44,7 +44,7 @@ def load_model(folder: str | Path, *, device: torch.device, dtype: torch.dtype) 
     Raises CheckpointError if it is unsupported, incomplete or corrupt.
     """
     folder = Path(folder)
-    decoder = Decoder(read_spec(folder), device=device, dtype=dtype)
+    decoder = make_decoder(read_spec(folder), device=device, dtype=dtype)
     fingerprint = load_weights(decoder, folder)
     return LoadedModel(decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raydix.kernels.reference import silu_mul
+from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.moe.layer import MoeLayer
 from raydix.runtime.model.attention import AttentionBatch, FullAttention, RmsNorm, linear_parameters
 from raydix.runtime.model.rope import RotaryEmbedding
@@ -19,15 +19,16 @@ from raydix.runtime.model.spec import ModelSpec
 class DenseMlp(nn.Module):
     """SwiGLU feed-forward; gate and up rows are stacked in one matrix."""
 
-    def __init__(self, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
+        self._ops = ops
         size, bias = spec.intermediate_size, spec.mlp_bias
         self.gate_up = linear_parameters(2 * size, spec.hidden_size, bias=bias, device=device, dtype=dtype)
         self.down = linear_parameters(spec.hidden_size, size, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, [T, C] out."""
-        out_TC: Tensor = self.down(silu_mul(self.gate_up(x_TC)))
+        out_TC: Tensor = self.down(self._ops.silu_mul(self.gate_up(x_TC)))
         return out_TC
 
 
@@ -35,18 +36,26 @@ class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward with residual connections. `group` is the layer's KV group."""
 
     def __init__(
-        self, spec: ModelSpec, layer: int, place: tuple[int, int], *, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        layer: int,
+        place: tuple[int, int],
+        ops: ModelOps,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.group, layer_in_group = place
-        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, device=device, dtype=dtype)
-        self.attention = FullAttention(spec, layer_in_group, device=device, dtype=dtype)
-        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, device=device, dtype=dtype)
+        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype)
+        self.attention = FullAttention(spec, layer_in_group, ops, device=device, dtype=dtype)
+        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype)
         self.mlp: MoeLayer | DenseMlp
         if spec.moe is not None and layer in spec.moe.layers:
             self.mlp = MoeLayer(
                 spec.hidden_size,
                 spec.moe.intermediate_size,
+                ops,
                 num_experts=spec.moe.num_experts,
                 experts_per_token=spec.moe.experts_per_token,
                 renormalise=spec.moe.norm_topk_prob,
@@ -54,30 +63,32 @@ class DecoderLayer(nn.Module):
                 dtype=dtype,
             )
         else:
-            self.mlp = DenseMlp(spec, device=device, dtype=dtype)
+            self.mlp = DenseMlp(spec, ops, device=device, dtype=dtype)
 
     def forward(
         self,
-        x_TC: Tensor,
-        rope_tables: tuple[Tensor, Tensor],
+        x_TC: Tensor | None,
+        residual_TC: Tensor,
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
     ) -> Tensor:
-        """[T, C] in, [T, C] out. `before_cache` runs before the layer touches the KV pool."""
-        qkv = self.attention.project(self.attention_norm(x_TC), rope_tables)
-        if before_cache is not None:
-            before_cache()
-        x_TC = x_TC + self.attention.attend(*qkv, batch.groups[self.group], batch.rows)
-        out_TC: Tensor = x_TC + self.mlp(self.mlp_norm(x_TC))
+        """The feed-forward's output [T, C], which the next norm adds to `residual_TC`; that one changes in place.
+
+        `x_TC`: what the layer before returned; None in the first layer. For `before_cache` see `FullAttention`.
+        """
+        normed_TC = self.attention_norm(residual_TC) if x_TC is None else self.attention_norm(x_TC, residual_TC)
+        x_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
+        out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
         return out_TC
 
 
 class Decoder(nn.Module):
     """The whole model on one device. Its parameters are uninitialised until a checkpoint is loaded."""
 
-    def __init__(self, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec = spec
+        self.ops = ops
         self.device = device
         self.dtype = dtype
         self.embedding = nn.Parameter(
@@ -85,9 +96,10 @@ class Decoder(nn.Module):
         )
         places = _places_in_groups(spec)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, layer, places[layer], device=device, dtype=dtype) for layer in range(spec.num_layers)
+            DecoderLayer(spec, layer, places[layer], ops, device=device, dtype=dtype)
+            for layer in range(spec.num_layers)
         )
-        self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, device=device, dtype=dtype)
+        self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype)
         # Tied weights are one parameter under two names.
         self.head = (
             self.embedding
@@ -99,21 +111,18 @@ class Decoder(nn.Module):
         self.rotary = RotaryEmbedding(spec.rope, spec.head_dim, device)
 
     def forward(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        batch: AttentionBatch,
-        on_layer: Callable[[int], None] | None = None,
+        self, token_ids_T: Tensor, batch: AttentionBatch, on_layer: Callable[[int], None] | None = None
     ) -> Tensor:
         """Run a step and return the final hidden states [T, C]; keys and values go to the pools of `batch`.
 
-        `token_ids_T` int, `positions_T` int64. `on_layer(i)` is called before layer i reads or writes cached KV.
+        `token_ids_T` int. `on_layer(i)` is called before layer i reads or writes cached KV.
         """
-        x_TC = functional.embedding(token_ids_T, self.embedding)
-        rope_tables = self.rotary.tables(positions_T, self.dtype)
+        residual_TC = functional.embedding(token_ids_T, self.embedding)
+        x_TC: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x_TC = layer(x_TC, rope_tables, batch, _bind(on_layer, index))
-        hidden_TC: Tensor = self.norm(x_TC)
+            x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index))
+        assert x_TC is not None, "a decoder has layers"
+        hidden_TC: Tensor = self.norm(x_TC, residual_TC)
         return hidden_TC
 
     def decoder_layers(self) -> list[DecoderLayer]:
@@ -123,6 +132,18 @@ class Decoder(nn.Module):
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
         return functional.linear(hidden_RC, self.head)
+
+
+def make_decoder(spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """A decoder with the fastest operations that the device has for it."""
+    ops = choose_ops(
+        device,
+        dtype,
+        num_query_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        expert_sizes=() if spec.moe is None else (spec.hidden_size, spec.moe.intermediate_size),
+    )
+    return Decoder(spec, ops, device=device, dtype=dtype)
 
 
 def _bind(on_layer: Callable[[int], None] | None, index: int) -> Callable[[], None] | None:

@@ -1,17 +1,19 @@
 """Log-probabilities of sampled and most likely tokens, from raw logits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.model.request_slots import copy_to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobTensors:
-    """Logprobs of the rows that asked, still on the device. J rows that asked, K the most that one asked for."""
+    """Logprobs of the rows that asked. J rows that asked, K the most that one asked for."""
 
     num_logprobs: tuple[int | None, ...]
     """What each sampling row asked for."""
@@ -21,8 +23,19 @@ class LogprobTensors:
     top_ids_JK: Tensor
     top_logprobs_JK: Tensor
 
+    def to_host(self) -> "LogprobTensors":
+        """Enqueue copies to pinned memory; on the cpu there is nothing to do."""
+        return replace(
+            self,
+            sampled_ids_J=copy_to_host(self.sampled_ids_J),
+            sampled_logprobs_J=copy_to_host(self.sampled_logprobs_J),
+            sampled_ranks_J=copy_to_host(self.sampled_ranks_J),
+            top_ids_JK=copy_to_host(self.top_ids_JK),
+            top_logprobs_JK=copy_to_host(self.top_logprobs_JK),
+        )
+
     def to_messages(self) -> tuple[TokenLogprobs | None, ...]:
-        """One entry per sampling row. Waits for the device."""
+        """One entry per sampling row. The tensors must have arrived on the host."""
         asked = [count for count in self.num_logprobs if count is not None]
         columns = zip(
             self.sampled_ids_J.tolist(),
@@ -44,6 +57,13 @@ class LogprobTensors:
         return tuple(None if count is None else next(messages) for count in self.num_logprobs)
 
 
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """Enqueue a copy to pinned memory; a tensor on the cpu is returned as it is."""
+    if tensor.device.type != "cuda":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 def compute_logprobs(
     logits_RV: Tensor, token_ids_R: Tensor, num_logprobs: Sequence[int | None]
 ) -> LogprobTensors | None:
@@ -52,7 +72,7 @@ def compute_logprobs(
     asked = [row for row, count in enumerate(counts) if count is not None]
     if not asked:
         return None
-    index_J = torch.tensor(asked, dtype=torch.int64, device=logits_RV.device)
+    (index_J,) = copy_to_device([np.array(asked, dtype=np.int64)], logits_RV.device)
     logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
     sampled_J1 = token_ids_R[index_J].long()[:, None]
     sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)

@@ -24,9 +24,9 @@ def copy_to_device(columns: Sequence[NDArray[np.int64]], device: torch.device) -
 class RequestSlots:
     """Owns: each slot's tokens, block tables and sampling parameters.
 
-    `tokens_XL`: int32 [max_slots, max_model_len + 1], prompt then output; sampled tokens are written by the step that
-    samples them. `tables_XN`: one int32 [max_slots, pages of max_model_len] per KV group; what is not set is the
-    padding page, so that a row beyond its request's pages is harmless.
+    `tokens_XL`: int32 [max_slots + 1, max_model_len + 1], prompt then output; sampled tokens are written by the step
+    that samples them. `tables_XN`: one int32 [max_slots + 1, pages of max_model_len] per KV group; what is not set is
+    the padding page, so that a row beyond its request's pages is harmless. No request is ever in the last slot.
     """
 
     def __init__(
@@ -35,12 +35,19 @@ class RequestSlots:
         self.device = device
         self.max_slots = max_slots
         self.max_model_len = max_model_len
-        max_pages = -(-max_model_len // page_size)
-        self.tokens_XL = torch.zeros(max_slots, max_model_len + 1, dtype=torch.int32, device=device)
+        self.page_size = page_size
+        self.max_pages = -(-max_model_len // page_size)
+        """Entries of a slot's block table."""
+        self.tokens_per_slot = max_model_len + 1
+        self.scratch_slot = max_slots
+        """For rows of padding: its block tables name the padding page alone."""
+        self.tokens_XL = torch.zeros(max_slots + 1, self.tokens_per_slot, dtype=torch.int32, device=device)
         self.tables_XN = tuple(
-            torch.zeros(max_slots, max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)
+            torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)
         )
         self.sampling: list[DeviceSampling] = [_GREEDY] * max_slots
+        self.takes_likeliest = np.ones(max_slots, dtype=np.bool_)
+        """Slots that want the most likely token at each position, and nothing else."""
         self.num_prompt_tokens = np.zeros(max_slots, dtype=np.int64)
         self.is_taken = np.zeros(max_slots, dtype=np.bool_)
 
@@ -63,6 +70,7 @@ class RequestSlots:
             )
         self.is_taken[slot] = True
         self.sampling[slot] = request.sampling
+        self.takes_likeliest[slot] = is_greedy(request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         (token_ids,) = copy_to_device([request.token_ids.astype(np.int64)], self.device)
         self.tokens_XL[slot, :num_tokens] = token_ids
@@ -72,7 +80,7 @@ class RequestSlots:
     def change_tables(self, changes: TableChanges) -> None:
         """Write runs of page ids. Raises AccountingError if a run does not fit its table."""
         table_XN = self.tables_XN[changes.group]
-        max_pages = table_XN.shape[1]
+        max_pages = self.max_pages
         counts = changes.counts.astype(np.int64)
         starts = changes.starts.astype(np.int64)
         if counts.sum() != len(changes.page_ids) or (starts + counts > max_pages).any():
@@ -85,6 +93,12 @@ class RequestSlots:
             [first + run_offsets(counts), changes.page_ids.astype(np.int64)], self.device
         )
         table_XN.view(-1)[indices] = page_ids.to(torch.int32)
+
+
+def is_greedy(sampling: DeviceSampling) -> bool:
+    """Is every token the most likely one of the raw logits, and are no logprobs wanted?"""
+    has_penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
+    return not (sampling.temperature > 0 or has_penalties or sampling.min_tokens or sampling.num_logprobs is not None)
 
 
 def run_offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

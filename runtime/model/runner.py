@@ -9,18 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillTiles, RopeTables
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
+from raydix.runtime.model.decode_graphs import DecodeGraphs, DecodeOutput
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
-from raydix.runtime.model.request_slots import RequestSlots, copy_to_device, run_offsets
+from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs, copy_to_host
+from raydix.runtime.model.request_slots import RequestSlots, copy_to_device
 from raydix.runtime.model.sampling import SamplingRows, sample
+from raydix.runtime.model.step_rows import (
+    StepRows,
+    decode_columns,
+    padding_columns,
+    padding_row,
+    read_rows,
+    token_columns,
+)
 
 WaitLayer = Callable[[int, int], None]
 """Called with (transfer id, layer) before a layer uses KV that this load brings."""
@@ -28,12 +36,10 @@ WaitLayer = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What a step sampled, on the device."""
+    """What a step sampled, on the host; on cuda in pinned memory, valid once `ready` has passed."""
 
     token_ids: Tensor
     """int32, one entry per sampling row, in row order."""
-    host_token_ids: Tensor
-    """The same on the host (pinned on cuda); valid once `ready` has passed."""
     logprobs: LogprobTensors | None
     ready: torch.cuda.Event | None
     """Recorded after the step's last work; None on cpu."""
@@ -45,31 +51,10 @@ class StepOutput:
         return StepResult(
             rank=rank,
             step=step,
-            token_ids=int32_array(self.host_token_ids.numpy()) if len(self.host_token_ids) else empty(),
+            token_ids=int32_array(self.token_ids.numpy()) if len(self.token_ids) else empty(),
             logprobs=self.logprobs.to_messages() if self.logprobs is not None else (),
             compute_s=compute_s,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """A plan's rows as int64 columns on the host."""
-
-    slots: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
-    write_starts: NDArray[np.int64]
-    output_positions: NDArray[np.int64]
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """Position after each row's last token: its context, and where its sampled token goes."""
-        return self.starts + self.num_tokens
-
-    @property
-    def sampling(self) -> NDArray[np.int64]:
-        """Indices of the rows that sample."""
-        return np.flatnonzero(self.output_positions >= 0)
 
 
 class ModelRunner:
@@ -90,8 +75,9 @@ class ModelRunner:
     ) -> None:
         self._decoder = decoder
         self._pools = pools
-        self._page_size = page_size
         self._device = device
+        self._rope_XD = decoder.rotary.tables(torch.arange(max_model_len, device=device), decoder.dtype)
+        self._graphs: DecodeGraphs | None = None
         self.slots = RequestSlots(
             num_groups=len(pools),
             page_size=page_size,
@@ -99,6 +85,24 @@ class ModelRunner:
             max_model_len=max_model_len,
             device=device,
         )
+
+    @torch.inference_mode()
+    def warm_up(self, max_prefill_tokens: int) -> None:
+        """Run steps of all kinds up to this size, over the padding page, so that every kernel is compiled."""
+        longest = min(max_prefill_tokens, self.slots.max_model_len)
+        sizes = {size - less for size in _powers_of_two(16, longest) for less in (0, 1)} | {longest}
+        for num_tokens in sorted(sizes):
+            self._run_padding(num_tokens, 0)
+        for context in _powers_of_two(1, self.slots.max_model_len):
+            for num_tokens in {1, min(16, context)}:
+                self._run_padding(num_tokens, context - num_tokens)
+        self._decode(torch.from_numpy(padding_columns(self.slots)).to(self._device))
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture decode steps of all sizes, if the operations allow it. Call once, before the first plan."""
+        if self._decoder.ops.is_capturable:
+            self._graphs = DecodeGraphs(self._decode, padding_columns(self.slots), self.slots.max_slots, self._device)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
@@ -114,12 +118,18 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
         """Run the plan's rows, after `apply`. On cuda the work is only enqueued, on the current stream."""
-        rows = self._rows(plan)
+        rows = read_rows(plan, self.slots)
         if not len(rows.slots):
-            return self._output(torch.empty(0, dtype=torch.int32, device=self._device), None)
-        token_ids_T, positions_T, batch, sampled_T = self._batch(rows)
-        hidden_TC = self._decoder(token_ids_T, positions_T, batch, _layer_waiter(plan, wait_layer))
-        return self._sample(hidden_TC, rows, sampled_T)
+            return self._output(torch.empty(0, dtype=torch.int32), None)
+        on_layer = _layer_waiter(plan, wait_layer)
+        # A load's events are the plan's own, so no graph can hold them.
+        if self._graphs is not None and on_layer is None and rows.is_decode:
+            return self._replay(self._graphs, rows)
+        token_ids_T, batch, sampled_T = self._batch(rows)
+        hidden_TC = self._decoder(token_ids_T, batch, on_layer)
+        if not len(rows.sampling):
+            return self._output(torch.empty(0, dtype=torch.int32), None)
+        return self._sample(self._decoder.logits(hidden_TC[sampled_T]), rows)
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page that its pool lacks. Waits for the device."""
@@ -130,70 +140,73 @@ class ModelRunner:
                     f"Block tables of group {group} name pages {lowest} to {highest}; its pool has {pool.shape[0]}."
                 )
 
-    def _rows(self, plan: StepPlan) -> _Rows:
-        rows = _Rows(
-            slots=plan.row_slots.astype(np.int64),
-            starts=plan.row_starts.astype(np.int64),
-            num_tokens=plan.row_num_tokens.astype(np.int64),
-            write_starts=plan.row_write_starts.astype(np.int64),
-            output_positions=plan.row_output_positions.astype(np.int64),
-        )
-        max_model_len = self.slots.max_model_len
-        if (rows.num_tokens < 1).any() or (rows.starts < 0).any() or (rows.ends > max_model_len).any():
-            raise AccountingError(
-                f"Plan {plan.step} has rows from {rows.starts.tolist()} to {rows.ends.tolist()}; expected at least one "
-                f"token each, within max_model_len {max_model_len}."
-            )
-        if not self.slots.is_taken[rows.slots].all():
-            raise AccountingError(f"Plan {plan.step} runs slots {rows.slots.tolist()}, of which some are free.")
-        return rows
-
-    def _batch(self, rows: _Rows) -> tuple[Tensor, Tensor, AttentionBatch, Tensor]:
-        """Return token_ids_T, positions_T, the attention batch, and the index in T of each sampled row's last token."""
-        row_of_token = np.repeat(np.arange(len(rows.slots)), rows.num_tokens)
-        positions = rows.starts[row_of_token] + run_offsets(rows.num_tokens)
-        is_kept = positions >= rows.write_starts[row_of_token]
+    def _batch(self, rows: StepRows) -> tuple[Tensor, AttentionBatch, Tensor]:
+        """Return token_ids_T, the attention batch, and the index in T of each sampled row's last token."""
+        tokens = token_columns(rows, self.slots)
         last_tokens = np.cumsum(rows.num_tokens) - 1
         decode = np.flatnonzero(rows.num_tokens == 1)
+        prefill = rows.prefill_rows()
+        tiles_X4, num_extensions = self._decoder.ops.plan_tiles(prefill)
         columns = copy_to_device(
             [
-                rows.slots,
-                rows.slots[row_of_token] * self.slots.tokens_XL.shape[1] + positions,
-                row_of_token,
-                positions,
-                is_kept.astype(np.int64),
+                tokens.token_index_T,
+                tokens.page_index_T,
+                tokens.page_offset_T,
+                tokens.positions_T,
                 last_tokens[rows.sampling],
-                decode,
+                rows.slots[decode],
                 last_tokens[decode],
                 rows.ends[decode],
+                tiles_X4.reshape(-1).view(np.int64),
             ],
             self._device,
         )
-        slots_R, token_index_T, row_T, positions_T, is_kept_T, sampled_T, *decode_columns = columns
-        attention_rows = AttentionRows(prefill=_prefill_rows(rows), decode=_decode_rows(rows, decode, decode_columns))
-        groups = tuple(
-            self._group_batch(group, slots_R, row_T, positions_T, is_kept_T) for group in range(len(self._pools))
+        token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, *decode_columns_B, tiles = columns
+        attention_rows = AttentionRows(
+            prefill=prefill,
+            decode=_decode_rows(decode_columns_B, int(rows.ends[decode].max())) if len(decode) else None,
+            tiles=PrefillTiles(
+                tiles_X4=tiles.view(torch.int32).view(-1, 4),
+                num_extensions=num_extensions,
+                max_context_tokens=max((row.context_tokens for row in prefill), default=0),
+            ),
         )
-        token_ids_T = self.slots.tokens_XL.view(-1)[token_index_T]
-        return token_ids_T, positions_T, AttentionBatch(rows=attention_rows, groups=groups), sampled_T
+        batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
+        return self.slots.tokens_XL.view(-1)[token_index_T], batch, sampled_T
 
-    def _group_batch(
-        self, group: int, slots_R: Tensor, row_T: Tensor, positions_T: Tensor, is_kept_T: Tensor
-    ) -> GroupBatch:
-        tables_RN = self.slots.tables_XN[group][slots_R]
-        pages_T = tables_RN[row_T, positions_T // self._page_size].long()
-        slot_mapping_T = pages_T * self._page_size + positions_T % self._page_size
-        return GroupBatch(
-            pool_PLH2SD=self._pools[group],
-            block_tables_RN=tables_RN,
-            slot_mapping_T=torch.where(is_kept_T > 0, slot_mapping_T, -1),
-        )
+    def _attention_batch(
+        self, rows: AttentionRows, positions_T: Tensor, page_index_T: Tensor, page_offset_T: Tensor
+    ) -> AttentionBatch:
+        groups = []
+        for pool_PLH2SD, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
+            pages_T = table_XN.view(-1)[page_index_T]
+            slot_mapping_T = torch.add(page_offset_T, pages_T, alpha=self.slots.page_size)
+            groups.append(GroupBatch(pool_PLH2SD=pool_PLH2SD, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T))
+        cos_XD, sin_XD = self._rope_XD
+        rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
+        return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
 
-    def _sample(self, hidden_TC: Tensor, rows: _Rows, sampled_T: Tensor) -> StepOutput:
+    def _replay(self, graphs: DecodeGraphs, rows: StepRows) -> StepOutput:
+        """A decode step by graph. Its tokens are the most likely ones; rows that want others are sampled again."""
+        num_rows = len(rows.slots)
+        output = graphs.replay(decode_columns(rows, self.slots, graphs.bucket(num_rows)))
+        if self.slots.takes_likeliest[rows.slots].all():
+            return self._output(output.token_ids_B[:num_rows], None)
+        return self._sample(output.logits_BV[:num_rows], rows)
+
+    def _decode(self, columns_XB: Tensor) -> DecodeOutput:
+        """One step of the rows that `decode_columns` describes. Reads nothing from the host but shapes."""
+        token_index_B, page_index_B, page_offset_B, positions_B, *decode_columns_B, next_index_B = columns_XB
+        attention_rows = AttentionRows(prefill=(), decode=_decode_rows(decode_columns_B, self.slots.max_model_len))
+        batch = self._attention_batch(attention_rows, positions_B, page_index_B, page_offset_B)
+        tokens = self.slots.tokens_XL.view(-1)
+        logits_BV = self._decoder.logits(self._decoder(tokens[token_index_B], batch))
+        token_ids_B = logits_BV.argmax(-1).to(torch.int32)
+        tokens.scatter_(0, next_index_B, token_ids_B)
+        return DecodeOutput(logits_BV=logits_BV, token_ids_B=token_ids_B)
+
+    def _sample(self, logits_RV: Tensor, rows: StepRows) -> StepOutput:
         chosen = rows.sampling
-        if not len(chosen):
-            return self._output(torch.empty(0, dtype=torch.int32, device=self._device), None)
-        logits_RV = self._decoder.logits(hidden_TC[sampled_T])
         slots = rows.slots[chosen]
         sampling = [self.slots.sampling[slot] for slot in slots]
         slots_R, ends_R = copy_to_device([slots, rows.ends[chosen]], self._device)
@@ -211,38 +224,27 @@ class ModelRunner:
         return self._output(token_ids_R, compute_logprobs(logits_RV, token_ids_R, [s.num_logprobs for s in sampling]))
 
     def _output(self, token_ids_R: Tensor, logprobs: LogprobTensors | None) -> StepOutput:
-        if self._device.type != "cuda":
-            return StepOutput(token_ids=token_ids_R, host_token_ids=token_ids_R, logprobs=logprobs, ready=None)
-        host_token_ids = torch.empty(len(token_ids_R), dtype=torch.int32, pin_memory=True)
-        host_token_ids.copy_(token_ids_R, non_blocking=True)
-        ready = torch.cuda.Event()
-        ready.record()
-        return StepOutput(token_ids=token_ids_R, host_token_ids=host_token_ids, logprobs=logprobs, ready=ready)
+        token_ids = copy_to_host(token_ids_R)
+        on_host = None if logprobs is None else logprobs.to_host()
+        ready = torch.cuda.Event() if self._device.type == "cuda" else None
+        if ready is not None:
+            ready.record()
+        return StepOutput(token_ids=token_ids, logprobs=on_host, ready=ready)
+
+    def _run_padding(self, num_tokens: int, start: int) -> None:
+        token_ids_T, batch, sampled_T = self._batch(padding_row(num_tokens, start, self.slots))
+        self._decoder.logits(self._decoder(token_ids_T, batch)[sampled_T])
 
 
-def _prefill_rows(rows: _Rows) -> tuple[PrefillRow, ...]:
-    first_tokens = np.cumsum(rows.num_tokens) - rows.num_tokens
-    return tuple(
-        PrefillRow(
-            row=int(row),
-            first_token=int(first_tokens[row]),
-            num_tokens=int(rows.num_tokens[row]),
-            context_tokens=int(rows.ends[row]),
-        )
-        for row in np.flatnonzero(rows.num_tokens > 1)
-    )
-
-
-def _decode_rows(rows: _Rows, decode: NDArray[np.int64], columns: list[Tensor]) -> DecodeRows | None:
-    if not len(decode):
-        return None
-    rows_B, tokens_B, context_tokens_B = columns
+def _decode_rows(columns_B: list[Tensor], max_context_tokens: int) -> DecodeRows:
+    slots_B, tokens_B, contexts_B = columns_B
     return DecodeRows(
-        rows_B=rows_B,
-        tokens_B=tokens_B,
-        context_tokens_B=context_tokens_B,
-        max_context_tokens=int(rows.ends[decode].max()),
+        rows_B=slots_B, tokens_B=tokens_B, context_tokens_B=contexts_B, max_context_tokens=max_context_tokens
     )
+
+
+def _powers_of_two(start: int, stop: int) -> list[int]:
+    return [1 << bit for bit in range(start.bit_length() - 1, stop.bit_length()) if 1 << bit <= stop]
 
 
 def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:

@@ -1,5 +1,6 @@
 import torch
 
+from raydix.kernels.ops import ReferenceOps
 from raydix.moe.layer import MoeLayer
 
 
@@ -8,6 +9,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
     layer = MoeLayer(
         8,
         5,
+        ReferenceOps(),
         num_experts=4,
         experts_per_token=2,
         renormalise=True,

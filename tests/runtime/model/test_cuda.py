@@ -7,7 +7,7 @@ import torch
 from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
-from raydix.runtime.model.decoder import Decoder
+from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.runner import ModelRunner, StepOutput
 from raydix.runtime.model.spec import DefaultRope, Family, ModelSpec, MoeSpec
 
@@ -44,7 +44,7 @@ PROMPT_TOKENS, NUM_STEPS = 30, 12
 
 def make_runner(decoder: Decoder, device: torch.device) -> ModelRunner:
     pool = torch.zeros(41, SPEC.num_layers, SPEC.num_kv_heads, 2, 8, SPEC.head_dim, device=device)
-    return ModelRunner(decoder, (pool,), page_size=8, max_slots=4, max_model_len=64, device=device)
+    return ModelRunner(decoder, (pool,), page_size=8, max_slots=5, max_model_len=64, device=device)
 
 
 def make_plans(sampling: tuple[DeviceSampling, ...]) -> list[StepPlan]:
@@ -98,7 +98,7 @@ def run(runner: ModelRunner, plans: list[StepPlan]) -> list[StepOutput]:
 
 
 def copy_to_cuda(decoder: Decoder) -> Decoder:
-    copied = Decoder(SPEC, device=torch.device("cuda"), dtype=torch.float32)
+    copied = make_decoder(SPEC, device=torch.device("cuda"), dtype=torch.float32)
     copied.load_state_dict(decoder.state_dict())
     return copied
 
@@ -106,15 +106,24 @@ def copy_to_cuda(decoder: Decoder) -> Decoder:
 @pytest.fixture
 def decoder() -> Decoder:
     torch.manual_seed(0)
-    decoder = Decoder(SPEC, device=torch.device("cpu"), dtype=torch.float32)
+    decoder = make_decoder(SPEC, device=torch.device("cpu"), dtype=torch.float32)
     for parameter in decoder.parameters():
         parameter.normal_(std=0.3)
     return decoder
 
 
-def test_gpu_samples_the_tokens_of_the_cpu(decoder: Decoder) -> None:
+@pytest.fixture(params=[False, True], ids=["eager", "graphs"])
+def cuda_runner(decoder: Decoder, request: pytest.FixtureRequest) -> ModelRunner:
+    runner = make_runner(copy_to_cuda(decoder), torch.device("cuda"))
+    runner.warm_up(64)
+    if request.param:
+        runner.capture_graphs()
+    return runner
+
+
+def test_gpu_samples_the_tokens_of_the_cpu(decoder: Decoder, cuda_runner: ModelRunner) -> None:
     plans = make_plans(SAMPLING)
-    on_cuda = run(make_runner(copy_to_cuda(decoder), torch.device("cuda")), plans)
+    on_cuda = run(cuda_runner, plans)
     on_cpu = run(make_runner(decoder, torch.device("cpu")), plans)
 
     for step, (cuda_output, cpu_output) in enumerate(zip(on_cuda, on_cpu, strict=True)):
@@ -127,13 +136,24 @@ def test_gpu_samples_the_tokens_of_the_cpu(decoder: Decoder) -> None:
         assert cuda_entry.logprobs == pytest.approx(cpu_entry.logprobs, abs=1e-3)
 
 
-def test_steps_are_enqueued_without_waiting_for_the_gpu(decoder: Decoder) -> None:
-    plans = make_plans(SAMPLING[:3])
-    runner = make_runner(copy_to_cuda(decoder), torch.device("cuda"))
-    run(runner, plans[:1])
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_greedy_requests_of_any_batch_get_the_tokens_of_the_cpu(
+    decoder: Decoder, cuda_runner: ModelRunner, num_requests: int
+) -> None:
+    plans = make_plans((DeviceSampling(seed=0),) * num_requests)
+    on_cuda = run(cuda_runner, plans)
+    on_cpu = run(make_runner(decoder, torch.device("cpu")), plans)
+
+    cuda_tokens = [output.to_result(0, 0, 0.0).token_ids.tolist() for output in on_cuda]
+    assert cuda_tokens == [output.to_result(0, 0, 0.0).token_ids.tolist() for output in on_cpu]
+
+
+def test_steps_are_enqueued_without_waiting_for_the_gpu(cuda_runner: ModelRunner) -> None:
+    plans = make_plans(SAMPLING)
+    run(cuda_runner, plans[:2])
 
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run(runner, plans[1:])
+        run(cuda_runner, plans[2:])
     finally:
         torch.cuda.set_sync_debug_mode("default")

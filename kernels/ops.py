@@ -1,0 +1,122 @@
+"""The operations that a model is made of, behind one protocol: plain PyTorch, or Triton where there is a GPU.
+
+Legend: as in `reference`.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raydix.kernels import reference
+from raydix.kernels.reference import AttentionRows, PrefillRow, QkNorm, RopeTables
+
+logger = logging.getLogger(__name__)
+
+_TRITON_DTYPES = (torch.bfloat16, torch.float32)
+_ALIGNMENT_BYTES = 16
+"""Of a row of experts' weights, which Triton reads through tensor maps."""
+
+
+class ModelOps(Protocol):
+    """What the model calls. Every function rounds where its twin in `reference` rounds; none waits for the device.
+
+    The twin of `fused_experts` is the exception: past DENSE_EXPERT_TOKENS tokens the host waits.
+    """
+
+    @property
+    def is_capturable(self) -> bool:
+        """May a decode step be captured in a CUDA graph?"""
+
+    def rms_norm(self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
+        """See `reference.rms_norm`."""
+
+    def silu_mul(self, gate_up_TI: Tensor) -> Tensor:
+        """See `reference.silu_mul`."""
+
+    def rotate_and_write_kv(
+        self,
+        qkv_TX: Tensor,
+        rope: RopeTables,
+        norm: QkNorm | None,
+        pool_PLH2SD: Tensor,
+        layer: int,
+        slot_mapping_T: Tensor,
+    ) -> Tensor:
+        """See `reference.rotate_and_write_kv`. May overwrite `qkv_TX`, and return a view of it."""
+
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
+        """The table of `PrefillTiles` on the host, and how many of its first tiles are extensions."""
+
+    def paged_attention(
+        self,
+        q_TQD: Tensor,
+        pool_PLH2SD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: AttentionRows,
+        scale: float,
+    ) -> Tensor:
+        """See `reference.paged_attention`. `rows.tiles` comes from `plan_tiles`."""
+
+    def topk_gating(
+        self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
+    ) -> tuple[Tensor, Tensor]:
+        """See `reference.topk_gating`; the ids may be int32."""
+
+    def fused_experts(
+        self, x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+    ) -> Tensor:
+        """See `reference.fused_experts`."""
+
+
+class ReferenceOps:
+    """`ModelOps` in plain PyTorch, on any device."""
+
+    is_capturable = False
+    rms_norm = staticmethod(reference.rms_norm)
+    silu_mul = staticmethod(reference.silu_mul)
+    rotate_and_write_kv = staticmethod(reference.rotate_and_write_kv)
+    paged_attention = staticmethod(reference.paged_attention)
+    topk_gating = staticmethod(reference.topk_gating)
+    fused_experts = staticmethod(reference.fused_experts)
+
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
+        """No tiles: the twins read the rows themselves."""
+        return np.empty((0, 4), dtype=np.int32), 0
+
+
+def choose_ops(
+    device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int, expert_sizes: Sequence[int]
+) -> ModelOps:
+    """The fastest operations for a model of these shapes.
+
+    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU has to do without
+    Triton, the log says why.
+    """
+    if device.type != "cuda":
+        return ReferenceOps()
+    obstacle = _obstacle(dtype, expert_sizes)
+    if obstacle is not None:
+        logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
+        return ReferenceOps()
+    # Imported here: Triton is there on machines with a GPU alone.
+    from raydix.kernels.triton_ops import TritonOps
+
+    return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
+
+
+def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
+    """Why Triton's operations cannot serve; None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed."
+    if dtype not in _TRITON_DTYPES:
+        return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
+    if any(size * dtype.itemsize % _ALIGNMENT_BYTES for size in expert_sizes):
+        return f"experts of {tuple(expert_sizes)} have weight rows that are no multiple of {_ALIGNMENT_BYTES} bytes."
+    return None

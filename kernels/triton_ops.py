@@ -1,0 +1,119 @@
+"""`ModelOps` by Triton kernels.
+
+Legend: as in `reference`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raydix.kernels import kv_write
+from raydix.kernels.activation import silu_mul
+from raydix.kernels.grouped_gemm import fused_experts
+from raydix.kernels.norm import rms_norm
+from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
+from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
+from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, PrefillTiles, QkNorm, RopeTables
+from raydix.kernels.topk_gating import topk_gating
+
+_EXTENSION_TILE_ROWS = 64
+"""Query tokens of an extension tile times query heads per KV head."""
+
+
+class TritonOps:
+    """`ModelOps` for one CUDA device and model. All functions may be captured in a CUDA graph."""
+
+    is_capturable = True
+    rms_norm = staticmethod(rms_norm)
+    silu_mul = staticmethod(silu_mul)
+    topk_gating = staticmethod(topk_gating)
+    fused_experts = staticmethod(fused_experts)
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int) -> None:
+        self._dtype = dtype
+        self._num_query_heads = num_query_heads
+        self._num_kv_heads = num_kv_heads
+        self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
+
+    def rotate_and_write_kv(
+        self,
+        qkv_TX: Tensor,
+        rope: RopeTables,
+        norm: QkNorm | None,
+        pool_PLH2SD: Tensor,
+        layer: int,
+        slot_mapping_T: Tensor,
+    ) -> Tensor:
+        """See `ModelOps`. The queries are rotated in place, and returned as a view."""
+        kv_write.rotate_and_write_kv(qkv_TX, rope, norm, pool_PLH2SD, layer, slot_mapping_T)
+        num_tokens, head_dim = qkv_TX.shape[0], pool_PLH2SD.shape[5]
+        return qkv_TX.view(num_tokens, -1, head_dim)[:, : self._num_query_heads]
+
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
+        """See `ModelOps`."""
+        extensions = [row for row in rows if is_extension(row, self._num_query_heads, self._num_sms)]
+        others = [row for row in rows if not is_extension(row, self._num_query_heads, self._num_sms)]
+        split = [
+            (
+                row.row,
+                row.first_token + start,
+                min(self._extension_tokens, row.num_tokens - start),
+                row.context_tokens - row.num_tokens + start,
+            )
+            for row in extensions
+            for start in range(0, row.num_tokens, self._extension_tokens)
+        ]
+        table = np.array(split, dtype=np.int32).reshape(-1, 4)
+        return np.concatenate([table, plan_tiles(others, self._dtype)]), len(split)
+
+    def paged_attention(
+        self,
+        q_TQD: Tensor,
+        pool_PLH2SD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: AttentionRows,
+        scale: float,
+    ) -> Tensor:
+        """See `ModelOps`."""
+        out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
+        batches = [] if rows.decode is None else [self._decode_batch(rows.decode)]
+        if rows.tiles is not None:
+            if rows.tiles.num_extensions:
+                batches.append(self._extension_batch(rows.tiles))
+            tiles_X4 = rows.tiles.tiles_X4[rows.tiles.num_extensions :]
+            paged_prefill(q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles_X4, scale=scale, out_TQD=out_TQD)
+        for tiles, num_splits in batches:
+            paged_decode(
+                q_TQD,
+                pool_PLH2SD,
+                layer,
+                block_tables_RN,
+                tiles,
+                scale=scale,
+                num_splits=num_splits,
+                out_TQD=out_TQD,
+            )
+        return out_TQD
+
+    def _decode_batch(self, rows: DecodeRows) -> tuple[DecodeTiles, int]:
+        tiles = DecodeTiles(rows_B=rows.rows_B, tokens_B=rows.tokens_B, context_tokens_B=rows.context_tokens_B)
+        return tiles, self._num_splits(len(rows.rows_B), rows.max_context_tokens)
+
+    def _extension_batch(self, tiles: PrefillTiles) -> tuple[DecodeTiles, int]:
+        rows_X, tokens_X, counts_X, positions_X = tiles.tiles_X4[: tiles.num_extensions].T.contiguous()
+        extensions = DecodeTiles(
+            rows_B=rows_X,
+            tokens_B=tokens_X,
+            context_tokens_B=positions_X + counts_X,
+            num_tokens_B=counts_X,
+            tokens_per_tile=self._extension_tokens,
+        )
+        return extensions, self._num_splits(tiles.num_extensions, tiles.max_context_tokens)
+
+    def _num_splits(self, num_tiles: int, max_context_tokens: int) -> int:
+        return choose_num_splits(num_tiles, self._num_kv_heads, max_context_tokens, self._num_sms)
