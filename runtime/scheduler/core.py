@@ -22,7 +22,7 @@ from raydix.runtime.scheduler.planning import next_plan
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.submission import enqueue, submit
+from raydix.runtime.scheduler.submission import enqueue_hashed, move_waiting, submit
 
 
 class SchedulerCore:
@@ -38,6 +38,7 @@ class SchedulerCore:
         self._take(event, now_s)
         if replica.drop_wakeups(now_s):
             self._expire(now_s)
+        enqueue_hashed(replica, now_s)
         tell_if_drained(replica)
         for lane in replica.lanes:
             while (plan := next_plan(replica, lane, now_s)) is not None:
@@ -69,7 +70,7 @@ class SchedulerCore:
         replica = self._replica
         stats: dict[str, float] = dict(replica.counters)
         stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
-        stats["num_requests_waiting"] = sum(len(lane.waiting) for lane in replica.lanes)
+        stats["num_requests_waiting"] = replica.num_waiting
         stats["l1_total_pages"] = sum(lane.pool.num_pages for lane in replica.lanes)
         stats["l1_used_pages"] = sum(lane.pool.num_used for lane in replica.lanes)
         stats["l1_cached_pages"] = sum(lane.tree.num_cached_pages for lane in replica.lanes)
@@ -88,6 +89,7 @@ class SchedulerCore:
         for lane in replica.lanes:
             lane.check()
         placed = [request_id for lane in replica.lanes for request_id in (*lane.running, *lane.waiting)]
+        placed += replica.hashing
         if sorted(placed) != sorted(replica.requests):
             raise AccountingError(f"{len(replica.requests)} requests live, {len(placed)} are on a lane")
         if self.is_idle and any(lane.tree.num_locked_pages for lane in replica.lanes):
@@ -106,6 +108,9 @@ class SchedulerCore:
                 if event.rank in lane.attached:
                     self._lose_rank(event.rank, now_s)
                 lane.attached[event.rank] = (event.incarnation, event.pid)
+                for other in replica.lanes:
+                    if lane.is_attached and not other.is_attached:
+                        move_waiting(replica, other, now_s)
             case events.RankMessage():
                 self._on_rank(event, now_s)
             case events.RankLost():
@@ -168,11 +173,7 @@ class SchedulerCore:
         lane.attached.clear()
         lane.is_warm = False
         lane.reset()
-        moved = list(lane.waiting.values())
-        lane.waiting.clear()
-        for request in moved:
-            replica.cancel_lookup(request)
-            enqueue(replica, request, now_s)
+        move_waiting(replica, lane, now_s)
 
     def _expire(self, now_s: float) -> None:
         """Some deadline has come: end overdue requests, give up on a silent HostMemory, report overdue ranks."""

@@ -26,6 +26,8 @@ class Replica:
         self.settings = settings
         self.lanes = [Lane(index, settings) for index in range(settings.num_lanes)]
         self.requests: dict[RequestId, RequestState] = {}
+        self.hashing: dict[RequestId, RequestState] = {}
+        """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
         self.host = HostView()
         self.prefill_rate = RatePredictor(settings.start_prefill_tokens_per_s)
         self.load_rate = RatePredictor(settings.start_load_bytes_per_s)
@@ -119,10 +121,16 @@ class Replica:
         if request.request_id in lane.running:
             lane.release(request, Phase.ENDED)
         else:
+            self.hashing.pop(request.request_id, None)
             lane.waiting.pop(request.request_id, None)
             request.end_run(Phase.ENDED)
         del self.requests[request.request_id]
         self._explain(request)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not admitted."""
+        return len(self.hashing) + sum(len(lane.waiting) for lane in self.lanes)
 
     def requeue(self, request: RequestState) -> None:
         """Take an admitted request off its lane and let it wait again, with all tokens known so far."""

@@ -157,13 +157,23 @@ class RequestState:
         """All known tokens, int32."""
         return np.frombuffer(bytes(self.packed), dtype=np.int32)
 
-    def keys(self, num_pages: int, page_size: int) -> bytes:
-        """Keys of the first `num_pages` full pages, hashing only what is new."""
-        known = len(self._keys) // KEY_BYTES
-        if known < num_pages:
+    @property
+    def num_keys(self) -> int:
+        """Full pages whose keys are known."""
+        return len(self._keys) // KEY_BYTES
+
+    def extend_keys(self, num_pages: int, max_new: int, page_size: int) -> None:
+        """Hash the keys of the first `num_pages` full pages, at most `max_new` new ones."""
+        known = self.num_keys
+        stop = min(num_pages, known + max_new)
+        if known < stop:
             parent = PageKey(bytes(self._keys[-KEY_BYTES:])) if known else self.identity
             width = page_size * TOKEN_BYTES
-            self._keys += extend_keys(parent, bytes(self.packed[known * width : num_pages * width]), page_size)
+            self._keys += extend_keys(parent, bytes(self.packed[known * width : stop * width]), page_size)
+
+    def keys(self, num_pages: int, page_size: int) -> bytes:
+        """Keys of the first `num_pages` full pages, hashing only what is new."""
+        self.extend_keys(num_pages, num_pages, page_size)
         return bytes(self._keys[: num_pages * KEY_BYTES])
 
     def key(self, page: int, page_size: int) -> PageKey:

@@ -12,6 +12,8 @@ from raydix.runtime.scheduler.settings import LoadPolicy
 
 _MAX_SESSIONS = 65_536
 _RETRY_AFTER_S = 1.0
+_MAX_HASHED_PAGES = 1024
+"""Page keys computed per event: a long prompt holds nobody up."""
 
 
 def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
@@ -29,7 +31,32 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
     replica.counters["prompt_tokens"] += request.num_prompt
     if request.deadline_s is not None:
         replica.wake_at(request.deadline_s)
-    enqueue(replica, request, now_s)
+    replica.hashing[request.request_id] = request
+
+
+def enqueue_hashed(replica: Replica, now_s: float) -> None:
+    """Compute page keys of new requests, oldest first, a bounded number per event, and queue those that are done."""
+    size = replica.settings.page_size
+    num_left = _MAX_HASHED_PAGES
+    for request in list(replica.hashing.values()):
+        num_full = request.num_prompt // size if replica.settings.prefix_caching else 0
+        num_known = request.num_keys
+        request.extend_keys(num_full, num_left, size)
+        num_left -= request.num_keys - num_known
+        if request.num_keys < num_full:
+            replica.wake_at(now_s)
+            return
+        del replica.hashing[request.request_id]
+        enqueue(replica, request, now_s)
+
+
+def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
+    """Queue a lane's waiting requests anew: it has lost its ranks, or another lane has got some."""
+    moved = list(lane.waiting.values())
+    lane.waiting.clear()
+    for request in moved:
+        replica.cancel_lookup(request)
+        enqueue(replica, request, now_s)
 
 
 def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
@@ -75,7 +102,7 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
             "one generated token. Shorten it or raise model.max_model_len."
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
-    num_waiting = sum(len(lane.waiting) for lane in replica.lanes)
+    num_waiting = replica.num_waiting
     if num_waiting >= settings.max_waiting_requests:
         text = (
             f"{num_waiting} requests wait; scheduler.max_waiting_requests is {settings.max_waiting_requests}. "

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from raydix.runtime.config import EngineConfig, load_config
 from raydix.runtime.engine_client import RequestOptions
 from raydix.runtime.in_process import InProcessEngine
 from raydix.runtime.outputs import RequestOutput
 from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+"""Every suite that takes them runs on one GPU, too."""
 PAGE_SIZE = 16
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 256

@@ -1,4 +1,4 @@
-"""Every family answers as transformers does, with 64 greedy tokens, from each tier."""
+"""Every family answers as transformers does on the cpu, with 64 greedy tokens, from each tier."""
 
 import pytest
 import torch
@@ -6,20 +6,29 @@ import torch
 from raydix.runtime.in_process import in_process_engine
 from raydix.runtime.model.spec import Family
 from tests.checkpoints import LOGITS_TOLERANCE
-from tests.exactness.engines import assert_all_exact, cacheable_tokens, count_tokens, engine_config, make_prompts, run
+from tests.exactness.engines import (
+    DEVICES,
+    assert_all_exact,
+    cacheable_tokens,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
 from tests.exactness.reference import NUM_TOKENS, References
 
 PROMPTS = make_prompts(1, [1, 16, 49, 100])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", list(Family))
 async def test_tokens_equal_those_of_transformers_from_every_tier(
-    family: Family, references: References, tmp_path_factory: pytest.TempPathFactory
+    family: Family, device: str, references: References, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     reference = references(family)
     expected = reference.expect(PROMPTS)
-    config = engine_config(reference.folder, tmp_path_factory.mktemp("l3"))
+    config = engine_config(reference.folder, tmp_path_factory.mktemp("l3"), model={"device": device})
 
     async with in_process_engine(config) as engine:
         cold = await run(engine, PROMPTS, NUM_TOKENS)

@@ -11,7 +11,7 @@ from raydix.runtime.config import EngineConfig
 from raydix.runtime.in_process import InProcessEngine, in_process_engine
 from raydix.runtime.model.spec import Family
 from raydix.runtime.outputs import RequestOutput
-from tests.exactness.engines import PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
+from tests.exactness.engines import DEVICES, PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
 from tests.exactness.pairwise import Case, pairwise
 from tests.exactness.reference import Prompt, References
 from tests.exactness.states import State, occupy_slots, reach
@@ -42,12 +42,13 @@ def case_id(case: Case) -> str:
     return "-".join(str(value) for value in case.values())
 
 
-def case_config(case: Case, folder: Path, l3: Path) -> EngineConfig:
+def case_config(case: Case, folder: Path, l3: Path, device: str) -> EngineConfig:
     """The configuration of a case. A timeout never passes: whether it does would depend on this machine's speed."""
     num_pages = RETRACTION_PAGES if case["state"] is State.RETRACTION else NUM_L1_PAGES
     return engine_config(
         folder,
         l3,
+        model={"device": device},
         parallel={"dp": case["dp"]},
         cache={
             "l1": {"num_pages": num_pages, "copy_delay_s": case["copy_delay_s"]},
@@ -96,10 +97,15 @@ def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestO
         assert found[state.value] > 0, found
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-async def test_tokens_do_not_depend_on_cache_or_schedule(case: Case, references: References, tmp_path: Path) -> None:
+async def test_tokens_do_not_depend_on_cache_or_schedule(
+    case: Case, device: str, references: References, tmp_path: Path
+) -> None:
+    if device == "cuda":
+        case = {**case, "dp": 1}
     reference = references(case["family"])
-    config = case_config(case, reference.folder, tmp_path)
+    config = case_config(case, reference.folder, tmp_path, device)
     prompts = case_prompts(case)
     num_tokens = 64 if case["state"] is State.RETRACTION else NUM_TOKENS[case["num_requests"]]
     expected = reference.expect(prompts)

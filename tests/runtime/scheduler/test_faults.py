@@ -201,3 +201,11 @@ def test_kills_of_every_kind_lose_and_repeat_no_token() -> None:
                 num_host_pauses=2,
             )
         )
+
+
+def test_requests_of_a_lane_without_ranks_move_to_the_first_that_gets_some() -> None:
+    driver = CoreDriver(num_lanes=2, is_attached=False)
+    names = [driver.submit([i] * 9, max_tokens=2) for i in range(4)]
+    driver.attach_rank(1)
+    driver.run()
+    assert [driver.answers[name].ending for name in names] == ["length"] * 4

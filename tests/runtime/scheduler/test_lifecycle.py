@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from raydix.runtime.messages.client import FailureKind
-from raydix.runtime.messages.host import PageSource
+from raydix.runtime.messages.host import Lookup, PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
@@ -314,3 +314,23 @@ def test_explain_names_the_ranges() -> None:
         {"start": 12, "end": 14, "source": "computed:partial_page"},
     ]
     assert driver.core.explain("unknown") is None  # type: ignore[arg-type]
+
+
+def test_page_keys_of_a_long_prompt_are_computed_over_several_events() -> None:
+    driver = CoreDriver(max_model_len=20_000, num_pages=6000, prefill_budget_tokens=16_384, has_host_memory=True)
+    driver.submit([1] * 12_000)
+    driver.send_tick()
+    assert not any(isinstance(message, Lookup) for message in driver.to_host), "3,000 keys take three events"
+    driver.send_tick()
+    assert any(isinstance(message, Lookup) for message in driver.to_host)
+    driver.run()
+    assert driver.core.is_idle
+
+
+def test_aborting_a_request_whose_keys_are_being_computed_leaves_nothing() -> None:
+    driver = CoreDriver(max_model_len=20_000, num_pages=6000, has_host_memory=True)
+    name = driver.submit([1] * 12_000)
+    driver.abort(name)
+    driver.send_tick()
+    assert driver.answers[name].ending == "abort"
+    assert driver.core.is_idle
