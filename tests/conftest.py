@@ -2,8 +2,24 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 pytest_plugins = ["tests.ray_cluster"]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests for GPUs are skipped where there are too few."""
+    needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+    if needed and torch_device_count() < needed:
+        pytest.skip(f"needs {needed} GPU(s)")
+
+
+def torch_device_count() -> int:
+    """CUDA devices; torch is imported only when a test asks."""
+    import torch
+
+    return torch.cuda.device_count()
