@@ -2,6 +2,7 @@
 
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.config import EngineConfig
+from raydix.runtime.config_l3 import BoundedL3Section
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -43,9 +44,11 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | N
     l3 = config.cache.l3
     if l3 is None or not config.has_l3:
         lines.append("L3     off")
-    else:
+    elif isinstance(l3, BoundedL3Section):
         pages = l3.max_bytes // _host_page_bytes(layout)
         lines.append(f"L3     at most {_tier(pages, page_size, l3.max_bytes)}, backend {l3.backend}")
+    else:
+        lines.append(f"L3     as much as its service holds, backend {l3.backend}")
     return "\n".join(lines)
 
 

@@ -1,52 +1,17 @@
 """The configuration: one tree of frozen models, checked whole when it is loaded and never changed afterwards."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from raydix.errors import ConfigError
 from raydix.runtime.config_errors import describe
+from raydix.runtime.config_l3 import L3Section
+from raydix.runtime.config_values import Count, Seconds, Section, Size
 from raydix.runtime.memory_limit import available_memory_bytes
-
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-
-
-def parse_size(value: object) -> object:
-    """Turn `64MiB` into bytes; anything but text passes as it is. Raises PydanticCustomError on other text."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].upper() not in _UNITS:
-        raise PydanticCustomError("size", "expected bytes or a number with a unit, such as 64MiB or 1GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0.0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, exact types, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
 
 class ModelSection(Section):
@@ -112,27 +77,6 @@ class L2Section(Section):
         return self
 
 
-class FileL3Section(Section):
-    """L3 in files below one folder."""
-
-    backend: Literal["file"]
-    path: str = Field(description="Folder of the objects; created if absent. Engines and models may share it.")
-    max_bytes: Size = Field(
-        2**30, description="Most bytes of objects below the folder, over all models; the least used go."
-    )
-
-
-class FakeL3Section(Section):
-    """L3 in the storage actor's memory, slow and faulty at will: for tests."""
-
-    backend: Literal["fake"]
-    max_bytes: Size = Field(2**30, description="Most bytes of objects.")
-    max_delay_s: Seconds = Field(0.0, description="Fake backend: each object takes a random time of up to this long.")
-    failure_fraction: Fraction = Field(0.0, description="Fake backend: part of the operations that end with an error.")
-    corrupt_fraction: Fraction = Field(0.0, description="Fake backend: part of the reads that bring wrong bytes.")
-    seed: int = Field(0, description="Fake backend: seed of delays and failures.")
-
-
 class PrefetchSection(Section):
     """How long a request waits for pages on their way from L3."""
 
@@ -155,9 +99,7 @@ class CacheSection(Section):
     l2: L2Section | None = Field(
         default_factory=lambda: L2Section(ratio=4.0), description="The node's arena. null: no L2, hence no L3."
     )
-    l3: Annotated[FileL3Section | FakeL3Section, Field(discriminator="backend")] | None = Field(
-        None, description="Storage that outlives the engine. null: none."
-    )
+    l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
     prefix_caching: bool = Field(True, description="false: nothing is matched, kept, loaded or stored.")
     eviction: Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"] = Field(
         "lru", description="Which cached prefixes leave L1 first."

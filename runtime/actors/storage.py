@@ -12,7 +12,7 @@ from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.process import exit_process
-from raydix.runtime.config import FakeL3Section, FileL3Section
+from raydix.runtime.config_l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import CancelBatch, DeleteObjects, FindObjects, ObjectsDone, ReadObjects, WriteObjects
 from raydix.runtime.storage.create import create_backend
@@ -29,7 +29,7 @@ _RETRY_S = 0.05
 class StorageSetup:
     """What a storage actor starts with."""
 
-    backend: FileL3Section | FakeL3Section
+    backend: L3Section
     namespace: Namespace
     arena: ArenaLocation
     host_address: str
@@ -56,7 +56,7 @@ class StorageActor:
         """Map the arena, open the backend and connect to HostMemory. Raises ConfigError if the backend cannot work."""
         self._loop = asyncio.get_running_loop()
         self._arena = HostArena.attach(setup.arena.pid, setup.arena.fd, setup.arena.geometry)
-        backend = create_backend(setup.backend.model_dump())
+        backend = create_backend(setup.backend)
         self._worker = await asyncio.to_thread(StorageWorker, backend, self._arena, setup.namespace, self._on_done)
         self._task = self._loop.create_task(self._follow_host(setup, self._worker))
 

@@ -1,47 +1,53 @@
 """From configuration to a backend."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import assert_never
 
 from raydix.errors import ConfigError
+from raydix.runtime.config_l3 import FakeL3Section, FileL3Section, L3Section, PluginL3Section, RedisL3Section
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.redis import RedisBackend
+
+ENTRY_POINT_GROUP = "raydix.storage"
 
 
-def create_backend(config: Mapping[str, object]) -> StorageBackend:
-    """The backend that section `cache.l3` describes.
-
-    `backend: file` takes `path` and `max_bytes`; `backend: fake` takes `max_bytes` and the fields of `Faults`.
-    Raises ConfigError for anything else.
-    """
-    options = {name: value for name, value in config.items() if name != "backend" and value is not None}
-    kind = config.get("backend")
-    max_bytes = options.pop("max_bytes", None)
-    if max_bytes is not None and not isinstance(max_bytes, int):
-        raise ConfigError(f"cache.l3.max_bytes is {max_bytes!r}; expected a number of bytes")
-    match kind:
-        case "file":
-            path = options.pop("path", None)
-            if not isinstance(path, str | Path):
-                raise ConfigError(f"cache.l3.path is {path!r}; expected a folder for backend `file`")
-            _refuse_unknown(options, "path, max_bytes")
-            return FileBackend(Path(path), max_bytes)
-        case "fake":
-            numbers = {name: options.pop(name) for name in list(options) if name in Faults.__dataclass_fields__}
-            _refuse_unknown(options, ", ".join(("max_bytes", *Faults.__dataclass_fields__)))
-            return FakeBackend(max_bytes, _make_faults(numbers))
+def create_backend(section: L3Section) -> StorageBackend:
+    """The backend that section `cache.l3` describes. Raises ConfigError if it cannot be made."""
+    match section:
+        case FileL3Section():
+            return FileBackend(Path(section.path), section.max_bytes)
+        case RedisL3Section():
+            return RedisBackend(section.url, ttl_s=section.ttl_s, timeout_s=section.timeout_s)
+        case FakeL3Section():
+            faults = Faults(
+                seed=section.seed,
+                max_delay_s=section.max_delay_s,
+                failure_fraction=section.failure_fraction,
+                corrupt_fraction=section.corrupt_fraction,
+            )
+            return FakeBackend(section.max_bytes, faults)
+        case PluginL3Section():
+            return _create_plugin(section, entry_points(group=ENTRY_POINT_GROUP))
         case _:
-            raise ConfigError(f"cache.l3.backend is {kind!r}; expected file or fake")
+            assert_never(section)
 
 
-def _make_faults(numbers: Mapping[str, object]) -> Faults:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"cache.l3.{name} is {value!r}; expected a number")
-    return Faults(**numbers)  # type: ignore[arg-type]
-
-
-def _refuse_unknown(options: Mapping[str, object], known: str) -> None:
-    if options:
-        raise ConfigError(f"cache.l3 has unknown options {', '.join(sorted(options))}; expected {known}")
+def _create_plugin(section: PluginL3Section, installed: Iterable[EntryPoint]) -> StorageBackend:
+    """Call the factory that a package has registered as `section.name`, with the options as keywords."""
+    by_name = {point.name: point for point in installed}
+    if section.name not in by_name:
+        names = ", ".join(sorted(by_name)) or "none is installed"
+        raise ConfigError(
+            f"cache.l3.name is {section.name!r}; expected an entry point of group {ENTRY_POINT_GROUP} ({names}). "
+            "Install the package that brings it."
+        )
+    try:
+        factory = by_name[section.name].load()
+        backend: StorageBackend = factory(**section.options)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"cache.l3: storage plugin {section.name!r} cannot be made: {error}") from error
+    return backend

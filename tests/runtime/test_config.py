@@ -62,7 +62,7 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
         ({"cache": {"l1": {"num_page": 3}}}, ["cache.l1.num_page is not", "Did you mean cache.l1.num_pages?"]),
         ({"num_pages": 3}, ["num_pages is not", "Did you mean cache.l1.num_pages?"]),
         ({"cache": {"l3": {"backend": "file", "path": "x", "max_byte": 1}}}, ["Did you mean cache.l3.max_bytes?"]),
-        ({"cache": {"l3": {"backend": "s3"}}}, ["cache.l3.backend", "'file', 'fake'"]),
+        ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", "'file', 'redis'"]),
         ({"cache": {"l3": {"backend": "fake"}, "l2": None}}, ["cache.l3 needs cache.l2"]),
         ({"cache": {"page_size": 24}}, ["cache.page_size is 24", "power of two in 1..256"]),
         ({"cache": {"page_size": 512}}, ["cache.page_size is 512"]),

@@ -1,21 +1,17 @@
 """Headers, namespaces, the LRU by bytes, the fake's faults, and making backends."""
 
 from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.errors import AccountingError, ConfigError
+from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.bytes_lru import BytesLru
-from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.fake import FakeBackend, Faults
-from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.namespace import make_namespace
 from raydix.runtime.storage.object_header import ObjectIdentity, fill_header, verify_object
 from tests.runtime.storage.stores import GROUP, LAYOUT, Bench, FakeStore
@@ -109,24 +105,3 @@ def test_fake_times_out_what_would_take_too_long() -> None:
     assert slept == []
     assert backend.batch_put_from(refs, 100.0) == [ObjectStatus.OK] * 3
     assert len(slept) == 3
-
-
-def test_backends_are_made_from_configuration(tmp_path: Path) -> None:
-    assert isinstance(create_backend({"backend": "file", "path": str(tmp_path), "max_bytes": 10}), FileBackend)
-    assert isinstance(create_backend({"backend": "fake", "seed": 1, "max_delay_s": 0.5}), FakeBackend)
-
-
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        ({"backend": "tape"}, "expected file or fake"),
-        ({"backend": "file"}, "cache.l3.path"),
-        ({"backend": "file", "path": "x", "speed": 1}, "speed"),
-        ({"backend": "file", "path": "x", "max_bytes": "1GiB"}, "max_bytes"),
-        ({"backend": "fake", "seed": "x"}, "cache.l3.seed"),
-        ({"backend": "fake", "path": "x"}, "path"),
-    ],
-)
-def test_bad_configuration_is_refused(config: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        create_backend(config)
