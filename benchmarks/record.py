@@ -8,19 +8,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value. `max_value` and `min_value` are bars; without any the figure is for information."""
+    """One measured value. `max_value` and `min_value` are bars; without any the figure is for information.
+
+    `baseline`, in the same unit, is measured in the same run: a ceiling, or another way to do the same.
+    """
 
     name: str
     value: float
     unit: str
     max_value: float | None = None
     min_value: float | None = None
+    baseline: float | None = None
+    baseline_name: str | None = None
 
     @property
     def is_met(self) -> bool:
@@ -81,9 +87,11 @@ def report(
     return 0 if all(figure.is_met for figure in figures) else 1
 
 
-def _as_record(figure: Figure) -> dict[str, object]:
-    fields = {name: value for name, value in asdict(figure).items() if value is not None}
-    fields["value"] = float(f"{figure.value:.4g}")
+def _as_record(figure: Figure) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: value for name, value in asdict(figure).items() if value is not None}
+    for name in ("value", "max_value", "min_value", "baseline"):
+        if name in fields:
+            fields[name] = float(f"{fields[name]:.4g}")
     return fields
 
 

@@ -32,6 +32,13 @@ def test_a_kept_record_is_the_printed_one(tmp_path: Path, capsys: pytest.Capture
     assert kept["commit"] == "abc"
 
 
+def test_a_baseline_goes_with_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    report("sums", {}, [Figure(name="time", value=2.0, unit="us", baseline=1.23456, baseline_name="the wire")])
+
+    [figure] = json.loads(capsys.readouterr().out)["figures"]
+    assert figure == {"name": "time", "value": 2.0, "unit": "us", "baseline": 1.235, "baseline_name": "the wire"}
+
+
 @pytest.mark.parametrize(
     ("figure", "status"),
     [

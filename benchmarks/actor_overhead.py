@@ -1,0 +1,113 @@
+"""Measure what Ray actors and links cost: an engine of Ray actors against the same engine in one process.
+
+    python -m benchmarks.actor_overhead
+
+Both serve the same streams of a mixture-of-experts model, one engine after the other. The client is this process.
+"""
+
+import asyncio
+import sys
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from benchmarks.decode_tpot import FULL, TINY, Sizes, ask_batch
+from benchmarks.engines import (
+    MOE_L12,
+    MOE_TINY,
+    Answer,
+    Generate,
+    ModelConfig,
+    Options,
+    Prompts,
+    dummy_config,
+    median_ttft_ms,
+    parse_options,
+)
+from benchmarks.record import Figure
+from raydix.runtime.client import AsyncLLM
+from raydix.runtime.in_process import in_process_engine
+
+MAX_EXTRA_TTFT_MS = 3.0
+MIN_THROUGHPUT_FRACTION = 0.97
+_PAUSE_S = 0.2
+"""Between rounds, for what the last one left in flight."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """How one engine served one number of streams: medians over the rounds."""
+
+    ttft_ms: float
+    tokens_per_s: float
+
+
+async def serve(
+    generate: Generate, options: Options, sizes: Sizes, vocab_size: int, stream_counts: tuple[int, ...]
+) -> dict[int, Service]:
+    """Measure one engine after a warm-up, by number of streams."""
+    prompts = Prompts(vocab_size)
+    services = {}
+    for num_streams in stream_counts:
+        rounds = []
+        for _ in range(1 + options.repeats):
+            drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(num_streams)]
+            rounds.append(await ask_batch(generate, drawn, sizes.output_tokens))
+            await asyncio.sleep(_PAUSE_S)
+        services[num_streams] = Service(
+            ttft_ms=median(median_ttft_ms(answers) for answers in rounds[1:]),
+            tokens_per_s=median(tokens_per_s(answers) for answers in rounds[1:]),
+        )
+    return services
+
+
+def tokens_per_s(answers: list[Answer]) -> float:
+    """Output tokens of a round over its time."""
+    began_s, ended_s = min(answer.sent_s for answer in answers), max(answer.ended_s for answer in answers)
+    return sum(answer.num_tokens for answer in answers) / (ended_s - began_s)
+
+
+async def measure(options: Options, sizes: Sizes, model: ModelConfig, stream_counts: tuple[int, ...]) -> list[Figure]:
+    """Both engines, and what the actors add."""
+    vocab_size = int(model["vocab_size"])
+    async with dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config:
+        async with in_process_engine(config) as engine:
+            alone = await serve(engine.client.generate, options, sizes, vocab_size, stream_counts)
+        async with await AsyncLLM.start(config, name="actor-overhead") as llm:
+            by_actors = await serve(llm.generate, options, sizes, vocab_size, stream_counts)
+    return [figure for count in stream_counts for figure in compare(options, count, alone[count], by_actors[count])]
+
+
+def compare(options: Options, num_streams: int, alone: Service, by_actors: Service) -> list[Figure]:
+    """The figures of one number of streams."""
+    streams = f"{num_streams} streams" if num_streams > 1 else "1 stream"
+    in_process = "in process"
+    return [
+        Figure(
+            name=f"TTFT, {streams}",
+            value=by_actors.ttft_ms,
+            unit="ms",
+            max_value=options.bar(alone.ttft_ms + MAX_EXTRA_TTFT_MS),
+            baseline=alone.ttft_ms,
+            baseline_name=in_process,
+        ),
+        Figure(
+            name=f"throughput, {streams}",
+            value=by_actors.tokens_per_s,
+            unit="tokens/s",
+            min_value=options.bar(alone.tokens_per_s * MIN_THROUGHPUT_FRACTION),
+            baseline=alone.tokens_per_s,
+            baseline_name=in_process,
+        ),
+    ]
+
+
+def main(options: Options) -> int:
+    """Measure and report."""
+    sizes, model, stream_counts = (TINY, MOE_TINY, (1, 4)) if options.is_tiny else (FULL, MOE_L12, (1, 32, 128))
+    figures = asyncio.run(measure(options, sizes, model, stream_counts))
+    config = {name: value for name, value in asdict(sizes).items() if name != "max_ms"}
+    return options.report("actor_overhead", {"model": "moe_l12", **config}, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_options(__doc__)))

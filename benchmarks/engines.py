@@ -1,0 +1,188 @@
+"""What the end-to-end benchmarks share: their models, engines in this process, and requests with a stopwatch."""
+
+import argparse
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.model_shapes import SHAPES
+from benchmarks.record import REPOSITORY, Figure, report
+from raydix.runtime.actors.gpu import BuildModel, build_torch_model
+from raydix.runtime.config import EngineConfig, load_config
+from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.sampling_params import OutputKind, SamplingParams
+
+ModelConfig = Mapping[str, Any]
+"""Fields of a checkpoint's config.json."""
+Generate = Callable[[list[int], SamplingParams], AsyncGenerator[RequestOutput, None]]
+"""`generate` of any client."""
+
+DENSE_L16: ModelConfig = SHAPES["dense_l16"]
+MOE_L12: ModelConfig = SHAPES["moe_l12"]
+_TINY: ModelConfig = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+DENSE_TINY: ModelConfig = {**DENSE_L16, **_TINY}
+MOE_TINY: ModelConfig = {
+    **MOE_L12,
+    **_TINY,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says. A tiny run shows that a benchmark works: it has no bars and keeps no record."""
+
+    device: str = "cuda"
+    is_tiny: bool = False
+    repeats: int = 5
+    results: Path = REPOSITORY / "benchmarks" / "results"
+    commit: str | None = None
+
+    def bar(self, value: float) -> float | None:
+        """The bar, where it applies."""
+        return None if self.is_tiny else value
+
+    def report(self, benchmark: str, config: Mapping[str, object], figures: list[Figure]) -> int:
+        """Print and keep the record; the exit status."""
+        is_cuda = self.device == "cuda"
+        device = torch.cuda.get_device_name() if is_cuda else "cpu"
+        config = {"device": device, "dtype": "bfloat16" if is_cuda else "float32", "repeats": self.repeats, **config}
+        if self.is_tiny:
+            config["model"] = "tiny"
+        keep_in = None if self.is_tiny else self.results
+        return report(benchmark, config, figures, keep_in=keep_in, at_commit=self.commit)
+
+
+def parse_options(description: str | None) -> Options:
+    """Read the command line that all end-to-end benchmarks have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = Options()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
+    parser.add_argument("--tiny", action="store_true", help="small shapes, no bars, no record")
+    parser.add_argument("--repeats", type=int, default=defaults.repeats)
+    parser.add_argument("--results", type=Path, default=defaults.results, help="folder for the record")
+    parser.add_argument("--commit", help="of the code, where there is no repository beside it")
+    arguments = parser.parse_args()
+    return Options(
+        device=arguments.device,
+        is_tiny=arguments.tiny,
+        repeats=arguments.repeats,
+        results=arguments.results,
+        commit=arguments.commit,
+    )
+
+
+@asynccontextmanager
+async def dummy_config(
+    options: Options, model: ModelConfig, sections: Mapping[str, Any]
+) -> AsyncIterator[EngineConfig]:
+    """The configuration of an engine with random weights for `model`; its folder lives as long as the block."""
+    with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dict(model)))
+        yield load_config({"model": {"path": folder, "load_format": "dummy", "device": options.device}}, sections)
+
+
+@asynccontextmanager
+async def dummy_engine(
+    options: Options, model: ModelConfig, sections: Mapping[str, Any], build_model: BuildModel = build_torch_model
+) -> AsyncIterator[InProcessEngine]:
+    """An engine in this process with random weights for `model`."""
+    async with dummy_config(options, model, sections) as config, in_process_engine(config, build_model) as engine:
+        yield engine
+
+
+class Prompts:
+    """Random token ids, the same in every run."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(0)
+
+    def draw(self, num_tokens: int) -> list[int]:
+        """Tokens that no earlier draw had."""
+        drawn: NDArray[np.int64] = self._random.integers(self._vocab_size, size=num_tokens)
+        return drawn.tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One request as its client saw it. Times are `time.monotonic()`."""
+
+    sent_s: float
+    first_s: float
+    """When the first token came, also if it was not yielded by itself."""
+    ended_s: float
+    arrivals_s: tuple[float, ...]
+    """When each yielded output came; one per token of a stream that was read in time."""
+    num_tokens: int
+    tokens_by_source: dict[str, int]
+
+    @property
+    def ttft_ms(self) -> float:
+        """Time to the first token, from the call of `generate`."""
+        return 1e3 * (self.first_s - self.sent_s)
+
+    @property
+    def tpot_ms(self) -> float:
+        """Mean time per output token after the first."""
+        return 1e3 * (self.ended_s - self.first_s) / (self.num_tokens - 1)
+
+
+async def ask(
+    generate: Generate, prompt: list[int], num_tokens: int, output_kind: OutputKind = OutputKind.DELTA
+) -> Answer:
+    """Generate exactly `num_tokens`, greedily."""
+    params = SamplingParams(
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, output_kind=output_kind, detokenize=False
+    )
+    sent_s = time.monotonic()
+    arrivals_s: list[float] = []
+    num_received = 0
+    output: RequestOutput | None = None
+    async for output in generate(prompt, params):
+        arrivals_s.append(time.monotonic())
+        num_received += len(output.outputs[0].token_ids)
+    assert output is not None, "a stream ends with a finished output"
+    ttft_s = output.metrics.time_to_first_token_s
+    assert ttft_s is not None, "a finished request has had a first token"
+    return Answer(
+        sent_s=sent_s,
+        first_s=arrivals_s[0] if output_kind is OutputKind.DELTA else sent_s + ttft_s,
+        ended_s=arrivals_s[-1],
+        arrivals_s=tuple(arrivals_s),
+        num_tokens=num_received,
+        tokens_by_source={source: count for source, count in output.metrics.cached_tokens_by_source.items() if count},
+    )
+
+
+def expect_sources(answer: Answer, **cached_tokens: int) -> None:
+    """Raise RuntimeError unless exactly these tokens came from these tiers: another state was measured than meant."""
+    cached = {source: n for source, n in answer.tokens_by_source.items() if not source.startswith("computed:")}
+    if cached != cached_tokens:
+        raise RuntimeError(f"the prompt came from {answer.tokens_by_source}; expected {cached_tokens} from the tiers")
+
+
+def median_ttft_ms(answers: list[Answer]) -> float:
+    """Of several requests."""
+    return median(answer.ttft_ms for answer in answers)

@@ -1,0 +1,168 @@
+"""Measure the part of the time in which the GPU does nothing during steady decode.
+
+    python -m benchmarks.gpu_idle
+
+Each pass of the model lies between two events on the device. Idle is what is left between the passes of 500 consecutive
+decode steps: wall time from the first event to the last, less the passes. No profiler is attached.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from benchmarks.decode_tpot import FULL, TINY, Sizes, ask_batch
+from benchmarks.engines import MOE_L12, MOE_TINY, ModelConfig, Options, Prompts, dummy_engine, parse_options
+from benchmarks.record import Figure
+from raydix.runtime.actors.gpu import build_torch_model
+from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.config import EngineConfig
+
+MAX_IDLE_FRACTION = 0.03
+RAMP_STEPS = 12
+"""Not measured at either end of a batch, where prompts are computed and requests end."""
+
+
+class Stamp(Protocol):
+    """A moment on the clock of a device."""
+
+    def take(self) -> None:
+        """The moment is when the device gets here."""
+
+    def wait(self) -> None:
+        """Until the moment has come."""
+
+    def ms_until(self, later: "Stamp") -> float:
+        """Milliseconds from this moment to another one of the same kind; both have come."""
+
+
+class CudaStamp:
+    """A `Stamp` on the current stream."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+
+    def take(self) -> None:
+        """See `Stamp`."""
+        self._event.record()
+
+    def wait(self) -> None:
+        """See `Stamp`."""
+        self._event.synchronize()
+
+    def ms_until(self, later: Stamp) -> float:
+        """See `Stamp`."""
+        assert isinstance(later, CudaStamp)
+        return self._event.elapsed_time(later._event)
+
+
+class HostStamp:
+    """A `Stamp` for work that the calling thread does itself."""
+
+    def __init__(self, time_s: float = 0.0) -> None:
+        self._time_s = time_s
+
+    def take(self) -> None:
+        """See `Stamp`."""
+        self._time_s = time.monotonic()
+
+    def wait(self) -> None:
+        """See `Stamp`."""
+
+    def ms_until(self, later: Stamp) -> float:
+        """See `Stamp`."""
+        assert isinstance(later, HostStamp)
+        return 1e3 * (later._time_s - self._time_s)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A `StepTimer` whose moments stay."""
+
+    began: Stamp
+    ended: Stamp
+
+    def begin(self) -> None:
+        """See `StepTimer`."""
+        self.began.take()
+
+    def end(self) -> None:
+        """See `StepTimer`."""
+        self.ended.take()
+
+    def wait_s(self) -> float:
+        """See `StepTimer`."""
+        self.ended.wait()
+        return self.began.ms_until(self.ended) / 1e3
+
+
+class PassRecorder:
+    """Builds the configured model so that the passes of all its steps are kept. Owns: `passes`, in order."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+
+    def build_model(self, config: EngineConfig, device_index: int) -> GpuModel:
+        """See `BuildModel`."""
+        stamp = CudaStamp if config.model.device == "cuda" else HostStamp
+
+        def make_timer() -> Pass:
+            self.passes.append(Pass(stamp(), stamp()))
+            return self.passes[-1]
+
+        return replace(build_torch_model(config, device_index), make_timer=make_timer)
+
+
+def idle_fraction(passes: Sequence[Pass]) -> float:
+    """The part of the time from the first pass to the last that is in none of them."""
+    wall_ms = passes[0].began.ms_until(passes[-1].ended)
+    return 1 - sum(each.began.ms_until(each.ended) for each in passes) / wall_ms
+
+
+async def measure(
+    options: Options, sizes: Sizes, model: ModelConfig, batches: Sequence[int], num_steps: int
+) -> list[Figure]:
+    """One run of `num_steps` per batch size, after one that warms up."""
+    output_tokens = num_steps + 2 * RAMP_STEPS
+    prompts = Prompts(int(model["vocab_size"]))
+    recorder = PassRecorder()
+    figures = []
+    async with dummy_engine(options, model, sizes.sections(output_tokens), recorder.build_model) as engine:
+        for batch in batches:
+            for num_tokens in (2 * RAMP_STEPS, output_tokens):
+                recorder.passes.clear()
+                drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
+                await ask_batch(engine.client.generate, drawn, num_tokens)
+                await engine.settle()
+            steady = recorder.passes[RAMP_STEPS : RAMP_STEPS + num_steps]
+            assert len(steady) == num_steps, "every output token takes a step"
+            step_ms = steady[0].began.ms_until(steady[-1].ended) / num_steps
+            figures += [
+                Figure(
+                    name=f"idle, batch {batch}",
+                    value=idle_fraction(steady),
+                    unit="1",
+                    max_value=options.bar(MAX_IDLE_FRACTION),
+                ),
+                Figure(name=f"wall time per step, batch {batch}", value=step_ms, unit="ms"),
+            ]
+    return figures
+
+
+def main(options: Options) -> int:
+    """Measure and report."""
+    if options.is_tiny:
+        sizes, model, batches, num_steps = TINY, MOE_TINY, (1, 4), 40
+    else:
+        sizes, model, batches, num_steps = FULL, MOE_L12, (1, 64), 500
+    figures = asyncio.run(measure(options, sizes, model, batches, num_steps))
+    config = {"model": "moe_l12", "prompt_tokens": sizes.prompt_tokens, "steps": num_steps}
+    return options.report("gpu_idle", config, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_options(__doc__)))

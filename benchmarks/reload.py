@@ -1,0 +1,146 @@
+"""Measure times to the first token of long contexts that are found in L2 or in L1, and the loads' bandwidth.
+
+    python -m benchmarks.reload
+
+More contexts than L1 holds are asked about in turn, one request at a time, each time with other new tokens: so every
+context has left L1 when its turn comes, and is in L1 when it is asked about twice.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.ceilings import load_gbps
+from benchmarks.engines import (
+    DENSE_L16,
+    DENSE_TINY,
+    Answer,
+    ModelConfig,
+    Options,
+    Prompts,
+    ask,
+    dummy_engine,
+    expect_sources,
+    median_ttft_ms,
+    parse_options,
+)
+from benchmarks.record import Figure
+from raydix.runtime.in_process import InProcessEngine
+
+MAX_L2_MS = {16: 32.0, 64: 28.0}
+"""By page size."""
+MAX_L1_MS = 8.0
+MIN_LOAD_GBPS = 50.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of the contexts and tiers."""
+
+    context_tokens: int = 16_384
+    new_tokens: int = 16
+    l1_tokens: int = 65_536
+    num_contexts: int = 6
+    l2_bytes: int = 10 << 30
+    chunk_tokens: int = 8192
+
+    def sections(self, page_size: int) -> dict[str, Any]:
+        """The engine's configuration but for its model."""
+        return {
+            "model": {"max_model_len": 3 * self.context_tokens},
+            "cache": {
+                "page_size": page_size,
+                "l1": {"num_pages": self.l1_tokens // page_size},
+                "l2": {"bytes_per_node": self.l2_bytes},
+            },
+            "scheduler": {"chunked_prefill_tokens": self.chunk_tokens, "max_running_requests": 4},
+        }
+
+
+FULL = Sizes()
+TINY = Sizes(context_tokens=256, l1_tokens=1024, l2_bytes=8 << 20, chunk_tokens=128)
+
+
+class Contexts:
+    """Asks one engine about its contexts in turn."""
+
+    def __init__(self, engine: InProcessEngine, sizes: Sizes, vocab_size: int) -> None:
+        self._engine = engine
+        self._sizes = sizes
+        self._prompts = Prompts(vocab_size)
+        self._contexts = [self._prompts.draw(sizes.context_tokens) for _ in range(sizes.num_contexts)]
+
+    async def ask_each(self, *, times: int = 1, **cached_tokens: int) -> list[Answer]:
+        """One answer per context, the last of `times`; what came from the tiers must be `cached_tokens`."""
+        answers = []
+        for context in self._contexts:
+            for _ in range(times):
+                prompt = context + self._prompts.draw(self._sizes.new_tokens)
+                answer = await ask(self._engine.client.generate, prompt, 1)
+                await self._engine.settle()
+            expect_sources(answer, **cached_tokens)
+            answers.append(answer)
+        return answers
+
+
+def loading(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float]:
+    """Bytes and seconds of loads between two looks at the engine's figures."""
+    names = ("loaded_bytes", "loading_s")
+    num_bytes, seconds = (float(after["gpu0"][name]) - float(before["gpu0"][name]) for name in names)
+    return num_bytes, seconds
+
+
+async def measure(options: Options, page_size: int, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+    """All states at one page size."""
+    async with dummy_engine(options, model, sizes.sections(page_size)) as engine:
+        contexts = Contexts(engine, sizes, int(model["vocab_size"]))
+        cold = await contexts.ask_each()
+        await contexts.ask_each(l2=sizes.context_tokens)
+        before = await engine.stats()
+        from_l2: list[Answer] = []
+        for _ in range(options.repeats):
+            from_l2 += await contexts.ask_each(l2=sizes.context_tokens)
+        num_bytes, seconds = loading(before, await engine.stats())
+        from_l1 = await contexts.ask_each(times=2, l1=sizes.context_tokens)
+        await engine.check()
+    rate = num_bytes / seconds / 1e9
+    ceiling = load_gbps(options.device, int(num_bytes) // len(from_l2))
+    page = f"page {page_size}"
+    wire_ms = num_bytes / len(from_l2) / ceiling / 1e6
+    return [
+        Figure(
+            name=f"TTFT, L2 hit, {page}",
+            value=median_ttft_ms(from_l2),
+            unit="ms",
+            max_value=options.bar(MAX_L2_MS[page_size]),
+            baseline=wire_ms,
+            baseline_name="contiguous pinned copy",
+        ),
+        Figure(
+            name=f"load, {page}",
+            value=rate,
+            unit="GB/s",
+            min_value=options.bar(MIN_LOAD_GBPS),
+            baseline=ceiling,
+            baseline_name="contiguous pinned copy",
+        ),
+        Figure(
+            name=f"TTFT, L1 hit, {page}", value=median_ttft_ms(from_l1), unit="ms", max_value=options.bar(MAX_L1_MS)
+        ),
+        Figure(name=f"TTFT, cold and beside backups, {page}", value=median_ttft_ms(cold[1:]), unit="ms"),
+    ]
+
+
+def main(options: Options) -> int:
+    """Measure and report."""
+    sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
+    figures = []
+    for page_size in (64, 16):
+        figures += asyncio.run(measure(options, page_size, sizes, model))
+    return options.report("reload", {"model": "dense_l16", **asdict(sizes)}, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_options(__doc__)))

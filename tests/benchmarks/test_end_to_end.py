@@ -1,0 +1,120 @@
+"""The end-to-end benchmarks, tiny and on the cpu: they measure what they say, whatever the figures are."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks import actor_overhead, cold_prefill, decode_tpot, gpu_idle, overlap, reload
+from benchmarks.engines import Answer, Options, expect_sources
+from raydix.runtime.actors.cluster import PrivateCluster
+
+TINY = Options(device="cpu", is_tiny=True, repeats=1)
+
+
+def figures_of(main: Callable[[Options], int], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """The figures of a tiny run, by name."""
+    assert main(TINY) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    record = json.loads(line)
+    assert record["config"]["model"] == "tiny"
+    return {figure["name"]: figure for figure in record["figures"]}
+
+
+def answer(**times: Any) -> Answer:
+    """A stream of three tokens."""
+    fields = {"sent_s": 0.0, "first_s": 1.0, "ended_s": 3.0, "arrivals_s": (1.0, 2.0, 3.0), "num_tokens": 3}
+    return Answer(**{**fields, "tokens_by_source": {"l1": 4, "computed:last_token": 1}, **times})
+
+
+def test_reload_measures_each_state_at_both_page_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(reload.main, capsys)
+
+    for page_size in (16, 64):
+        assert {f"TTFT, L2 hit, page {page_size}", f"TTFT, L1 hit, page {page_size}", f"load, page {page_size}"} <= set(
+            figures
+        )
+    assert all(figure["value"] > 0 for figure in figures.values())
+    assert not any("max_value" in figure or "min_value" in figure for figure in figures.values())
+
+
+def test_cold_prefill_has_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    [figure] = figures_of(cold_prefill.main, capsys).values()
+
+    assert figure["value"] > figure["baseline"] > 0
+
+
+def test_overlap_compares_both_with_the_longer_of_the_two(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(overlap.main, capsys)
+
+    for ratio in ("0.25", "1", "4"):
+        both, over = figures[f"compute {ratio} x load: both"], figures[f"compute {ratio} x load: both over the longer"]
+        assert over["value"] == pytest.approx(both["value"] / both["baseline"], rel=0.01)
+
+
+def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(decode_tpot.main, capsys)
+
+    for batch in decode_tpot.TINY.max_ms:
+        assert figures[f"TPOT, batch {batch}"]["value"] > figures[f"TPOT, batch {batch}"]["baseline"] > 0
+
+
+def test_gpu_idle_is_a_part_of_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(gpu_idle.main, capsys)
+
+    assert all(0 <= figure["value"] < 1 for name, figure in figures.items() if name.startswith("idle"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_actors_are_compared_with_one_process(ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(actor_overhead.main, capsys)
+
+    assert set(figures) == {
+        f"{what}, {streams}" for what in ("TTFT", "throughput") for streams in ("1 stream", "4 streams")
+    }
+    assert all(figure["value"] > 0 and figure["baseline"] > 0 for figure in figures.values())
+
+
+def test_steady_tpot_leaves_out_the_time_in_which_requests_are_missing() -> None:
+    watched = answer(arrivals_s=(1.0, 2.0, 4.0, 6.0, 10.0), ended_s=10.0, num_tokens=5)
+    later = answer(first_s=2.0, ended_s=7.0)
+
+    assert decode_tpot.steady_tpot_ms([watched, later]) == pytest.approx(2000.0)
+
+
+def test_steady_tpot_needs_requests_that_overlap() -> None:
+    with pytest.raises(RuntimeError, match="at the same time"):
+        decode_tpot.steady_tpot_ms([answer(), answer(first_s=3.0)])
+
+
+def test_another_state_than_meant_is_refused() -> None:
+    expect_sources(answer(), l1=4)
+    with pytest.raises(RuntimeError, match="expected"):
+        expect_sources(answer(), l2=4)
+
+
+def test_idle_is_what_lies_between_the_passes() -> None:
+    passes = [host_pass(0.0, 1.0), host_pass(1.0, 2.5), host_pass(3.0, 4.0)]
+
+    assert gpu_idle.idle_fraction(passes) == pytest.approx(0.125)
+
+
+def host_pass(began_s: float, ended_s: float) -> gpu_idle.Pass:
+    """A pass at these times."""
+    return gpu_idle.Pass(gpu_idle.HostStamp(began_s), gpu_idle.HostStamp(ended_s))
+
+
+def test_bars_hold_for_full_runs_alone() -> None:
+    assert TINY.bar(3.0) is None
+    assert Options().bar(3.0) == 3.0
+
+
+def test_floor_counts_each_expert_once_however_large_the_batch() -> None:
+    model = decode_tpot.MOE_TINY
+    few, many = (decode_tpot.floor_ms(model, batch, 0, 1.0) for batch in (1, 1000))
+
+    per_expert = 3 * model["hidden_size"] * model["moe_intermediate_size"] * decode_tpot.ELEMENT_BYTES / 1e6
+    num_more = model["num_hidden_layers"] * (model["num_experts"] - model["num_experts_per_tok"])
+    assert many - few == pytest.approx(num_more * per_expert)
