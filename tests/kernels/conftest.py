@@ -10,3 +10,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton compiles for GPUs; set TRITON_INTERPRET=1 to run its kernels on the CPU")
     return torch.device(request.param)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
+    """Of a model: Triton's interpreter cuts to bfloat16 where a GPU rounds, so that one is for GPUs alone."""
+    if device.type == "cpu" and request.param == torch.bfloat16:
+        pytest.skip("Triton's interpreter does not round to bfloat16")
+    chosen: torch.dtype = request.param
+    return chosen

@@ -1,0 +1,342 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The experts of an MoE layer: two grouped GEMMs over rows sorted by expert, and the sum over each token's choices.
+
+Weights come through tensor maps. With few rows per expert they are the left operand: a tensor core's tile is 64 wide on
+that side, and as narrow as the rows on the other. Tiles of an expert's blocks follow one another, so that its weights
+are read from memory once.
+
+Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B blocks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
+
+_ALIGNMENT_BYTES = 16
+"""Of a row of weights: what a tensor map asks for."""
+_INTERLEAVED = 8
+"""Gate rows and up rows take turns by eight in a tile: then a thread holds both of what it multiplies."""
+_MIN_LEFT_ROWS = tl.constexpr(64)
+_SUM_BLOCK = 1024
+
+_Row = tuple[int, int, int, int, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileShape:
+    """Tile of one GEMM: `columns` of the output, `depth` of the sum at a time; its rows are the block's."""
+
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int | None
+    """None: a program for every tile that there might be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Shapes for both GEMMs of a bucket: up to `max_mean_rows` rows per expert on average."""
+
+    max_mean_rows: float
+    block_rows: int
+    gate_up: TileShape
+    down: TileShape
+
+
+def _tiles(max_mean_rows: float, block_rows: int, gate_up: _Row, down: _Row) -> Tiles:
+    return Tiles(max_mean_rows=max_mean_rows, block_rows=block_rows, gate_up=_shape(*gate_up), down=_shape(*down))
+
+
+def _shape(columns: int, depth: int, num_warps: int, num_stages: int, programs_per_sm: int | None) -> TileShape:
+    return TileShape(
+        columns=columns, depth=depth, num_warps=num_warps, num_stages=num_stages, programs_per_sm=programs_per_sm
+    )
+
+
+_BFLOAT16_TILES = (
+    _tiles(10, 16, (128, 128, 8, 3, None), (128, 128, 4, 3, 2)),
+    _tiles(20, 32, (128, 128, 8, 3, None), (128, 64, 4, 5, 2)),
+    _tiles(80, 64, (128, 64, 4, 4, None), (128, 64, 4, 4, 2)),
+    _tiles(160, 128, (128, 64, 8, 4, None), (256, 64, 8, 4, 1)),
+    _tiles(float("inf"), 128, (128, 64, 8, 4, 1), (256, 64, 8, 4, 1)),
+)
+_FLOAT32_TILES = (_tiles(float("inf"), 16, (32, 32, 4, 2, 2), (32, 32, 4, 2, 2)),)
+
+
+def choose_tiles(num_slots: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+    """Tile shapes for a bucket, by the mean number of rows per expert (measured at 128 experts x 768 on an H200)."""
+    table = _FLOAT32_TILES if dtype == torch.float32 else _BFLOAT16_TILES
+    return next(tiles for tiles in table if num_slots <= tiles.max_mean_rows * num_experts)
+
+
+def fused_experts(
+    x_TC: Tensor,
+    gate_up_EIC: Tensor,
+    down_ECI: Tensor,
+    weights_TK: Tensor,
+    expert_ids_TK: Tensor,
+    *,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
+
+    x and the experts' weights: bf16 or float32 (IEEE arithmetic). gate_up_EIC holds gate rows, then up rows.
+    weights_TK: float32; expert_ids_TK: int32 or int64; ids outside of 0..E-1 add nothing. Sums are in float32; each
+    choice's weighted output is rounded once before the sum over K. Raises ValueError if a shape, dtype or stride
+    differs.
+    """
+    _check_inputs(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+    num_tokens, hidden = x_TC.shape
+    if num_tokens == 0:
+        return torch.empty_like(x_TC)
+    num_experts, _, intermediate = down_ECI.shape
+    tiles = tiles or choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
+    blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.block_rows)
+    activated_XI = x_TC.new_empty((expert_ids_TK.numel(), intermediate))
+    _gate_up(x_TC, gate_up_EIC, blocks, expert_ids_TK.shape[1], tiles.gate_up, activated_XI)
+    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, hidden))
+    _down(activated_XI, down_ECI, weights_TK, blocks, tiles.down, choices_TKC)
+    return _sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
+
+
+def _check_inputs(
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+) -> None:
+    tensors = [x_TC, gate_up_EIC, down_ECI]
+    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(t.dtype != x_TC.dtype for t in tensors):
+        raise ValueError(f"Rows and weights are {[t.dtype for t in tensors]}; expected one of bfloat16, float32.")
+    if x_TC.dim() != 2 or x_TC.stride(1) != 1 or gate_up_EIC.dim() != 3 or down_ECI.dim() != 3:
+        raise ValueError(f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, C, I].")
+    num_experts, hidden, intermediate = down_ECI.shape
+    if gate_up_EIC.shape != (num_experts, 2 * intermediate, hidden) or x_TC.shape[1] != hidden:
+        raise ValueError(f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, C, I].")
+    if not gate_up_EIC.is_contiguous() or not down_ECI.is_contiguous():
+        raise ValueError(f"Weights have strides {gate_up_EIC.stride()}, {down_ECI.stride()}; expected contiguous ones.")
+    if any(size * x_TC.element_size() % _ALIGNMENT_BYTES for size in (hidden, intermediate)):
+        raise ValueError(f"C is {hidden}, I {intermediate}; expected rows of a multiple of {_ALIGNMENT_BYTES} bytes.")
+    if intermediate % _INTERLEAVED:
+        raise ValueError(f"I is {intermediate}; expected a multiple of {_INTERLEAVED}.")
+    if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
+        raise ValueError(f"The choices' weights are {weights_TK.dtype}; expected contiguous float32.")
+    if weights_TK.shape != expert_ids_TK.shape or weights_TK.shape[:1] != x_TC.shape[:1]:
+        raise ValueError(
+            f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected [{x_TC.shape[0]}, K] twice."
+        )
+
+
+def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> int:
+    """A fixed grid walks the tiles, whose number the device alone knows."""
+    capacity = blocks.experts_B.numel() * triton.cdiv(num_columns, shape.columns)
+    if shape.programs_per_sm is None or not blocks.experts_B.is_cuda:
+        return capacity
+    num_sms = torch.cuda.get_device_properties(blocks.experts_B.device).multi_processor_count
+    return min(capacity, num_sms * shape.programs_per_sm)
+
+
+def _precision(dtype: torch.dtype) -> str | None:
+    return "ieee" if dtype == torch.float32 else None
+
+
+def _gate_up(
+    x_TC: Tensor, gate_up_EIC: Tensor, blocks: ExpertBlocks, choices: int, shape: TileShape, out_XI: Tensor
+) -> None:
+    hidden, intermediate = x_TC.shape[1], out_XI.shape[1]
+    by_eight = gate_up_EIC.view(-1, 2, intermediate // _INTERLEAVED, _INTERLEAVED, hidden).transpose(1, 2)
+    gate_up = TensorDescriptor(
+        by_eight,
+        list(by_eight.shape),
+        list(by_eight.stride()),
+        [1, shape.columns // _INTERLEAVED, 2, _INTERLEAVED, shape.depth],
+    )
+    _gate_up_silu[(_num_programs(blocks, intermediate, shape),)](
+        x_TC,
+        gate_up,
+        blocks.slots_X,
+        blocks.num_blocks_1,
+        blocks.experts_B,
+        blocks.starts_B,
+        blocks.ends_B,
+        out_XI,
+        x_TC.stride(0),
+        CHOICES=choices,
+        HIDDEN=hidden,
+        INTERMEDIATE=intermediate,
+        ROWS=blocks.block_rows,
+        COLUMNS=shape.columns,
+        DEPTH=shape.depth,
+        PRECISION=_precision(x_TC.dtype),
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+
+
+def _down(
+    x_XI: Tensor, down_ECI: Tensor, weights_TK: Tensor, blocks: ExpertBlocks, shape: TileShape, out_TKC: Tensor
+) -> None:
+    hidden, intermediate = down_ECI.shape[1:]
+    _down_weighted[(_num_programs(blocks, hidden, shape),)](
+        TensorDescriptor.from_tensor(x_XI, [blocks.block_rows, shape.depth]),
+        TensorDescriptor.from_tensor(down_ECI.view(-1, intermediate), [shape.columns, shape.depth]),
+        weights_TK,
+        blocks.slots_X,
+        blocks.num_blocks_1,
+        blocks.experts_B,
+        blocks.starts_B,
+        blocks.ends_B,
+        out_TKC,
+        HIDDEN=hidden,
+        INTERMEDIATE=intermediate,
+        ROWS=blocks.block_rows,
+        COLUMNS=shape.columns,
+        DEPTH=shape.depth,
+        PRECISION=_precision(x_XI.dtype),
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+
+
+def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Tensor:
+    num_tokens, num_choices, hidden = choices_TKC.shape
+    out_TC = choices_TKC.new_empty((num_tokens, hidden))
+    _sum_choices[(num_tokens, triton.cdiv(hidden, _SUM_BLOCK))](
+        choices_TKC,
+        expert_ids_TK,
+        out_TC,
+        num_experts,
+        CHOICES=num_choices,
+        HIDDEN=hidden,
+        BLOCK=_SUM_BLOCK,
+        num_warps=4,
+    )
+    return out_TC
+
+
+@triton.jit
+def _gate_up_silu(
+    x_ptr,
+    gate_up,
+    slots_ptr,
+    num_blocks_ptr,
+    block_experts_ptr,
+    block_starts_ptr,
+    block_ends_ptr,
+    out_ptr,
+    x_stride,
+    CHOICES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    INTERMEDIATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """SwiGLU's hidden layer of the tokens of a block: out[X, I], rows in the order of `slots`."""
+    tiles_per_block: tl.constexpr = (INTERMEDIATE + COLUMNS - 1) // COLUMNS
+    num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
+    depth = tl.arange(0, DEPTH)
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        block = tile // tiles_per_block
+        first_column = tile % tiles_per_block * COLUMNS
+        row = tl.load(block_starts_ptr + block) + tl.arange(0, ROWS)
+        is_row = row < tl.load(block_ends_ptr + block)
+        # Rows past the block's end read token 0: only their own results, which are dropped, depend on it.
+        token = tl.load(slots_ptr + row, mask=is_row, other=0) // CHOICES
+        x_row_ptr = x_ptr + token.to(tl.int64)[:, None] * x_stride + depth[None, :]
+        expert = tl.load(block_experts_ptr + block)
+        both = tl.zeros([2 * COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, 2 * COLUMNS], tl.float32)
+        for k in range(0, HIDDEN, DEPTH):
+            if HIDDEN % DEPTH == 0:
+                x = tl.load(x_row_ptr + k)
+            else:
+                x = tl.load(x_row_ptr + k, mask=(depth + k < HIDDEN)[None, :], other=0.0)
+            weights = gate_up.load([expert, first_column // 8, 0, 0, k]).reshape(2 * COLUMNS, DEPTH)
+            if ROWS < _MIN_LEFT_ROWS:
+                both = tl.dot(weights, x.T, both, input_precision=PRECISION)
+            else:
+                both = tl.dot(x, weights.T, both, input_precision=PRECISION)
+        if ROWS < _MIN_LEFT_ROWS:
+            gate, up = both.reshape(COLUMNS // 8, 2, 8, ROWS).permute(0, 2, 3, 1).split()
+            activated = (gate / (1.0 + tl.exp(-gate)) * up).reshape(COLUMNS, ROWS).T
+        else:
+            gate, up = both.reshape(ROWS, COLUMNS // 8, 2, 8).permute(0, 1, 3, 2).split()
+            activated = (gate / (1.0 + tl.exp(-gate)) * up).reshape(ROWS, COLUMNS)
+        column = first_column + tl.arange(0, COLUMNS)
+        out_row_ptr = out_ptr + row.to(tl.int64)[:, None] * INTERMEDIATE + column[None, :]
+        is_out = is_row[:, None] & (column < INTERMEDIATE)[None, :]
+        tl.store(out_row_ptr, activated.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _down_weighted(
+    x,
+    down,
+    weights_ptr,
+    slots_ptr,
+    num_blocks_ptr,
+    block_experts_ptr,
+    block_starts_ptr,
+    block_ends_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    INTERMEDIATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Each row's expert output times the weight of its choice, to its slot of out[T, K, C]."""
+    tiles_per_block: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
+    num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
+    for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
+        block = tile // tiles_per_block
+        first_column = tile % tiles_per_block * COLUMNS
+        start = tl.load(block_starts_ptr + block)
+        row = start + tl.arange(0, ROWS)
+        is_row = row < tl.load(block_ends_ptr + block)
+        down_row = tl.load(block_experts_ptr + block) * HIDDEN + first_column
+        total = tl.zeros([COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, COLUMNS], tl.float32)
+        for k in range(0, INTERMEDIATE, DEPTH):
+            # Rows past the block's end are another expert's: only their own results, which are dropped, see them.
+            if ROWS < _MIN_LEFT_ROWS:
+                total = tl.dot(down.load([down_row, k]), x.load([start, k]).T, total, input_precision=PRECISION)
+            else:
+                total = tl.dot(x.load([start, k]), down.load([down_row, k]).T, total, input_precision=PRECISION)
+        if ROWS < _MIN_LEFT_ROWS:
+            total = total.T
+        slot = tl.load(slots_ptr + row, mask=is_row, other=0)
+        total *= tl.load(weights_ptr + slot, mask=is_row, other=0.0)[:, None]
+        column = first_column + tl.arange(0, COLUMNS)
+        out_row_ptr = out_ptr + slot.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+        is_out = is_row[:, None] & (column < HIDDEN)[None, :]
+        tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _sum_choices(
+    choices_ptr,
+    ids_ptr,
+    out_ptr,
+    num_experts,
+    CHOICES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One block of one token; slots without an expert hold nothing."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < HIDDEN
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        slot = token * CHOICES + choice
+        expert = tl.load(ids_ptr + slot)
+        is_chosen = (expert >= 0) & (expert < num_experts)
+        value = tl.load(choices_ptr + slot * HIDDEN + column, mask=is_column & is_chosen, other=0.0)
+        total += value.to(tl.float32)
+    tl.store(out_ptr + token * HIDDEN + column, total.to(out_ptr.dtype.element_ty), mask=is_column)

@@ -1,0 +1,194 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Token permutation for experts: a stable counting sort of (token, choice) slots by expert, cut into blocks of rows.
+
+Nothing depends on the data but the values: shapes and grids follow from the number of slots, so a launch can be
+captured in a CUDA graph. Every program counts all slots, or sums the counts of chunks, for itself, so that no program
+waits for another.
+
+Legend: T tokens, K experts per token, X = T x K slots (slot t x K + k), E experts, B blocks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_EXPERTS = 1024
+_CHUNK = 128
+"""Slots that a program compares with each other at a time."""
+_MIN_CHUNK = 32
+_SMALL_SLOTS = 1024
+"""Up to this many slots one launch does everything; past it, counts of chunks come first."""
+_LARGE_SLOTS = 32768
+_LARGE_CHUNKS = 4
+"""Chunks of a program past _LARGE_SLOTS."""
+_COUNT_ROWS = 32
+"""Rows of chunk counts that are summed at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertBlocks:
+    """Slots in order of their expert, and blocks of at most `block_rows` of them, each of one expert. All int32."""
+
+    block_rows: int
+    slots_X: Tensor
+    """Slots sorted by expert, then by slot. A slot with an expert outside of 0..E-1 is nowhere in it."""
+    num_blocks_1: Tensor
+    """Blocks in use; entries of the columns below past it are undefined."""
+    experts_B: Tensor
+    starts_B: Tensor
+    """Index in slots_X of the block's first row."""
+    ends_B: Tensor
+    """Index in slots_X past the block's last row."""
+
+
+def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
+    """The most blocks that this many slots can need: every expert's last block may hold a single row."""
+    touched = min(num_slots, num_experts)
+    return touched + (num_slots - touched) // block_rows
+
+
+def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
+    """Sort the slots of `expert_ids_TK` (int32 or int64, contiguous) by expert.
+
+    Ids outside of 0..num_experts-1 are skipped. Raises ValueError if a shape, dtype or stride differs.
+    """
+    if expert_ids_TK.dtype not in (torch.int32, torch.int64) or not expert_ids_TK.is_contiguous():
+        raise ValueError(f"Expert ids are {expert_ids_TK.dtype}; expected contiguous int32 or int64.")
+    if expert_ids_TK.dim() != 2 or not 1 <= num_experts <= MAX_EXPERTS:
+        raise ValueError(
+            f"Expert ids are {tuple(expert_ids_TK.shape)} of {num_experts} experts; expected [T, K] of at most "
+            f"{MAX_EXPERTS}."
+        )
+    if block_rows < 1 or block_rows & (block_rows - 1):
+        raise ValueError(f"block_rows is {block_rows}; expected a power of two.")
+    num_slots = expert_ids_TK.numel()
+    capacity = max_blocks(num_slots, num_experts, block_rows)
+    columns = torch.empty((4, max(capacity, 1)), dtype=torch.int32, device=expert_ids_TK.device)
+    blocks = ExpertBlocks(
+        block_rows=block_rows,
+        slots_X=torch.empty(num_slots, dtype=torch.int32, device=expert_ids_TK.device),
+        num_blocks_1=columns[3, :1],
+        experts_B=columns[0],
+        starts_B=columns[1],
+        ends_B=columns[2],
+    )
+    if num_slots == 0:
+        blocks.num_blocks_1.zero_()
+        return blocks
+    block_experts = triton.next_power_of_2(num_experts)
+    chunk = min(_CHUNK, max(_MIN_CHUNK, triton.next_power_of_2(num_slots)))
+    chunks = _LARGE_CHUNKS if num_slots > _LARGE_SLOTS else 1
+    num_programs = triton.cdiv(num_slots, chunk * chunks)
+    counts = None
+    if num_slots > _SMALL_SLOTS:
+        counts = expert_ids_TK.new_empty((num_programs, block_experts), dtype=torch.int32)
+        _count_slots[(num_programs,)](
+            expert_ids_TK, counts, num_slots, num_experts, SLOTS=chunk * chunks, BLOCK_EXPERTS=block_experts
+        )
+    _place_slots[(num_programs,)](
+        expert_ids_TK,
+        counts,
+        blocks.slots_X,
+        blocks.num_blocks_1,
+        blocks.experts_B,
+        blocks.starts_B,
+        blocks.ends_B,
+        num_slots,
+        num_experts,
+        capacity,
+        BLOCK_ROWS=block_rows,
+        CHUNK=chunk,
+        CHUNKS=chunks,
+        COUNT_ROWS=_COUNT_ROWS,
+        BLOCK_EXPERTS=block_experts,
+        num_warps=8 if chunk == _CHUNK else 4,
+    )
+    return blocks
+
+
+@triton.jit
+def _count_chunk(ids_ptr, first_slot, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
+    """How many of SLOTS slots from `first_slot` each expert has."""
+    slot = first_slot + tl.arange(0, SLOTS)
+    expert = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1).to(tl.int32)
+    is_expert = (expert >= 0) & (expert < num_experts)
+    return tl.histogram(tl.where(is_expert, expert, 0), BLOCK_EXPERTS, mask=is_expert)
+
+
+@triton.jit
+def _count_slots(ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
+    """Counts of one program of `_place_slots`."""
+    program = tl.program_id(0)
+    counts = _count_chunk(ids_ptr, program * SLOTS, num_slots, num_experts, SLOTS, BLOCK_EXPERTS)
+    tl.store(counts_ptr + program * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS), counts)
+
+
+@triton.jit
+def _place_slots(
+    ids_ptr,
+    counts_ptr,
+    slots_ptr,
+    num_blocks_ptr,
+    block_experts_ptr,
+    block_starts_ptr,
+    block_ends_ptr,
+    num_slots,
+    num_experts,
+    capacity,
+    BLOCK_ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COUNT_ROWS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+):
+    """Place CHUNKS chunks of slots and describe a share of the blocks."""
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
+    expert = tl.arange(0, BLOCK_EXPERTS)
+    total = tl.zeros([BLOCK_EXPERTS], tl.int32)
+    before = tl.zeros([BLOCK_EXPERTS], tl.int32)
+    if counts_ptr is None:
+        for other in range(num_programs):
+            counts = _count_chunk(ids_ptr, other * CHUNK, num_slots, num_experts, CHUNK, BLOCK_EXPERTS)
+            total += counts
+            before += tl.where(other < program, counts, 0)
+    else:
+        for first in range(0, num_programs, COUNT_ROWS):
+            other = first + tl.arange(0, COUNT_ROWS)
+            row_ptr = counts_ptr + other[:, None] * BLOCK_EXPERTS + expert[None, :]
+            counts = tl.load(row_ptr, mask=(other < num_programs)[:, None], other=0)
+            total += tl.sum(counts, 0)
+            before += tl.sum(tl.where((other < program)[:, None], counts, 0), 0)
+    row_end = tl.cumsum(total, 0)
+    row_start = row_end - total
+    num_expert_blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS
+    block_end = tl.cumsum(num_expert_blocks, 0)
+
+    num_blocks = tl.sum(num_expert_blocks, 0)
+    if program == 0:
+        tl.store(num_blocks_ptr, num_blocks)
+    for first in range(program * CHUNK, capacity, num_programs * CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        is_block = block < num_blocks
+        owner = tl.sum((block[:, None] >= block_end[None, :]).to(tl.int32), 1)
+        owner = tl.where(is_block, owner, 0)
+        first_block = tl.gather(block_end - num_expert_blocks, owner, 0)
+        start = tl.gather(row_start, owner, 0) + (block - first_block) * BLOCK_ROWS
+        tl.store(block_experts_ptr + block, owner, mask=is_block)
+        tl.store(block_starts_ptr + block, start, mask=is_block)
+        tl.store(block_ends_ptr + block, tl.minimum(start + BLOCK_ROWS, tl.gather(row_end, owner, 0)), mask=is_block)
+
+    before += row_start
+    member = tl.arange(0, CHUNK)
+    for chunk in range(CHUNKS):
+        slot = (program * CHUNKS + chunk) * CHUNK + member
+        chosen = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1).to(tl.int32)
+        is_chosen = (chosen >= 0) & (chosen < num_experts)
+        is_earlier = (chosen[None, :] == chosen[:, None]) & (member[None, :] < member[:, None])
+        rank = tl.sum(is_earlier.to(tl.int32), 1)
+        position = tl.gather(before, tl.where(is_chosen, chosen, 0), 0) + rank
+        tl.store(slots_ptr + position, slot, mask=is_chosen)
+        before += tl.histogram(tl.where(is_chosen, chosen, 0), BLOCK_EXPERTS, mask=is_chosen)

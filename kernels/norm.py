@@ -1,0 +1,77 @@
+# mypy: disable-error-code="no-untyped-def"
+"""RMSNorm, with the residual connection before it.
+
+Legend: T tokens of the step, C hidden.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_WIDE_ROW = 2048
+"""From this many elements a row takes eight warps."""
+
+
+def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
+    """Normalise the last dimension, rounding where `reference.rms_norm` rounds. Returns [T, C].
+
+    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All bf16 or all float32,
+    contiguous in C. Raises ValueError if a shape, dtype or stride differs.
+    """
+    rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
+    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(t.dtype != x_TC.dtype for t in (*rows, weight_C)):
+        raise ValueError(f"Rows {[t.dtype for t in rows]}, weight {weight_C.dtype}; expected one of bfloat16, float32.")
+    if x_TC.dim() != 2 or any(t.shape != x_TC.shape or t.stride(1) != 1 for t in rows):
+        raise ValueError(
+            f"Rows are {[(tuple(t.shape), t.stride()) for t in rows]}; expected one shape [T, C], contiguous in C."
+        )
+    if weight_C.shape != x_TC.shape[1:] or not weight_C.is_contiguous():
+        raise ValueError(f"The weight is {tuple(weight_C.shape)}; expected contiguous [{x_TC.shape[1]}].")
+    num_tokens, size = x_TC.shape
+    out_TC = torch.empty((num_tokens, size), dtype=x_TC.dtype, device=x_TC.device)
+    if num_tokens:
+        _rms_norm[(num_tokens,)](
+            x_TC,
+            residual_TC,
+            weight_C,
+            out_TC,
+            x_TC.stride(0),
+            0 if residual_TC is None else residual_TC.stride(0),
+            eps,
+            SIZE=size,
+            BLOCK=triton.next_power_of_2(size),
+            num_warps=8 if size >= _WIDE_ROW else 4,
+            enable_fp_fusion=False,
+        )
+    return out_TC
+
+
+@triton.jit
+def _rms_norm(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One token. Sums and products are in float32; the sum with the residual is rounded before it is used."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_column = column < SIZE
+    dtype = out_ptr.dtype.element_ty
+    x = tl.load(x_ptr + token * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        residual_row_ptr = residual_ptr + token * residual_stride + column
+        x += tl.load(residual_row_ptr, mask=is_column, other=0.0).to(tl.float32)
+        rounded = x.to(dtype)
+        tl.store(residual_row_ptr, rounded, mask=is_column)
+        x = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    weight = tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32)
+    out = weight * (x * scale).to(dtype).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + column, out.to(dtype), mask=is_column)
