@@ -50,6 +50,9 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.rotate_and_write_kv`. May overwrite `qkv_TX`, and return a view of it."""
 
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        """See `reference.most_likely`."""
+
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
         """The table of `PrefillTiles` on the host, and how many of its first tiles are extensions."""
 
@@ -85,6 +88,7 @@ class ReferenceOps:
     paged_attention = staticmethod(reference.paged_attention)
     topk_gating = staticmethod(reference.topk_gating)
     fused_experts = staticmethod(reference.fused_experts)
+    most_likely = staticmethod(reference.most_likely)
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
         """No tiles: the twins read the rows themselves."""

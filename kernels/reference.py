@@ -278,3 +278,8 @@ def _dense_experts(
     out_TEC = (silu_mul(gate_up_ETI) @ down_ECI.transpose(1, 2)).transpose(0, 1)
     weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(1, expert_ids_TK, weights_TK)
     return (weights_TE.to(x_TC.dtype)[:, None] @ out_TEC)[:, 0]
+
+
+def most_likely(logits_RV: Tensor) -> Tensor:
+    """int32 [R]: each row's largest logit; of equals the lowest id on the cpu, any one on cuda."""
+    return logits_RV.argmax(-1).to(torch.int32)

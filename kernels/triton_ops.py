@@ -17,6 +17,7 @@ from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
 from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, PrefillTiles, QkNorm, RopeTables
+from raydix.kernels.sampling import sample_tokens
 from raydix.kernels.topk_gating import topk_gating
 
 _EXTENSION_TILE_ROWS = 64
@@ -38,6 +39,10 @@ class TritonOps:
         self._num_kv_heads = num_kv_heads
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
+
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        """See `ModelOps`."""
+        return sample_tokens(logits_RV, None)
 
     def rotate_and_write_kv(
         self,

@@ -11,6 +11,7 @@ from raydix.runtime.actors.gpu_facts import GpuFacts
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.config import EngineConfig
+from raydix.runtime.memory_limit import available_memory_bytes
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.runner import ModelRunner
@@ -52,16 +53,12 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
     load = make_dummy_model if config.model.load_format == "dummy" else load_model
     loaded = load(config.model.path, device=device, dtype=dtype)
     layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype)
-    num_pages = _num_pages(config, layout, device)
+    step_bytes = _warm_up(config, loaded, layout, device) if device.type == "cuda" else 0
+    num_pages = _num_pages(config, layout, step_bytes, device)
     pools = make_pools(layout, num_pages, device)
-    runner = ModelRunner(
-        loaded.decoder,
-        pools,
-        page_size=config.cache.page_size,
-        max_slots=config.scheduler.max_running_requests,
-        max_model_len=config.max_model_len(loaded.spec.max_position_embeddings, num_pages),
-        device=device,
-    )
+    max_model_len = config.max_model_len(loaded.spec.max_position_embeddings, num_pages)
+    runner = _make_runner(config, loaded, pools, max_model_len, device)
+    runner.capture_graphs()
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         if device.type == "cuda":
@@ -89,20 +86,68 @@ def _device(config: EngineConfig, index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _num_pages(config: EngineConfig, layout: KvLayout, device: torch.device) -> int:
+def _make_runner(
+    config: EngineConfig, loaded: LoadedModel, pools: tuple[torch.Tensor, ...], max_model_len: int, device: torch.device
+) -> ModelRunner:
+    return ModelRunner(
+        loaded.decoder,
+        pools,
+        page_size=config.cache.page_size,
+        max_slots=config.scheduler.max_running_requests,
+        max_model_len=max_model_len,
+        device=device,
+    )
+
+
+def _warm_up(config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device: torch.device) -> int:
+    """Run the largest steps over a pool of padding, so that every kernel is compiled.
+
+    Returns the bytes that steps need beside weights and pages, graphs included.
+    """
+    max_positions = loaded.spec.max_position_embeddings
+    max_model_len = min(config.model.max_model_len or max_positions, max_positions)
+    scheduler = config.scheduler
+    chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
+    before_bytes = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    runner = _make_runner(config, loaded, make_pools(layout, 1, device), max_model_len, device)
+    runner.warm_up(chunk)
+    torch.cuda.synchronize(device)
+    peak_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
+    torch.cuda.reset_peak_memory_stats(device)
+    runner.warm_up_decode()
+    torch.cuda.synchronize(device)
+    # Graphs keep what a step of decoding needs; a prompt's step needs its own beside that.
+    return peak_bytes + torch.cuda.max_memory_allocated(device) - before_bytes
+
+
+def _num_pages(config: EngineConfig, layout: KvLayout, step_bytes: int, device: torch.device) -> int:
     l1 = config.cache.l1
     if l1.num_pages is not None:
+        if device.type == "cpu":
+            _require_memory(l1.num_pages, layout)
         return l1.num_pages
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     total_bytes = torch.cuda.get_device_properties(device).total_memory
-    free_bytes = int(l1.memory_fraction * total_bytes) - torch.cuda.memory_allocated(device)
+    free_bytes = int(l1.memory_fraction * total_bytes) - torch.cuda.memory_allocated(device) - step_bytes
     num_pages = free_bytes // (layout.page_size * layout.token_bytes) - 1
     if num_pages < 1:
         raise ConfigError(
             f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves {free_bytes} bytes for KV "
-            "after the weights; expected room for a page. Raise it, or use a smaller model."
+            "after the weights and the largest steps; expected room for a page. Raise it, or use a smaller model."
         )
     return num_pages
+
+
+def _require_memory(num_pages: int, layout: KvLayout) -> None:
+    """Memory on the cpu is handed out before it is there: ask first."""
+    page_bytes = layout.page_size * layout.token_bytes
+    available = available_memory_bytes()
+    if num_pages * page_bytes > available:
+        raise ConfigError(
+            f"cache.l1.num_pages is {num_pages}; at {page_bytes} bytes a page that is more than the {available} bytes "
+            f"that are available. Set cache.l1.num_pages to at most {available // page_bytes}."
+        )
 
 
 def _facts(loaded: LoadedModel, layout: KvLayout, num_pages: int, device: torch.device) -> GpuFacts:

@@ -117,7 +117,7 @@ class Decoder(nn.Module):
 
         `token_ids_T` int. `on_layer(i)` is called before layer i reads or writes cached KV.
         """
-        residual_TC = functional.embedding(token_ids_T, self.embedding)
+        residual_TC = self.embedding[token_ids_T]
         x_TC: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index))

@@ -96,6 +96,10 @@ class ModelRunner:
         for context in _powers_of_two(1, self.slots.max_model_len):
             for num_tokens in {1, min(16, context)}:
                 self._run_padding(num_tokens, context - num_tokens)
+
+    @torch.inference_mode()
+    def warm_up_decode(self) -> None:
+        """Run the largest step of decoding, over the padding page."""
         self._decode(torch.from_numpy(padding_columns(self.slots)).to(self._device))
 
     @torch.inference_mode()
@@ -201,7 +205,7 @@ class ModelRunner:
         batch = self._attention_batch(attention_rows, positions_B, page_index_B, page_offset_B)
         tokens = self.slots.tokens_XL.view(-1)
         logits_BV = self._decoder.logits(self._decoder(tokens[token_index_B], batch))
-        token_ids_B = logits_BV.argmax(-1).to(torch.int32)
+        token_ids_B = self._decoder.ops.most_likely(logits_BV)
         tokens.scatter_(0, next_index_B, token_ids_B)
         return DecodeOutput(logits_BV=logits_BV, token_ids_B=token_ids_B)
 

@@ -95,7 +95,8 @@ def _mask_before_min_tokens(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
     ]
     if masked:
         row_ids, token_ids = (_column(ids, torch.int64, logits_RV) for ids in zip(*masked, strict=True))
-        logits_RV[row_ids, token_ids] = float("-inf")
+        # A number as the value would make the host wait for the device.
+        logits_RV.index_put_((row_ids, token_ids), logits_RV.new_full((), float("-inf")))
     return logits_RV
 
 

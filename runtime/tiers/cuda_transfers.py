@@ -1,17 +1,20 @@
 """Page copies between a CUDA device and the arena, on two side streams, one per direction."""
 
+import importlib.util
 import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
+from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
@@ -26,6 +29,9 @@ from raydix.runtime.tiers.transfers import (
     TransferDone,
     TransferTable,
 )
+
+if TYPE_CHECKING:
+    from raydix.runtime.tiers.kernel_copies import KernelCopies
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +58,7 @@ class _Job:
 
 
 class CudaTransfers:
-    """A `TransferEngine` over a device's copy engines.
+    """A `TransferEngine` whose copies the device carries out by itself.
 
     `start` and `wait_layer` are called with the compute stream current. One thread per direction waits for copies; the
     caller waits only for copies of pages whose slab is not registered yet.
@@ -67,12 +73,18 @@ class CudaTransfers:
         self._generations = arena.generations
         self._pools = [as_bytes(pool) for pool in pools]
         self._registration = ArenaRegistration(arena, self._device, on_error)
+        slabs = self._registration.bytes[arena.geometry.slabs_offset :]
+        self._kernel_copies = _make_kernel_copies(pools, slabs, arena.geometry)
         self._on_done = on_done
         self._on_error = on_error
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._error: BaseException | None = None
-        self._streams = {direction: torch.cuda.Stream(self._device) for direction in Direction}
+        # Requests wait for loads, so their few blocks go before those of the model's next kernel.
+        self._streams = {
+            Direction.LOAD: torch.cuda.Stream(self._device, priority=-1),
+            Direction.BACKUP: torch.cuda.Stream(self._device),
+        }
         self._queues: dict[Direction, queue.SimpleQueue[_Job | None]] = {
             direction: queue.SimpleQueue() for direction in Direction
         }
@@ -134,18 +146,28 @@ class CudaTransfers:
     def _enqueue(self, transfer: Transfer) -> _Job:
         started_s = time.monotonic()
         stream = self._streams[transfer.direction]
+        layers = layer_runs(transfer)
         runs = []
         with torch.cuda.stream(stream):
-            for run in layer_runs(transfer):
-                for copy in run:
-                    self._copy_layer(transfer, copy)
+            for run, _ in zip(layers, self._copy_runs(transfer, layers), strict=True):
                 arrived = torch.cuda.Event(blocking=True)  # those who wait on the host sleep
                 arrived.record(stream)
                 runs.append(_Run(run[0].layer, arrived))
         return _Job(transfer, tuple(runs), started_s, runs[-1].arrived)
 
+    def _copy_runs(self, transfer: Transfer, runs: list[list[LayerCopy]]) -> Iterator[None]:
+        """Enqueue run after run on the current stream; yields after each."""
+        last_slab = self._geometry.slab_of(int(transfer.host_page_ids.max()))
+        if self._kernel_copies is not None and last_slab < self._registration.num_slabs:
+            yield from self._kernel_copies.enqueue(transfer, runs)
+            return
+        for run in runs:
+            for copy in run:
+                self._copy_layer(transfer, copy)
+            yield
+
     def _copy_layer(self, transfer: Transfer, copy: LayerCopy) -> None:
-        """One copy per page, from or to registered memory: small ones are far from the wire's speed."""
+        """One copy per page, far from the wire's speed: for memory that is not registered yet, or oddly aligned."""
         pool = self._pools[copy.group]
         pages = transfer.groups[copy.group]
         for page_id, host_page_id in zip(pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True):
@@ -186,6 +208,20 @@ class CudaTransfers:
         with self._changed:
             del self._jobs[job.transfer.transfer_id]
             self._changed.notify_all()
+
+
+def _make_kernel_copies(pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry) -> "KernelCopies | None":
+    """None, and a line in the log, where pages have to be copied one by one."""
+    if importlib.util.find_spec("triton") is None:
+        logger.warning("pages are copied one by one, which is slow: triton is not installed")
+        return None
+    # Imported here: Triton is there on machines with a GPU alone.
+    from raydix.runtime.tiers.kernel_copies import KernelCopies, is_aligned
+
+    if not is_aligned(pools):
+        logger.warning("pages are copied one by one, which is slow: a layer of a page is no multiple of 16 bytes")
+        return None
+    return KernelCopies(pools, slabs, geometry)
 
 
 def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:

@@ -1,0 +1,52 @@
+"""The models of the speed tests, as config-only folders: their weights are random."""
+
+import json
+from pathlib import Path
+
+_COMMON = {
+    "hidden_act": "silu",
+    "vocab_size": 32_000,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 0,
+}
+SHAPES: dict[str, dict[str, object]] = {
+    "dense_l16": {
+        **_COMMON,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": 16,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_key_value_heads": 8,
+    },
+    "moe_l12": {
+        **_COMMON,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 12,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+"""Qwen3 with 16 layers (64 KiB of KV per token), and Qwen3-30B-A3B cut to 12 layers."""
+
+
+def write_config(shape: str, folder: Path) -> Path:
+    """Write a shape's config.json and return its folder, for `model.path` with `model.load_format: dummy`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2))
+    return folder
