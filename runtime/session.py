@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,8 @@ async def open_engine(config: EngineConfig | None, connect: str | None, address:
     if connect is not None:
         engine = await AsyncLLM.connect(connect, address=address)
     else:
-        engine = await AsyncLLM.start(config, address=address)
+        # Not the default name: whoever connects to that one means an engine that stays up.
+        engine = await AsyncLLM.start(config, name=f"private-{uuid.uuid4().hex[:8]}", address=address)
     try:
         yield engine
     finally:
