@@ -20,6 +20,7 @@ from raydix.runtime.actors.private_folder import make_private_folder, private_fo
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
 _REGISTER = "engines.json"
+_AUTHENTICATION_LOG = "ray._private.authentication"
 
 
 class PrivateCluster:
@@ -77,7 +78,9 @@ def find_cluster(address: str | None, engine: str) -> None:
     address = address or _job_address()
     if address is None:
         address = _registered_address(engine)
-        # As Ray does for a cluster that it finds by itself; a private one has token authentication by default.
+        # As Ray does for a cluster that it finds by itself; a private one has token authentication by default, which
+        # Ray would announce with a warning.
+        logging.getLogger(_AUTHENTICATION_LOG).setLevel(logging.ERROR)
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if address is None:
         raise EngineDead(

@@ -52,7 +52,7 @@ def start_engine(
     placement: Placement | None = None
     try:
         placement = place(config)
-        spawner = RaySpawner(engine=name, placement=placement, device=config.model.device, build_model=build_model)
+        spawner = RaySpawner(engine=name, placement=placement, config=config, build_model=build_model)
         supervisor, facts = _start_supervisor(config, name, spawner, supervision or Supervision())
         if cluster is not None:
             cluster.register(name)
@@ -124,6 +124,18 @@ def enter_process(_actor: object, parent_pid: int) -> int:
     return os.getpid()
 
 
+def use_cores(_actor: object, num_ranks: int) -> None:
+    """Run once in each GPU actor on cpu, before it imports torch: the ranks share the cores, but for one.
+
+    Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the tiers. What Ray counts
+    as the node's CPUs respects a container's quota.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
+    num_cores = min(len(os.sched_getaffinity(0)), int(node["Resources"].get("CPU", 1)))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
+
+
 def use_assigned_device(actor: GpuActor) -> None:
     """Run once in each GPU actor on cuda: load on the device that Ray assigned, by its index among the visible ones."""
     assigned = str(ray.get_gpu_ids()[0])
@@ -172,11 +184,12 @@ def _answer(_actor: object) -> None:
 class RaySpawner:
     """Makes Ray actors in an engine's placement group. Pickled into the Supervisor."""
 
-    def __init__(self, *, engine: str, placement: Placement, device: str, build_model: BuildModel) -> None:
+    def __init__(self, *, engine: str, placement: Placement, config: EngineConfig, build_model: BuildModel) -> None:
         self._engine = engine
         self._build_model = build_model
         self._placement = placement
-        self._device = device
+        self._device = config.model.device
+        self._num_ranks = config.parallel.dp * config.parallel.tp
 
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
         """See `Spawner`."""
@@ -199,6 +212,8 @@ class RaySpawner:
             pid = await handle.__ray_call__.remote(enter_process, os.getpid())
             if kind is ActorKind.GPU and self._device == "cuda":
                 await handle.__ray_call__.remote(use_assigned_device)
+            elif kind is ActorKind.GPU:
+                await handle.__ray_call__.remote(use_cores, self._num_ranks)
             return RayActor(handle, name, pid)
         except RayError as error:
             raise typed_error(error, name) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydix.errors import CheckpointError
+from raydix.errors import CheckpointError, ConfigError
 from raydix.ids import HostPageId, RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.host_memory import ArenaLocation
@@ -180,6 +180,16 @@ async def test_loading_a_bad_checkpoint_is_a_typed_error(tmp_path: Path) -> None
     actor = GpuActor(config=config(tmp_path / "absent", "cpu"), name="t", rank=0, incarnation=1)
 
     with pytest.raises(CheckpointError):
+        await actor.load()
+
+
+async def test_an_l1_larger_than_memory_is_refused_with_what_would_fit(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", Family.LLAMA, seed=5)
+    sections = config(folder, "cpu").model_dump(exclude_unset=True)
+    sections["cache"]["l1"]["num_pages"] = 10**12
+    actor = GpuActor(config=EngineConfig.model_validate(sections), name="t", rank=0, incarnation=1)
+
+    with pytest.raises(ConfigError, match=r"cache\.l1\.num_pages to at most \d+"):
         await actor.load()
 
 

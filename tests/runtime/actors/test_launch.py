@@ -90,6 +90,7 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
             [sys.executable, "-c", FINDER], env=environment, check=False, capture_output=True, text=True, timeout=60
         )
         assert found.stdout == "4 0\n", found.stderr
+        assert "WARNING" not in found.stderr
         before = session_processes(driver.pid)
         for title in ("Gpu", "Host", "Sched", "Super"):
             assert any(f"ray::{title}" in process for process in before), before
