@@ -2,7 +2,7 @@
 """Token permutation for experts: a stable counting sort of (token, choice) slots by expert, cut into blocks of rows.
 
 Nothing depends on the data but the values: shapes and grids follow from the number of slots, so a launch can be
-captured in a CUDA graph. Every program counts all slots, or sums the counts of chunks, for itself, so that no program
+captured in a CUDA graph. Every program counts all slots, or sums the counts of all programs, for itself, so that none
 waits for another.
 
 Legend: T tokens, K experts per token, X = T x K slots (slot t x K + k), E experts, B blocks.
@@ -16,16 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_EXPERTS = 1024
-_CHUNK = 128
+_CHUNK = 64
 """Slots that a program compares with each other at a time."""
-_MIN_CHUNK = 32
 _SMALL_SLOTS = 1024
-"""Up to this many slots one launch does everything; past it, counts of chunks come first."""
-_LARGE_SLOTS = 32768
-_LARGE_CHUNKS = 4
-"""Chunks of a program past _LARGE_SLOTS."""
+"""Up to this many slots every program counts all of them; past it, counts of chunks come first."""
+_MAX_PROGRAMS = 256
 _COUNT_ROWS = 32
-"""Rows of chunk counts that are summed at a time."""
+"""Programs whose counts are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,14 +76,13 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         blocks.num_blocks_1.zero_()
         return blocks
     block_experts = triton.next_power_of_2(num_experts)
-    chunk = min(_CHUNK, max(_MIN_CHUNK, triton.next_power_of_2(num_slots)))
-    chunks = _LARGE_CHUNKS if num_slots > _LARGE_SLOTS else 1
-    num_programs = triton.cdiv(num_slots, chunk * chunks)
+    chunks = triton.next_power_of_2(triton.cdiv(num_slots, _CHUNK * _MAX_PROGRAMS))
+    num_programs = triton.cdiv(num_slots, _CHUNK * chunks)
     counts = None
     if num_slots > _SMALL_SLOTS:
         counts = expert_ids_TK.new_empty((num_programs, block_experts), dtype=torch.int32)
         _count_slots[(num_programs,)](
-            expert_ids_TK, counts, num_slots, num_experts, SLOTS=chunk * chunks, BLOCK_EXPERTS=block_experts
+            expert_ids_TK, counts, num_slots, num_experts, SLOTS=_CHUNK * chunks, BLOCK_EXPERTS=block_experts
         )
     _place_slots[(num_programs,)](
         expert_ids_TK,
@@ -100,20 +96,21 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         num_experts,
         capacity,
         BLOCK_ROWS=block_rows,
-        CHUNK=chunk,
+        CHUNK=_CHUNK,
         CHUNKS=chunks,
+        ALL_SLOTS=min(triton.next_power_of_2(num_slots), _SMALL_SLOTS),
         COUNT_ROWS=_COUNT_ROWS,
         BLOCK_EXPERTS=block_experts,
-        num_warps=8 if chunk == _CHUNK else 4,
+        num_warps=4,
     )
     return blocks
 
 
 @triton.jit
-def _count_chunk(ids_ptr, first_slot, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
-    """How many of SLOTS slots from `first_slot` each expert has."""
+def _count_range(ids_ptr, first_slot, end_slot, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
+    """How many of the slots from `first_slot` to `end_slot`, SLOTS at most, each expert has."""
     slot = first_slot + tl.arange(0, SLOTS)
-    expert = tl.load(ids_ptr + slot, mask=slot < num_slots, other=-1).to(tl.int32)
+    expert = tl.load(ids_ptr + slot, mask=slot < end_slot, other=-1).to(tl.int32)
     is_expert = (expert >= 0) & (expert < num_experts)
     return tl.histogram(tl.where(is_expert, expert, 0), BLOCK_EXPERTS, mask=is_expert)
 
@@ -122,7 +119,7 @@ def _count_chunk(ids_ptr, first_slot, num_slots, num_experts, SLOTS: tl.constexp
 def _count_slots(ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
     """Counts of one program of `_place_slots`."""
     program = tl.program_id(0)
-    counts = _count_chunk(ids_ptr, program * SLOTS, num_slots, num_experts, SLOTS, BLOCK_EXPERTS)
+    counts = _count_range(ids_ptr, program * SLOTS, num_slots, num_experts, SLOTS, BLOCK_EXPERTS)
     tl.store(counts_ptr + program * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS), counts)
 
 
@@ -141,6 +138,7 @@ def _place_slots(
     BLOCK_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    ALL_SLOTS: tl.constexpr,
     COUNT_ROWS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
 ):
@@ -148,20 +146,21 @@ def _place_slots(
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
     expert = tl.arange(0, BLOCK_EXPERTS)
-    total = tl.zeros([BLOCK_EXPERTS], tl.int32)
-    before = tl.zeros([BLOCK_EXPERTS], tl.int32)
     if counts_ptr is None:
-        for other in range(num_programs):
-            counts = _count_chunk(ids_ptr, other * CHUNK, num_slots, num_experts, CHUNK, BLOCK_EXPERTS)
-            total += counts
-            before += tl.where(other < program, counts, 0)
+        first_slot = program * CHUNKS * CHUNK
+        total = _count_range(ids_ptr, 0, num_slots, num_experts, ALL_SLOTS, BLOCK_EXPERTS)
+        before = _count_range(ids_ptr, 0, tl.minimum(first_slot, num_slots), num_experts, ALL_SLOTS, BLOCK_EXPERTS)
     else:
+        all_counts = tl.zeros([COUNT_ROWS, BLOCK_EXPERTS], tl.int32)
+        earlier_counts = tl.zeros([COUNT_ROWS, BLOCK_EXPERTS], tl.int32)
         for first in range(0, num_programs, COUNT_ROWS):
             other = first + tl.arange(0, COUNT_ROWS)
             row_ptr = counts_ptr + other[:, None] * BLOCK_EXPERTS + expert[None, :]
             counts = tl.load(row_ptr, mask=(other < num_programs)[:, None], other=0)
-            total += tl.sum(counts, 0)
-            before += tl.sum(tl.where((other < program)[:, None], counts, 0), 0)
+            all_counts += counts
+            earlier_counts += tl.where((other < program)[:, None], counts, 0)
+        total = tl.sum(all_counts, 0)
+        before = tl.sum(earlier_counts, 0)
     row_end = tl.cumsum(total, 0)
     row_start = row_end - total
     num_expert_blocks = (total + BLOCK_ROWS - 1) // BLOCK_ROWS

@@ -117,7 +117,6 @@ def _cutoffs(logits_RV: Tensor, columns: SamplingColumns, key_bits: int) -> tupl
         vocab_size,
         logits_RV.stride(0),
         KEY_BITS=key_bits,
-        ID_BITS=vocab_size.bit_length(),
         BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
         num_warps=16,
     )
@@ -181,7 +180,6 @@ def _find_cutoffs(
     vocab_size,
     logits_stride,
     KEY_BITS: tl.constexpr,
-    ID_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One row. Midpoints are formed without overflow: keys fill all of their bits."""
@@ -211,23 +209,23 @@ def _find_cutoffs(
         if top_k > 0:
             # The highest key that at least k tokens reach.
             ceiling = highest
-            for _ in range(KEY_BITS):
+            while lowest < ceiling:
                 middle = (lowest | ceiling) - ((lowest ^ ceiling) >> 1)
                 if _count_from(row_ptr, vocab_size, middle, KEY_BITS, BLOCK) >= top_k:
                     lowest = middle
                 else:
-                    ceiling = tl.maximum(middle - 1, lowest)
+                    ceiling = middle - 1
         if tail > 0.0:
             # The lowest key up to which the weights sum to more than the tail.
             cut_mass = tail * _mass(row_ptr, vocab_size, lowest, highest, maximum, scale, KEY_BITS, BLOCK)
             start = lowest
             ceiling = highest
-            for _ in range(KEY_BITS):
+            while lowest < ceiling:
                 middle = (lowest & ceiling) + ((lowest ^ ceiling) >> 1)
                 if _mass(row_ptr, vocab_size, start, middle, maximum, scale, KEY_BITS, BLOCK) > cut_mass:
                     ceiling = middle
                 else:
-                    lowest = tl.minimum(middle + 1, ceiling)
+                    lowest = middle + 1
             # Of equals at the edge the lower ids are cut, while the sum stays within the tail.
             total = _mass(row_ptr, vocab_size, start, lowest, maximum, scale, KEY_BITS, BLOCK)
             weight = _mass(row_ptr, vocab_size, lowest, lowest, maximum, scale, KEY_BITS, BLOCK)
@@ -236,12 +234,12 @@ def _find_cutoffs(
             num_cut = num_equals - tl.maximum(tl.minimum(num_kept, num_equals), 1)
             if num_cut > 0:
                 end = vocab_size
-                for _ in range(ID_BITS):
+                while first_id < end:
                     middle = (first_id + end) // 2
                     if _count_equals(row_ptr, vocab_size, lowest, middle, KEY_BITS, BLOCK) >= num_cut:
                         end = middle
                     else:
-                        first_id = tl.minimum(middle + 1, end)
+                        first_id = middle + 1
     tl.store(keys_ptr + row, lowest)
     tl.store(first_ids_ptr + row, first_id)
 

@@ -58,7 +58,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(
     ("vocab_size", "repeats"),
-    [(40, 3), (2100, 1), *(pytest.param(size, 20, marks=pytest.mark.gpu) for size in (32_000, 151_936))],
+    [(40, 1), (2100, 1), *(pytest.param(size, 20, marks=pytest.mark.gpu) for size in (32_000, 151_936))],
 )
 def test_tokens_match_the_twin(device: torch.device, dtype: torch.dtype, vocab_size: int, repeats: int) -> None:
     if device.type == "cpu" and vocab_size > 10_000:
@@ -74,15 +74,20 @@ def test_tokens_match_the_twin(device: torch.device, dtype: torch.dtype, vocab_s
     assert token_ids.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.7, 0.9])
-@pytest.mark.parametrize("top_k", [0, 3, 6])
-def test_equal_logits_are_cut_from_the_lowest_id(device: torch.device, top_p: float, top_k: int) -> None:
-    sampling = [DeviceSampling(seed=i, temperature=1.0, top_p=top_p, top_k=top_k) for i in range(16)]
-    logits = torch.tensor([0.0, 1.0, 0.0, -1.0, 1.0, 0.0, -0.0, 1.0, float("-inf"), 0.0]).expand(16, -1)
+def test_equal_logits_are_cut_from_the_lowest_id(device: torch.device) -> None:
+    settings = [(top_p, top_k) for top_p in (0.05, 0.5, 0.7, 0.9) for top_k in (0, 3, 6)]
+    repeats = 2 if device.type == "cpu" else 50
+    sampling = [
+        DeviceSampling(seed=seed, temperature=1.0, top_p=top_p, top_k=top_k)
+        for seed in range(repeats)
+        for top_p, top_k in settings
+    ]
+    positions = list(range(len(sampling)))
+    logits = torch.tensor([0.0, 1.0, 0.0, -1.0, 1.0, 0.0, -0.0, 1.0, float("-inf"), 0.0]).repeat(len(sampling), 1)
 
-    token_ids = sample_tokens(logits.contiguous().to(device), columns_of(sampling, range(16), device))
+    token_ids = sample_tokens(logits.to(device), columns_of(sampling, positions, device))
 
-    assert token_ids.tolist() == by_the_twin(logits, sampling, list(range(16))).tolist()
+    assert token_ids.tolist() == by_the_twin(logits, sampling, positions).tolist()
 
 
 def test_greedy_rows_take_the_first_of_equals(device: torch.device) -> None:
@@ -99,11 +104,11 @@ def test_a_row_of_nan_gives_an_id_of_the_vocabulary(device: torch.device) -> Non
 
 
 def test_masked_tokens_are_never_chosen(device: torch.device) -> None:
-    logits = torch.full((32, 100), float("-inf"), device=device)
+    logits = torch.full((8, 100), float("-inf"), device=device)
     logits[:, [3, 60]] = 1.0
-    sampling = [DeviceSampling(seed=i, temperature=1.0, top_p=0.999) for i in range(32)]
+    sampling = [DeviceSampling(seed=i, temperature=1.0, top_p=0.999) for i in range(8)]
 
-    token_ids = sample_tokens(logits, columns_of(sampling, range(32), device))
+    token_ids = sample_tokens(logits, columns_of(sampling, range(8), device))
 
     assert set(token_ids.tolist()) == {3, 60}
 
