@@ -48,7 +48,7 @@ def case_config(case: Case, folder: Path, l3: Path, device: str) -> EngineConfig
     return engine_config(
         folder,
         l3,
-        model={"device": device},
+        model={"device": device, "dtype": "float32"},
         parallel={"dp": case["dp"]},
         cache={
             "l1": {"num_pages": num_pages, "copy_delay_s": case["copy_delay_s"]},
