@@ -28,7 +28,9 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
 ) -> None:
     reference = references(family)
     expected = reference.expect(PROMPTS)
-    config = engine_config(reference.folder, tmp_path_factory.mktemp("l3"), model={"device": device, "dtype": "float32"})
+    config = engine_config(
+        reference.folder, tmp_path_factory.mktemp("l3"), model={"device": device, "dtype": "float32"}
+    )
 
     async with in_process_engine(config) as engine:
         cold = await run(engine, PROMPTS, NUM_TOKENS)
