@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
@@ -15,10 +17,14 @@ from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest, TokenFrame
 from raydix.runtime.outputs import RequestOutput
-from raydix.runtime.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.prompts import Prompt, TokenPrompt, check_token_ids, is_unicode, read_prompt
 from raydix.runtime.request_stream import RequestStream, StreamedRequest
 from raydix.runtime.sampling_params import SamplingParams
 from raydix.runtime.text.tokenizer import Tokenizer
+
+_MAX_TEXT = 1024
+"""Characters of an id or a salt."""
+_MAX_PRIORITY = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +153,17 @@ class EngineClient:
                 f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this process can read. Use "
                 "stop_token_ids."
             )
-        if options.deadline_s is not None and not options.deadline_s > 0:
-            raise BadRequest(f"deadline_s is {options.deadline_s!r}; expected more than 0 seconds, or None.")
+        _check_options(request_id, options)
         return SubmitRequest(
-            request_id=RequestId(request_id or uuid.uuid4().hex),
+            request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
             token_ids=token_ids,
             sampling=params.to_device(self._facts.eos_token_ids, secrets.randbits(63)),
             max_tokens=params.max_tokens,
             stop_token_ids=params.ending_token_ids(self._facts.eos_token_ids),
-            priority=options.priority,
+            priority=int(options.priority),
             cache_salt=options.cache_salt,
             session_id=options.session_id,
-            deadline_s=options.deadline_s,
+            deadline_s=None if options.deadline_s is None else float(options.deadline_s),
         )
 
     def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
@@ -231,3 +236,21 @@ class EngineClient:
         for live in self._live.values():
             live.stream.fail(error())
             live.news.set()
+
+
+def _check_options(request_id: str | None, options: RequestOptions) -> None:
+    """Refuse here what would fail in the Scheduler, which serves others, too. Raises BadRequest."""
+    for name, text in (
+        ("request_id", request_id),
+        ("cache_salt", options.cache_salt),
+        ("session_id", options.session_id),
+    ):
+        if text is not None and not (isinstance(text, str) and 0 < len(text) <= _MAX_TEXT and is_unicode(text)):
+            raise BadRequest(f"{name} is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None.")
+    priority, deadline_s = options.priority, options.deadline_s
+    if not isinstance(priority, Integral) or isinstance(priority, bool) or not abs(priority) <= _MAX_PRIORITY:
+        raise BadRequest(f"priority is {priority!r:.80}; expected a whole number from -2**31 to 2**31.")
+    if deadline_s is None:
+        return
+    if not isinstance(deadline_s, Real) or isinstance(deadline_s, bool) or not 0 < deadline_s < math.inf:
+        raise BadRequest(f"deadline_s is {deadline_s!r:.80}; expected more than 0 seconds, or None.")

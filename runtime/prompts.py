@@ -32,14 +32,29 @@ class TokenPrompt:
 
 
 def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
-    """Tell text from token ids. Raises BadRequest for any other shape."""
+    """Tell text from token ids. Raises BadRequest for any other shape, and for text that is not Unicode."""
     if isinstance(prompt, str):
-        return TextPrompt(prompt)
+        return _read_text(prompt)
     if isinstance(prompt, Mapping):
         return _read_mapping(prompt)
     if _is_ids(prompt):
         return TokenPrompt(prompt)
     raise BadRequest(f"The prompt is a {type(prompt).__name__}; expected {_SHAPES}.")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be encoded: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_text(text: str) -> TextPrompt:
+    if not is_unicode(text):
+        raise BadRequest("The prompt holds half of a surrogate pair, which is no Unicode text. Remove it.")
+    return TextPrompt(text)
 
 
 def _is_ids(value: object) -> TypeGuard[TokenIds]:
@@ -50,7 +65,7 @@ def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
     if len(prompt) == 1:
         name, value = next(iter(prompt.items()))
         if name == "prompt" and isinstance(value, str):
-            return TextPrompt(value)
+            return _read_text(value)
         if name == "prompt_token_ids" and _is_ids(value):
             return TokenPrompt(value)
     raise BadRequest(f"The prompt is a dict with {sorted(map(str, prompt))}; expected {_SHAPES}.")

@@ -11,6 +11,7 @@ from typing import Any, Self
 from raydix.errors import BadRequest
 from raydix.runtime.messages.plan import DeviceSampling
 
+_MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
     ["allowed_token_ids", "bad_words", "best_of", "beam_width", "extra_args", "flat_logprobs", "guided_decoding"]
@@ -146,7 +147,7 @@ class SamplingParams:
     def _check_ranges(self) -> None:
         _require(self.n == 1, "n", self.n, "1. Send one request per sample; they share the prompt's pages")
         _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
-        _require(self.top_k >= -1, "top_k", self.top_k, "1 or more, or 0 or -1 to keep all tokens")
+        _require(-1 <= self.top_k <= _MAX_INT32, "top_k", self.top_k, "1 or more, or 0 or -1 to keep all tokens")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
         _require(
@@ -157,10 +158,9 @@ class SamplingParams:
         if self.seed is not None:
             _require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1. Leave it out for a random one")
         if self.max_tokens is not None:
-            _require(
-                self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more. Set None for the rest of the context"
-            )
-        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+            is_limit = 1 <= self.max_tokens < 2**63
+            _require(is_limit, "max_tokens", self.max_tokens, "1 or more. Set None for the rest of the context")
+        _require(0 <= self.min_tokens <= _MAX_INT32, "min_tokens", self.min_tokens, "0 or more")
         if self.logprobs is not None:
             _require(0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", self.logprobs, f"None or 0 to {MAX_LOGPROBS}")
 
@@ -201,6 +201,7 @@ def _is_int(value: object) -> bool:
 
 
 def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    _require(stop is None or isinstance(stop, Iterable), "stop", stop, "a str, a list of them, or None")
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     for each in strings:
         _require(isinstance(each, str) and each != "", "stop", list(strings), "non-empty strings")
@@ -208,6 +209,7 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
+    _require(token_ids is None or isinstance(token_ids, Iterable), "stop_token_ids", token_ids, "a list of token ids")
     ids = () if token_ids is None else tuple(token_ids)
     for each in ids:
         _require(_is_int(each) and each >= 0, "stop_token_ids", list(ids), "token ids, which are whole numbers from 0")

@@ -39,7 +39,7 @@ from raydix.runtime.messages.host import (
     ReturnPages,
     WriteObjects,
 )
-from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 
 Message = (
     Hello
@@ -74,6 +74,9 @@ MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
 _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
+_CHECKED = (SubmitRequest, DeviceSampling, AbortRequest, StopRequest)
+"""What clients send is checked field by field: a wrong type would end the Scheduler, which serves others, too."""
+
 Convert = Callable[[Any], Any]
 Getter = Callable[[Any], tuple[Any, ...]]
 
@@ -103,14 +106,29 @@ class _Decoder:
         self._names = [field.name for field in fields(cls)]
         converts = [(i, _convert_for(hints[name])) for i, name in enumerate(self._names)]
         self._converts: list[tuple[int, Convert]] = [(i, convert) for i, convert in converts if convert is not None]
+        self._types = [_types_of(hints[name]) for name in self._names] if cls in _CHECKED else []
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         if len(values) != len(self._names):
             raise MessageError(f"{self._cls.__name__} with {len(values)} fields; expected {len(self._names)}")
+        for name, value, types in zip(self._names, values, self._types, strict=False):
+            if type(value) not in types:
+                raise MessageError(f"{self._cls.__name__}.{name} is a {type(value).__name__}")
         row = list(values)
         for index, convert in self._converts:
             row[index] = convert(row[index])
         return self._cls(**dict(zip(self._names, row, strict=True)))
+
+
+def _types_of(hint: Any) -> tuple[type, ...]:
+    """What msgpack may bring for a field of type `hint`."""
+    if isinstance(hint, NewType):
+        return _types_of(hint.__supertype__)
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(type_ for option in get_args(hint) for type_ in _types_of(option))
+    if is_dataclass(hint):
+        return (tuple,)
+    return (float, int) if hint is float else (get_origin(hint) or hint,)
 
 
 def _convert_for(hint: Any) -> Convert | None:

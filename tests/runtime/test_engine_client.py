@@ -292,12 +292,32 @@ async def test_failures_are_raised(client, link, kind, error):
         ("a" * 16, None, None, PromptTooLong),
         ([1], {"stop_token_ids": [257]}, None, BadRequest),
         ([1], {"temprature": 1}, None, BadRequest),
+        ("half of a pair: \ud800", None, None, BadRequest),
+        ({"prompt": "\ud800"}, None, None, BadRequest),
         ([1], None, RequestOptions(deadline_s=0), BadRequest),
+        ([1], None, RequestOptions(deadline_s="1"), BadRequest),
+        ([1], None, RequestOptions(deadline_s=float("nan")), BadRequest),
+        ([1], None, RequestOptions(deadline_s=float("inf")), BadRequest),
+        ([1], None, RequestOptions(priority="high"), BadRequest),
+        ([1], None, RequestOptions(priority=1.5), BadRequest),
+        ([1], None, RequestOptions(priority=2**70), BadRequest),
+        ([1], None, RequestOptions(cache_salt=3), BadRequest),
+        ([1], None, RequestOptions(cache_salt=""), BadRequest),
+        ([1], None, RequestOptions(cache_salt="\ud800"), BadRequest),
+        ([1], None, RequestOptions(session_id=3), BadRequest),
+        ([1], None, RequestOptions(session_id="x" * 2000), BadRequest),
     ],
 )
 async def test_what_cannot_be_served_is_not_sent(client, link, prompt, params, options, error):
     with pytest.raises(error):
         await collect(client.generate(prompt, params, None, options))
+    assert link.sent == []
+
+
+@pytest.mark.parametrize("request_id", [5, "", "\ud800", "x" * 2000])
+async def test_a_request_id_that_cannot_travel_is_a_bad_request(client, link, request_id):
+    with pytest.raises(BadRequest, match="request_id"):
+        await collect(client.generate([1], None, request_id))
     assert link.sent == []
 
 

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from types import UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from raydix.ids import RequestId
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import AbortRequest, RequestDelta, TokenFrame
+from raydix.runtime.messages.client import AbortRequest, RequestDelta, SubmitRequest, TokenFrame
 from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import CopiesDrained
-from raydix.runtime.messages.plan import StepPlan, TransfersDone
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan, TransfersDone
 
 _INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -143,6 +143,31 @@ class NotListed:
 def test_what_cannot_travel_is_refused_when_encoding(message: Any) -> None:
     with pytest.raises(MessageError):
         encode(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_id", 5),
+        ("token_ids", (1, 2)),
+        ("sampling", None),
+        ("max_tokens", 1.5),
+        ("stop_token_ids", 3),
+        ("priority", "high"),
+        ("priority", True),
+        ("cache_salt", 3),
+        ("session_id", b"bytes"),
+        ("deadline_s", "1"),
+    ],
+)
+def test_what_clients_send_is_refused_if_a_field_has_the_wrong_type(field: str, value: object) -> None:
+    right = SubmitRequest(
+        request_id=RequestId("r"), token_ids=int32_array([1]), sampling=DeviceSampling(seed=1), max_tokens=None
+    )
+    decode(encode(right))
+    wrong = encode(replace(right, **{field: value}))
+    with pytest.raises(MessageError, match=f"SubmitRequest.{field}"):
+        decode(wrong)
 
 
 def test_a_hello_does_not_print_its_secret() -> None:
