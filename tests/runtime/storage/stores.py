@@ -1,4 +1,4 @@
-"""A real arena and worker around a backend, for the conformance suite."""
+"""A real arena and worker around a backend, and what the conformance suite must know of a backend."""
 
 import queue
 from abc import ABC, abstractmethod
@@ -15,10 +15,11 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
-from raydix.runtime.storage.backend import ObjectName, StorageBackend
+from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.namespace import Namespace, make_namespace
+from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
 from raydix.runtime.storage.worker import StorageWorker
 from raydix.runtime.tiers.host_arena import HostArena
 
@@ -28,31 +29,63 @@ NAMESPACE = make_namespace(b"model", "v1", LAYOUT)
 OBJECT_BYTES = 64 + LAYOUT.payload_bytes(0)
 
 
+def layout_of(payload_bytes: int) -> KvLayout:
+    """Pages of a given size."""
+    group = KvGroup(kind=GroupKind.LATENT, layers=(0,), num_kv_heads=1, head_dim=payload_bytes // 4)
+    return KvLayout(page_size=1, dtype="float32", dtype_bytes=4, groups=(group,))
+
+
 def make_key(name: int) -> PageKey:
     return PageKey(name.to_bytes(32, "big"))
 
 
-def content(name: int) -> bytes:
+def content(name: int, length: int = LAYOUT.payload_bytes(0)) -> bytes:
     """The payload that belongs to a key."""
-    length = LAYOUT.payload_bytes(0)
-    return bytes((name * 7 + i) % 251 for i in range(length))
+    period = bytes((name * 7 + i) % 251 for i in range(251))
+    return (period * (length // 251 + 1))[:length]
+
+
+def make_object(name: int, payload: bytes | None = None) -> ObjectRef:
+    """A page outside any arena, header and all."""
+    payload = content(name) if payload is None else payload
+    page = memoryview(bytearray(64) + payload)
+    fill_header(page, ObjectIdentity(NAMESPACE.digest, 0, make_key(name)))
+    return ObjectRef(ObjectName(make_key(name), 0), page, 0)
 
 
 class Store(ABC):
-    """A backend with a way to look at, and damage, what it stores."""
+    """A backend with a way to look at, and damage, what it stores. Can be pickled if another process may use it."""
+
+    is_bounded = False
+    """Raydix itself keeps the backend within `max_bytes`, evicts the least recently used, and counts the bytes."""
+    outlives_backend = True
+    """What one backend has written, another finds."""
+    is_shared = True
+    """Several processes may use it at the same time."""
 
     @abstractmethod
     def make(self, max_bytes: int | None = None) -> StorageBackend:
-        """A new backend on the same objects, where it has objects that outlive it."""
+        """A new backend on the same objects, where it has objects that outlive it.
+
+        One that is bounded by its service has that bound set to about `max_bytes` more than it holds.
+        """
 
     @abstractmethod
-    def raw(self, name: int) -> bytes | None: ...
+    def raw(self, name: int) -> bytes | None:
+        """The stored bytes of an object of NAMESPACE."""
 
     @abstractmethod
-    def set_raw(self, name: int, data: bytes) -> None: ...
+    def set_raw(self, name: int, data: bytes) -> None:
+        """Put `data` in the place of an object of NAMESPACE."""
+
+    def check(self, backend: StorageBackend) -> None:
+        """Have the backend compare its books. Most keep none."""
+        return None
 
 
 class FileStore(Store):
+    is_bounded = True
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -70,8 +103,16 @@ class FileStore(Store):
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         self.path(name).write_bytes(data)
 
+    def check(self, backend: StorageBackend) -> None:
+        assert isinstance(backend, FileBackend)
+        backend.check()
+
 
 class FakeStore(Store):
+    is_bounded = True
+    outlives_backend = False
+    is_shared = False
+
     def __init__(self) -> None:
         self.backend: FakeBackend | None = None
 
@@ -87,12 +128,24 @@ class FakeStore(Store):
         assert self.backend is not None
         self.backend.set_raw(ObjectName(make_key(name), 0), data)
 
+    def check(self, backend: StorageBackend) -> None:
+        assert isinstance(backend, FakeBackend)
+        backend.check()
+
 
 class Bench:
     """A worker whose answers are waited for, one order at a time."""
 
-    def __init__(self, backend: StorageBackend, namespace: Namespace = NAMESPACE) -> None:
-        self.arena = HostArena.create(LAYOUT, 64 * LAYOUT.host_page_bytes(0), num_threads=1)
+    def __init__(
+        self,
+        backend: StorageBackend,
+        namespace: Namespace = NAMESPACE,
+        layout: KvLayout = LAYOUT,
+        num_pages: int = 64,
+    ) -> None:
+        self.backend = backend
+        self.payload_bytes = layout.payload_bytes(0)
+        self.arena = HostArena.create(layout, num_pages * layout.host_page_bytes(0), num_threads=1)
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, namespace, self.answers.put, num_threads=2)
         self.next_batch = 0
@@ -112,7 +165,7 @@ class Bench:
     def write_order(self, names: list[int], first_page: int = 0) -> WriteObjects:
         pages = range(first_page, first_page + len(names))
         for page, name in zip(pages, names, strict=True):
-            self.arena.payload(HostPageId(page), 0)[:] = content(name)
+            self.arena.payload(HostPageId(page), 0)[:] = content(name, self.payload_bytes)
         keys = b"".join(map(make_key, names))
         return WriteObjects(batch_id=self.batch_id(), keys=keys, host_page_ids=int32_array(pages))
 
@@ -123,7 +176,7 @@ class Bench:
     def read_order(self, names: list[int], first_page: int = 32, deadline_s: float = 30.0) -> ReadObjects:
         pages = range(first_page, first_page + len(names))
         for page in pages:
-            self.arena.payload(HostPageId(page), 0)[:] = bytes([0xEE]) * LAYOUT.payload_bytes(0)
+            self.arena.payload(HostPageId(page), 0)[:] = bytes([0xEE]) * self.payload_bytes
         keys = b"".join(map(make_key, names))
         return ReadObjects(batch_id=self.batch_id(), keys=keys, host_page_ids=int32_array(pages), deadline_s=deadline_s)
 
@@ -133,7 +186,8 @@ class Bench:
         statuses = self.wait()
         for place, (name, status) in enumerate(zip(names, statuses, strict=True)):
             if status is ObjectStatus.OK:
-                assert bytes(self.arena.payload(HostPageId(first_page + place), 0)) == content(name)
+                page = self.arena.payload(HostPageId(first_page + place), 0)
+                assert page == content(name, self.payload_bytes)
         return statuses
 
     def clear(self) -> list[ObjectStatus]:

@@ -67,5 +67,5 @@ def test_plugin_that_cannot_be_made_is_a_config_error(section: PluginL3Section, 
 
 
 def test_plugin_that_is_not_installed_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="raydix.storage"):
+    with pytest.raises(ConfigError, match=r"raydix\.storage"):
         create_backend(plugin("no-such-plugin"))

@@ -1,6 +1,7 @@
 """Headers, namespaces, the LRU by bytes, the fake's faults, and making backends."""
 
 from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
