@@ -63,7 +63,9 @@ def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[st
 def test_gpu_idle_is_a_part_of_the_time(capsys: pytest.CaptureFixture[str]) -> None:
     figures = figures_of(gpu_idle.main, capsys)
 
-    assert all(0 <= figure["value"] < 1 for name, figure in figures.items() if name.startswith("idle"))
+    assert all(
+        0 <= figure["value"] < 1 for name, figure in figures.items() if name in ("idle, batch 1", "idle, batch 4")
+    )
 
 
 @pytest.mark.ray
@@ -99,6 +101,17 @@ def test_idle_is_what_lies_between_the_passes() -> None:
     passes = [host_pass(0.0, 1.0), host_pass(1.0, 2.5), host_pass(3.0, 4.0)]
 
     assert gpu_idle.idle_fraction(passes) == pytest.approx(0.125)
+
+
+def test_host_time_counts_where_the_device_has_run_dry() -> None:
+    first = host_pass(0.0, 1.0)
+    second = gpu_idle.Pass(gpu_idle.HostStamp(), gpu_idle.HostStamp(), previous=first.ended)
+    for each in (first, second):
+        each.begin()
+        each.end()
+
+    assert first.late_ms == 0.0
+    assert second.late_ms > 0.0
 
 
 def host_pass(began_s: float, ended_s: float) -> gpu_idle.Pass:
