@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -15,14 +16,6 @@ from raydix.runtime.demo_checkpoint import write_demo_checkpoint
 from tests.clean_venv import make_clean_venv
 
 ROOT = Path(__file__).resolve().parents[1]
-CLUSTER = """
-import ray, sys
-ray.init(num_cpus=4, include_dashboard=True, dashboard_host="127.0.0.1", dashboard_port=int(sys.argv[1]),
-         object_store_memory=200 * 2**20, _temp_dir=sys.argv[2])
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
@@ -48,18 +41,24 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     python = make_clean_venv(tmp_path_factory.mktemp("venv"))
-    port = free_port()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "RAY_ADDRESS"))}
     environment |= {"PATH": f"{python.parent}:{environment['PATH']}", "RAY_AUTH_MODE": "disabled"}
     folder = tempfile.mkdtemp(prefix="rj-")  # short: unix sockets lie in it
-    process = subprocess.Popen(
-        [str(python), "-c", CLUSTER, str(port), folder],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", env=environment,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert any(line.strip() == "ready" for line in process.stdout)
-    yield Cluster(python, f"http://127.0.0.1:{port}", environment)
-    process.communicate()
+    dashboard = free_port()
+    # The agent that takes jobs listens on one fixed port of the host, unless it is told another: there may be more
+    # clusters here.
+    ports = [f"--port={free_port()}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
+    start = [str(python), "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4", *ports]
+    start += ["--include-dashboard=true", f"--object-store-memory={200 * 2**20}", f"--temp-dir={folder}"]
+    with open(os.path.join(folder, "start.log"), "w") as log:
+        process = subprocess.Popen(start, cwd="/", env=environment, stdout=log, stderr=log, start_new_session=True)
+    yield Cluster(python, f"http://127.0.0.1:{dashboard}", environment)
+    process.terminate()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -79,7 +78,8 @@ def test_a_submitted_checkout_generates(cluster: Cluster, tmp_path: Path) -> Non
             [*submit, "--working-dir", ".", "--", *entrypoint],
             cwd=ROOT, env=cluster.environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if "No available agent" not in result.stdout + result.stderr:
+        is_up = "Failed to connect" not in result.stderr and "Connection" not in result.stderr
+        if is_up and "No available agent" not in result.stdout + result.stderr:
             break
         time.sleep(1.0)  # Ray has no event that tells when a new cluster takes jobs
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
