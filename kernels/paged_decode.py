@@ -79,7 +79,7 @@ def paged_decode(
     is_float32 = q_TQD.dtype == torch.float32
     group = num_query_heads // num_heads
     block_rows = max(16, triton.next_power_of_2(tiles.tokens_per_tile * group))
-    block_dim = triton.next_power_of_2(head_dim)
+    block_dim = max(16, triton.next_power_of_2(head_dim))
     num_slots = num_tiles * tiles.tokens_per_tile
     partial_XTQD = q_TQD.new_empty((num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32)
     lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_query_heads), dtype=torch.float32)

@@ -101,7 +101,7 @@ def paged_prefill(
         GROUP=num_query_heads // num_heads,
         PAGE=page_size,
         DIM=head_dim,
-        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_ROWS=tile_tokens(q_TQD.dtype),
         BLOCK_KEYS=32 if is_float32 else 64,
         PRECISION="ieee" if is_float32 else None,

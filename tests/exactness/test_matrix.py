@@ -103,7 +103,7 @@ async def test_tokens_do_not_depend_on_cache_or_schedule(
     case: Case, device: str, references: References, tmp_path: Path
 ) -> None:
     if device == "cuda":
-        case = {**case, "dp": 1}
+        case = {**case, "dp": 1, "copy_delay_s": 0.0}
     reference = references(case["family"])
     config = case_config(case, reference.folder, tmp_path, device)
     prompts = case_prompts(case)
