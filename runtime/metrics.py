@@ -1,4 +1,4 @@
-"""Names of all metrics, and plain counters and gauges that an actor owns and publishes."""
+"""Names of all metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,25 +52,29 @@ METRICS: Mapping[str, Metric] = {
         _counter("request_retracted_total", "Requests put back into the queue.", "reason"),
         _counter("prompt_tokens_total", "Prompt tokens of admitted requests."),
         _counter("prompt_tokens_cached_by_source_total", "Prompt tokens by tier, or by reason to compute.", "source"),
+        _counter("prefix_cache_queries_total", "Prompt tokens that were looked for in the cache."),
+        _counter("prefix_cache_hits_total", "Prompt tokens that any tier had."),
         _counter("generation_tokens_total", "Output tokens."),
         _counter("time_to_first_token_seconds_total", "Sum over requests; divide by the count."),
         _counter("time_to_first_token_count_total", "Requests that gave a first token."),
+        _counter("inter_token_latency_seconds_total", "Sum over finished requests; divide by the count."),
+        _counter("inter_token_latency_count_total", "Output tokens after the first, of finished requests."),
         _counter("e2e_request_latency_seconds_total", "Sum over finished requests; divide by the count."),
         _counter("e2e_request_latency_count_total", "Finished requests."),
         _counter("steps_total", "Model steps.", "rank"),
         _counter("step_seconds_total", "Device time of model steps.", "rank"),
         _counter("scheduler_cpu_seconds_total", "CPU time of the Scheduler's loop."),
-        _gauge("l1_pages", "L1 pages by state.", "rank", "state"),
-        _gauge("l1_used_fraction", "Part of the L1 pages that is not free.", "rank"),
+        _gauge("kv_cache_usage_perc", "Part of L1 that running requests hold, from 0 to 1."),
+        _gauge("l1_pages", "L1 pages by state; locked ones are cached, cached ones are used.", "rank", "state"),
         _counter("l1_evicted_pages_total", "Pages that left L1.", "rank"),
         _counter("load_back_pages_total", "Pages copied from L2 to L1.", "rank"),
-        _counter("load_back_seconds_total", "Time of these copies.", "rank"),
+        _counter("copy_seconds_total", "Time in which pages were copied between L1 and L2.", "rank"),
         _counter("backup_pages_total", "Pages copied from L1 to L2.", "rank"),
         _counter("backup_dropped_pages_total", "Pages that were evicted without a copy in L2.", "rank"),
         _counter("stale_loads_total", "Loads whose host pages changed hands meanwhile.", "rank"),
-        _counter("prefetch_submitted_tokens_total", "Tokens asked of L3."),
+        _counter("prefetch_submitted_tokens_total", "Tokens of the pages whose reads from L3 have ended."),
         _counter("prefetch_completed_tokens_total", "Tokens that arrived from L3."),
-        _counter("prefetch_unfulfilled_tokens_total", "Tokens asked of L3 that were computed.", "reason"),
+        _counter("prefetch_unfulfilled_tokens_total", "Tokens of the pages that L3 did not bring.", "reason"),
         _gauge("l2_pages", "Host pages by state.", "state"),
         _gauge("l2_used_bytes", "Bytes of READY host pages."),
         _counter("l2_evicted_pages_total", "Pages that left L2."),
@@ -81,36 +85,5 @@ METRICS: Mapping[str, Metric] = {
         _counter("l3_errors_total", "Failed storage operations.", "backend", "op", "kind"),
         _gauge("l3_breaker_state", "0 closed, 1 half open, 2 open.", "backend"),
         _counter("kv_verify_failures_total", "Objects whose bytes did not pass verification.", "kind"),
-        _counter("actor_restarts_total", "Actors that were created again.", "actor"),
     )
 }
-
-
-class Counters:
-    """Owns: one process's values of the metrics in `METRICS`."""
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, tuple[str, ...]], float] = {}
-
-    def inc(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Add to a counter. Raises ValueError for an unknown name, a gauge, other labels or a negative amount."""
-        if amount < 0:
-            raise ValueError(f"{name} is a counter and cannot fall by {-amount}")
-        key = self._key(name, MetricKind.COUNTER, labels)
-        self._values[key] = self._values.get(key, 0.0) + amount
-
-    def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge. Raises ValueError for an unknown name, a counter or other labels."""
-        self._values[self._key(name, MetricKind.GAUGE, labels)] = value
-
-    def snapshot(self) -> list[Sample]:
-        """All values that were ever touched, in the order of their first touch."""
-        return [Sample(METRICS[name], labels, value) for (name, labels), value in self._values.items()]
-
-    def _key(self, name: str, kind: MetricKind, labels: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-        metric = METRICS.get(name)
-        if metric is None or metric.kind is not kind:
-            raise ValueError(f"{name} is not the name of a {kind.value}")
-        if labels.keys() != set(metric.labels):
-            raise ValueError(f"{name} has the labels {metric.labels}, not {tuple(labels)}")
-        return name, tuple(labels[label] for label in metric.labels)

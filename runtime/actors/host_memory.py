@@ -128,8 +128,10 @@ class HostMemoryActor:
             self._listener = await listen(setup.storage_address, own, self._serve_storage)
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
-            page_bytes = self._arena.geometry.page_bytes[0]
-            self._exporter.start(lambda: host_samples(self.stats(), setup.backend, page_bytes))
+            page_bytes, page_tokens = self._arena.geometry.page_bytes[0], setup.settings.page_size
+            self._exporter.start(
+                lambda: host_samples(self.stats(), setup.backend, page_bytes=page_bytes, page_tokens=page_tokens)
+            )
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""

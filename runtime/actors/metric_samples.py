@@ -18,7 +18,13 @@ _SCHEDULER: Table = {
     "generation_tokens": ("generation_tokens_total", ()),
     "num_plans": ("steps_total", (_ALL_RANKS,)),
     "scheduler_cpu_s": ("scheduler_cpu_seconds_total", ()),
-    "l1_free_pages": ("l1_pages", (_ALL_RANKS, "free")),
+    "compute_s": ("step_seconds_total", (_ALL_RANKS,)),
+    "first_tokens": ("time_to_first_token_count_total", ()),
+    "first_token_s": ("time_to_first_token_seconds_total", ()),
+    "later_tokens": ("inter_token_latency_count_total", ()),
+    "later_tokens_s": ("inter_token_latency_seconds_total", ()),
+    "complete_requests": ("e2e_request_latency_count_total", ()),
+    "complete_requests_s": ("e2e_request_latency_seconds_total", ()),
     "l1_used_pages": ("l1_pages", (_ALL_RANKS, "used")),
     "l1_cached_pages": ("l1_pages", (_ALL_RANKS, "cached")),
     "l1_locked_pages": ("l1_pages", (_ALL_RANKS, "locked")),
@@ -26,6 +32,7 @@ _SCHEDULER: Table = {
     "loaded_pages": ("load_back_pages_total", (_ALL_RANKS,)),
     "backed_up_pages": ("backup_pages_total", (_ALL_RANKS,)),
     "dropped_pages": ("backup_dropped_pages_total", (_ALL_RANKS,)),
+    "copy_s": ("copy_seconds_total", (_ALL_RANKS,)),
     "stale_loads": ("stale_loads_total", (_ALL_RANKS,)),
 }
 _SCHEDULER_FAMILIES: Mapping[str, str] = {
@@ -42,6 +49,7 @@ _HOST: Table = {
     "pages_dropped": ("l2_evicted_pages_total", ()),
     "leases": ("kv_leases_active", ()),
 }
+_HITS = ("l1", "l2", "l3")
 _BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
 
 
@@ -54,22 +62,45 @@ def scheduler_samples(figures: Figures) -> list[Sample]:
         for prefix, metric in _SCHEDULER_FAMILIES.items():
             if name.startswith(prefix):
                 samples.append(_sample(metric, (name.removeprefix(prefix),), value))
-    return samples
+    return samples + _l1_usage(figures) + _prefix_cache(figures)
 
 
-def host_samples(figures: Figures, backend: str | None, page_bytes: int) -> list[Sample]:
-    """Samples of what `HostMemoryActor.stats` tells. `page_bytes`: of one host page; `backend`: None without L3."""
+def _l1_usage(figures: Figures) -> list[Sample]:
+    total, used, cached, locked = (
+        _figure(figures, f"l1_{state}_pages") for state in ("total", "used", "cached", "locked")
+    )
+    return [
+        _sample("l1_pages", (_ALL_RANKS, "free"), total - used),
+        _sample("kv_cache_usage_perc", (), (used - cached + locked) / total if total else 0.0),
+    ]
+
+
+def _prefix_cache(figures: Figures) -> list[Sample]:
+    """The sum over all sources is every prompt token that was told of, once."""
+    by_source = {name: _number(value) for name, value in figures.items() if name.startswith("prompt_tokens_")}
+    return [
+        _sample("prefix_cache_queries_total", (), sum(by_source.values())),
+        _sample("prefix_cache_hits_total", (), sum(by_source.get(f"prompt_tokens_{tier}", 0.0) for tier in _HITS)),
+    ]
+
+
+def host_samples(figures: Figures, backend: str | None, *, page_bytes: int, page_tokens: int) -> list[Sample]:
+    """Samples of what `HostMemoryActor.stats` tells. `page_...`: of one host page; `backend`: None without L3."""
     samples = _by_table(_HOST, figures)
     if backend is None:
         return samples
     for name, value in figures.items():
-        if name.startswith("l3_writes_dropped_"):
-            samples.append(_sample("l3_dropped_pages_total", (backend,), value))
-        elif name.startswith("l3_reads_"):
-            samples.extend(_read_samples(name.removeprefix("l3_reads_"), value, backend, page_bytes))
-    samples.append(
-        _sample("l3_write_bytes_total", (backend,), _number(figures.get("l3_pages_written", 0)) * page_bytes)
-    )
+        if name.startswith("l3_reads_"):
+            status = name.removeprefix("l3_reads_")
+            samples.extend(_read_samples(status, value, backend, page_bytes))
+            samples.extend(_prefetch_samples(status, value, page_tokens))
+    num_reads = sum(_number(value) for name, value in figures.items() if name.startswith("l3_reads_"))
+    samples.append(_sample("prefetch_submitted_tokens_total", (), num_reads * page_tokens))
+    num_failed = _figure(figures, "l3_writes_retried") + _figure(figures, "l3_writes_dropped_failed")
+    samples.append(_sample("l3_errors_total", (backend, "write", "failed"), num_failed))
+    samples.append(_sample("l3_write_bytes_total", (backend,), _figure(figures, "l3_pages_written") * page_bytes))
+    num_dropped = sum(_number(value) for name, value in figures.items() if name.startswith("l3_writes_dropped_"))
+    samples.append(_sample("l3_dropped_pages_total", (backend,), num_dropped))
     samples.append(_sample("l3_breaker_state", (backend,), _BREAKER_STATES[str(figures["l3_breaker"])]))
     return samples
 
@@ -83,12 +114,23 @@ def _read_samples(status: str, value: object, backend: str, page_bytes: int) -> 
     return samples
 
 
+def _prefetch_samples(status: str, value: object, page_tokens: int) -> list[Sample]:
+    num_tokens = _number(value) * page_tokens
+    if status == "ok":
+        return [_sample("prefetch_completed_tokens_total", (), num_tokens)]
+    return [_sample("prefetch_unfulfilled_tokens_total", (status,), num_tokens)]
+
+
 def _by_table(table: Table, figures: Figures) -> list[Sample]:
     return [_sample(metric, labels, figures[name]) for name, (metric, labels) in table.items() if name in figures]
 
 
 def _sample(metric: str, labels: tuple[str, ...], value: object) -> Sample:
     return Sample(METRICS[metric], labels, _number(value))
+
+
+def _figure(figures: Figures, name: str) -> float:
+    return _number(figures.get(name, 0))
 
 
 def _number(value: object) -> float:

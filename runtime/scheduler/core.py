@@ -68,7 +68,7 @@ class SchedulerCore:
     def stats(self) -> dict[str, float]:
         """Counters (they only grow) and gauges, by name."""
         replica = self._replica
-        stats: dict[str, float] = dict(replica.counters)
+        stats: dict[str, float] = {**replica.counters, **replica.seconds}
         stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
         stats["num_requests_waiting"] = replica.num_waiting
         stats["l1_total_pages"] = sum(lane.pool.num_pages for lane in replica.lanes)

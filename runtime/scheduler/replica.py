@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 
 from raydix.ids import LeaseId, RequestId, TransferId
 from raydix.runtime.messages.arrays import int32_array
@@ -32,6 +32,8 @@ class Replica:
         self.prefill_rate = RatePredictor(settings.start_prefill_tokens_per_s)
         self.load_rate = RatePredictor(settings.start_load_bytes_per_s)
         self.counters: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Durations added up, by what they are of."""
         self.explained: OrderedDict[RequestId, dict[str, object]] = OrderedDict()
         self.sessions: OrderedDict[str, int] = OrderedDict()
         """Session id to the lane that served it last."""

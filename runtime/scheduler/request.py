@@ -92,6 +92,7 @@ class RequestState:
         self.sources: dict[str, int] | None = None
         self.source_ranges: list[tuple[int, int, PageSource]] = []
         self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
         self.is_reported = False
         """The client has seen `sources`."""
         self._keys = bytearray()

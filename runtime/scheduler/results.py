@@ -38,6 +38,7 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
 
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
     assert flight.result is not None
+    replica.seconds["compute_s"] += flight.result.compute_s
     if flight.num_tokens > len(flight.rows):
         # A decode step's time says little about the time per prompt token.
         replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
@@ -77,10 +78,23 @@ def apply_outcome(
     request.append_token(outcome.token_id)
     replica.counters["generation_tokens"] += 1
     reason = _finish_reason(request, outcome.token_id)
+    _add_latency(replica, request, reason, now_s)
     logprobs = () if outcome.logprobs is None else (outcome.logprobs,)
     replica.send_tokens(request, (outcome.token_id,), logprobs, reason)
     if reason is not None:
         replica.finish(request, reason)
+
+
+def _add_latency(replica: Replica, request: RequestState, reason: FinishReason | None, now_s: float) -> None:
+    if request.first_token_s is None:
+        request.first_token_s = now_s
+        replica.counters["first_tokens"] += 1
+        replica.seconds["first_token_s"] += now_s - request.arrival_s
+    if reason is not None:
+        replica.counters["later_tokens"] += request.num_output - 1
+        replica.seconds["later_tokens_s"] += now_s - request.first_token_s
+        replica.counters["complete_requests"] += 1
+        replica.seconds["complete_requests_s"] += now_s - request.arrival_s
 
 
 def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
@@ -93,6 +107,7 @@ def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
 def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
     """One rank has done loads or backups. Each counts once every rank of the lane has."""
     replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
+    replica.seconds["copy_s"] += done.seconds
     stale = set(done.stale_transfer_ids.tolist())
     for transfer_id in done.transfer_ids.tolist():
         transfer = lane.transfers.get(TransferId(transfer_id))

@@ -3,6 +3,7 @@ from raydix.runtime.cache.arena_geometry import plan_arena
 from raydix.runtime.cache.host_events import HostSettings, StorageSettings
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.metrics import METRICS
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
@@ -28,15 +29,50 @@ def test_l3_reads_count_bytes_errors_and_bad_objects() -> None:
     settings = HostSettings(page_size=16, storage=StorageSettings())
     core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), settings)
     figures = {**core.stats(), "l3_reads_ok": 3, "l3_reads_bad_checksum": 2, "l3_pages_written": 4}
-    samples = host_samples(figures, "file", 1000)
+    samples = host_samples(figures, "file", page_bytes=1000, page_tokens=16)
     values = {(sample.metric.name, sample.labels): sample.value for sample in samples}
     assert values["l3_read_bytes_total", ("file",)] == 3000
     assert values["l3_write_bytes_total", ("file",)] == 4000
     assert values["l3_errors_total", ("file", "read", "bad_checksum")] == 2
     assert values["kv_verify_failures_total", ("bad_checksum",)] == 2
     assert values["l3_breaker_state", ("file",)] == 0
+    assert values["prefetch_submitted_tokens_total", ()] == 5 * 16
+    assert values["prefetch_completed_tokens_total", ()] == 3 * 16
+    assert values["prefetch_unfulfilled_tokens_total", ("bad_checksum",)] == 2 * 16
+
+
+def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> None:
+    scheduler_core = SchedulerCore(SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=8, max_model_len=64))
+    counted = ("retracted_requests", "prompt_tokens", "generation_tokens", "evicted_pages", "loaded_pages")
+    counted += ("backed_up_pages", "dropped_pages", "stale_loads", "finished_stop", "failed_overloaded")
+    counted += ("first_tokens", "first_token_s", "later_tokens", "later_tokens_s", "complete_requests")
+    counted += ("complete_requests_s", "compute_s", "copy_s", "prompt_tokens_l1", "num_plans", "scheduler_cpu_s")
+    scheduler_figures = {**scheduler_core.stats(), **dict.fromkeys(counted, 1)}
+    host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, storage=StorageSettings()))
+    host_counted = ("pages_dropped", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_written")
+    host_counted += ("l3_writes_dropped_full", "l3_writes_dropped_failed", "l3_writes_retried")
+    host_figures = {**host_core.stats(), **dict.fromkeys(host_counted, 1)}
+
+    samples = scheduler_samples(scheduler_figures)
+    samples += host_samples(host_figures, "file", page_bytes=1000, page_tokens=16)
+
+    assert {sample.metric.name for sample in samples} == set(METRICS)
+    keys = [(sample.metric.name, sample.labels) for sample in samples]
+    assert len(keys) == len(set(keys))
+
+
+def test_usage_counts_what_requests_hold_and_hits_count_all_tiers() -> None:
+    figures = {"l1_total_pages": 100, "l1_used_pages": 60, "l1_cached_pages": 50, "l1_locked_pages": 10}
+    sources = {"prompt_tokens_l1": 32, "prompt_tokens_l3": 16, "prompt_tokens_computed:not_found": 52}
+    samples = scheduler_samples({**figures, **sources, "prompt_tokens": 120})
+    values = {(sample.metric.name, sample.labels): sample.value for sample in samples}
+    assert values["kv_cache_usage_perc", ()] == 0.2
+    assert values["l1_pages", ("all", "free")] == 40
+    assert values["prefix_cache_queries_total", ()] == 100
+    assert values["prefix_cache_hits_total", ()] == 48
 
 
 def test_host_without_l3_has_no_l3_metrics() -> None:
     core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16))
-    assert not any(sample.metric.name.startswith("l3_") for sample in host_samples(core.stats(), None, 1000))
+    samples = host_samples(core.stats(), None, page_bytes=1000, page_tokens=16)
+    assert not any(sample.metric.name.startswith("l3_") for sample in samples)

@@ -166,6 +166,18 @@ def test_output_ends_with_length_at_the_model_limit() -> None:
     assert len(driver.answers[name].tokens) == 4
 
 
+def test_latencies_add_up_over_requests() -> None:
+    driver = CoreDriver()
+    driver.submit([1], max_tokens=3)
+    for _ in range(3):
+        driver.now_s += 1.0
+        driver.step()
+    stats = driver.core.stats()
+    assert (stats["first_tokens"], stats["later_tokens"], stats["complete_requests"]) == (1, 2, 1)
+    durations = stats["first_token_s"], stats["later_tokens_s"], stats["complete_requests_s"]
+    assert durations == pytest.approx((1.01, 2.02, 3.03))
+
+
 def test_refusals_are_typed() -> None:
     driver = CoreDriver(max_model_len=24, max_waiting_requests=1, max_running_requests=1)
     driver.submit(list(range(24)), name="too long")
