@@ -23,9 +23,11 @@ _ALIGNMENT_BYTES = 16
 _INTERLEAVED = 8
 """Gate rows and up rows take turns by eight in a tile: then a thread holds both of what it multiplies."""
 _MIN_LEFT_ROWS = tl.constexpr(64)
+"""From this many rows in a block they are the left operand."""
 _SUM_BLOCK = 1024
 
 _Row = tuple[int, int, int, int, int | None]
+"""A `TileShape`'s fields in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +78,7 @@ def choose_tiles(num_slots: int, num_experts: int, dtype: torch.dtype) -> Tiles:
 
 
 def fused_experts(
-    x_TC: Tensor,
-    gate_up_EIC: Tensor,
-    down_ECI: Tensor,
-    weights_TK: Tensor,
-    expert_ids_TK: Tensor,
-    *,
-    tiles: Tiles | None = None,
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
 
@@ -96,7 +92,7 @@ def fused_experts(
     if num_tokens == 0:
         return torch.empty_like(x_TC)
     num_experts, _, intermediate = down_ECI.shape
-    tiles = tiles or choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
+    tiles = choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
     blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.block_rows)
     activated_XI = x_TC.new_empty((expert_ids_TK.numel(), intermediate))
     _gate_up(x_TC, gate_up_EIC, blocks, expert_ids_TK.shape[1], tiles.gate_up, activated_XI)
