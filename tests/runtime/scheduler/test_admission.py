@@ -31,6 +31,19 @@ def test_fully_cached_prompt_computes_one_token_and_writes_to_the_padding_page()
     assert driver.answers[second].sources == {"l1": 7, "computed:last_token": 1}
 
 
+def test_a_page_is_taken_only_when_the_last_one_is_full() -> None:
+    driver = CoreDriver(page_size=4)
+    driver.submit(tokens(0, 5), max_tokens=1)
+    driver.run()
+    driver.submit(tokens(0, 11), max_tokens=12)
+    plans = [driver.step() for _ in range(12)]
+    new_pages = [sum(int(changes.counts.sum()) for changes in plan.tables) for plan in plans]
+    starts = [int(plan.row_starts[0]) for plan in plans]
+    assert (starts[0], new_pages[0]) == (4, 3), "one cached page, and pages for seven tokens"
+    assert new_pages[1:] == [int(start % 4 == 0) for start in starts[1:]]
+    assert sum(new_pages[1:]) == 3
+
+
 def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
     driver = CoreDriver(page_size=64, num_pages=64, max_model_len=4096, prefill_budget_tokens=512, policy=Policy.FCFS)
     first = driver.submit(tokens(0, 1300), max_tokens=1)
