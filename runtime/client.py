@@ -201,7 +201,7 @@ class AsyncLLM:
         except (LinkClosed, OSError) as error:
             raise EngineDead(
                 f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). Start it, or wait "
-                "until it has recovered."
+                "until it has recovered. Clients must run on its host."
             ) from error
         facts = ModelFacts(
             max_model_len=handle.max_model_len, vocab_size=handle.vocab_size, eos_token_ids=tuple(handle.eos_token_ids)
