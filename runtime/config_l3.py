@@ -35,6 +35,17 @@ class RedisL3Section(Section):
     )
 
 
+class S3L3Section(Section):
+    """L3 in a bucket of S3 or of a service that speaks its protocol; lifecycle rules bound it."""
+
+    backend: Literal["s3"]
+    bucket: str = Field(description="S3: name of the bucket, which must exist.")
+    prefix: str = Field("raydix", description="S3: what the names of all objects begin with.")
+    endpoint: str | None = Field(None, description="S3: URL of another service than AWS. null: AWS, or AWS_ENDPOINT.")
+    region: str | None = Field(None, description="S3: null: AWS_REGION. Credentials too come from AWS_ variables.")
+    timeout_s: Annotated[float, Field(gt=0.0)] = Field(10.0, description="S3: longest time of one request.")
+
+
 class FakeL3Section(BoundedL3Section):
     """L3 in the storage actor's memory, slow and faulty at will: for tests."""
 
@@ -54,6 +65,6 @@ class PluginL3Section(Section):
 
 
 L3Section = Annotated[
-    FileL3Section | RedisL3Section | FakeL3Section | PluginL3Section,
+    FileL3Section | RedisL3Section | S3L3Section | FakeL3Section | PluginL3Section,
     Field(discriminator="backend"),
 ]

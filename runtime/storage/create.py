@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import assert_never
 
 from raydix.errors import ConfigError
-from raydix.runtime.config_l3 import FakeL3Section, FileL3Section, L3Section, PluginL3Section, RedisL3Section
+from raydix.runtime.config_l3 import (
+    FakeL3Section,
+    FileL3Section,
+    L3Section,
+    PluginL3Section,
+    RedisL3Section,
+    S3L3Section,
+)
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.redis import RedisBackend
+from raydix.runtime.storage.s3 import S3Backend
 
 ENTRY_POINT_GROUP = "raydix.storage"
 
@@ -22,6 +30,8 @@ def create_backend(section: L3Section) -> StorageBackend:
             return FileBackend(Path(section.path), section.max_bytes)
         case RedisL3Section():
             return RedisBackend(section.url, ttl_s=section.ttl_s, timeout_s=section.timeout_s)
+        case S3L3Section():
+            return S3Backend(section)
         case FakeL3Section():
             faults = Faults(
                 seed=section.seed,
