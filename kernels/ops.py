@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from raydix.kernels import reference
 from raydix.kernels.reference import AttentionRows, PrefillRow, QkNorm, RopeTables
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float32)
 _ALIGNMENT_BYTES = 16
+_EXPERT_ROWS = 8
 """Of a row of experts' weights, which Triton reads through tensor maps."""
 
 
@@ -32,6 +34,9 @@ class ModelOps(Protocol):
     @property
     def is_capturable(self) -> bool:
         """May a decode step be captured in a CUDA graph?"""
+
+    def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+        """`torch.nn.functional.linear`."""
 
     def rms_norm(self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
         """See `reference.rms_norm`."""
@@ -53,8 +58,8 @@ class ModelOps(Protocol):
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         """See `reference.most_likely`."""
 
-    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
-        """The table of `PrefillTiles` on the host, and how many of its first tiles are extensions."""
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`tiles_X4` and `extensions_4Y` of `PrefillTiles`, on the host."""
 
     def paged_attention(
         self,
@@ -82,6 +87,7 @@ class ReferenceOps:
     """`ModelOps` in plain PyTorch, on any device."""
 
     is_capturable = False
+    linear = staticmethod(functional.linear)
     rms_norm = staticmethod(reference.rms_norm)
     silu_mul = staticmethod(reference.silu_mul)
     rotate_and_write_kv = staticmethod(reference.rotate_and_write_kv)
@@ -90,9 +96,9 @@ class ReferenceOps:
     fused_experts = staticmethod(reference.fused_experts)
     most_likely = staticmethod(reference.most_likely)
 
-    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """No tiles: the twins read the rows themselves."""
-        return np.empty((0, 4), dtype=np.int32), 0
+        return np.empty((0, 4), dtype=np.int32), np.empty((4, 0), dtype=np.int32)
 
 
 def choose_ops(
@@ -121,6 +127,9 @@ def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
-    if any(size * dtype.itemsize % _ALIGNMENT_BYTES for size in expert_sizes):
-        return f"experts of {tuple(expert_sizes)} have weight rows that are no multiple of {_ALIGNMENT_BYTES} bytes."
+    if any(size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes):
+        return (
+            f"experts are {tuple(expert_sizes)} wide; the Triton kernels need multiples of {_EXPERT_ROWS} and rows of "
+            f"multiples of {_ALIGNMENT_BYTES} bytes."
+        )
     return None

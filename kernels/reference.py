@@ -119,12 +119,13 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefillTiles:
-    """Rows of several tokens, cut up for the GPU. The twins do without."""
+    """Rows of several tokens, cut up for the GPU; all int32. The twins do without."""
 
     tiles_X4: Tensor
-    """int32: (row in the block tables, first index in T, tokens, position of the first token)."""
-    num_extensions: int
-    """The first so many tiles have few tokens after a long prefix: their keys are split over programs."""
+    """(row in the block tables, first index in T, tokens, position of the first token)."""
+    extensions_4Y: Tensor
+    """Tiles of few tokens after a long prefix, whose keys are split over programs: rows, first indices in T, tokens,
+    context tokens up to and including the last."""
     max_context_tokens: int
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from raydix.kernels import kv_write
 from raydix.kernels.activation import silu_mul
@@ -18,6 +19,7 @@ from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_de
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
 from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, PrefillTiles, QkNorm, RopeTables
 from raydix.kernels.sampling import sample_tokens
+from raydix.kernels.small_linear import fits, small_linear
 from raydix.kernels.topk_gating import topk_gating
 
 _EXTENSION_TILE_ROWS = 64
@@ -40,6 +42,12 @@ class TritonOps:
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
+    def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See `ModelOps`."""
+        if bias_O is None and fits(x_TC, weight_OC):
+            return small_linear(x_TC, weight_OC)
+        return functional.linear(x_TC, weight_OC, bias_O)
+
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         """See `ModelOps`."""
         return sample_tokens(logits_RV, None)
@@ -58,22 +66,19 @@ class TritonOps:
         num_tokens, head_dim = qkv_TX.shape[0], pool_PLH2SD.shape[5]
         return qkv_TX.view(num_tokens, -1, head_dim)[:, : self._num_query_heads]
 
-    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], int]:
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """See `ModelOps`."""
         extensions = [row for row in rows if is_extension(row, self._num_query_heads, self._num_sms)]
         others = [row for row in rows if not is_extension(row, self._num_query_heads, self._num_sms)]
+        size = self._extension_tokens
         split = [
-            (
-                row.row,
-                row.first_token + start,
-                min(self._extension_tokens, row.num_tokens - start),
-                row.context_tokens - row.num_tokens + start,
-            )
+            (row.row, row.first_token + start, stop - start, row.context_tokens - row.num_tokens + stop)
             for row in extensions
-            for start in range(0, row.num_tokens, self._extension_tokens)
+            for start in range(0, row.num_tokens, size)
+            for stop in [min(start + size, row.num_tokens)]
         ]
-        table = np.array(split, dtype=np.int32).reshape(-1, 4)
-        return np.concatenate([table, plan_tiles(others, self._dtype)]), len(split)
+        columns_4Y = np.array(split, dtype=np.int32).reshape(-1, 4).T
+        return plan_tiles(others, self._dtype), np.ascontiguousarray(columns_4Y)
 
     def paged_attention(
         self,
@@ -88,9 +93,8 @@ class TritonOps:
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         batches = [] if rows.decode is None else [self._decode_batch(rows.decode)]
         if rows.tiles is not None:
-            if rows.tiles.num_extensions:
-                batches.append(self._extension_batch(rows.tiles))
-            tiles_X4 = rows.tiles.tiles_X4[rows.tiles.num_extensions :]
+            batches.append(self._extension_batch(rows.tiles))
+            tiles_X4 = rows.tiles.tiles_X4
             paged_prefill(q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles_X4, scale=scale, out_TQD=out_TQD)
         for tiles, num_splits in batches:
             paged_decode(
@@ -110,15 +114,15 @@ class TritonOps:
         return tiles, self._num_splits(len(rows.rows_B), rows.max_context_tokens)
 
     def _extension_batch(self, tiles: PrefillTiles) -> tuple[DecodeTiles, int]:
-        rows_X, tokens_X, counts_X, positions_X = tiles.tiles_X4[: tiles.num_extensions].T.contiguous()
+        rows_Y, tokens_Y, counts_Y, contexts_Y = tiles.extensions_4Y
         extensions = DecodeTiles(
-            rows_B=rows_X,
-            tokens_B=tokens_X,
-            context_tokens_B=positions_X + counts_X,
-            num_tokens_B=counts_X,
+            rows_B=rows_Y,
+            tokens_B=tokens_Y,
+            context_tokens_B=contexts_Y,
+            num_tokens_B=counts_Y,
             tokens_per_tile=self._extension_tokens,
         )
-        return extensions, self._num_splits(tiles.num_extensions, tiles.max_context_tokens)
+        return extensions, self._num_splits(len(rows_Y), tiles.max_context_tokens)
 
     def _num_splits(self, num_tiles: int, max_context_tokens: int) -> int:
         return choose_num_splits(num_tiles, self._num_kv_heads, max_context_tokens, self._num_sms)

@@ -97,8 +97,7 @@ class FullAttention(nn.Module):
             qkv_TX, batch.rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
         )
         out_TQD = self._ops.paged_attention(q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._scale)
-        out_TC: Tensor = self.output(out_TQD.flatten(1))
-        return out_TC
+        return self._ops.linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
 
     def _norm(self) -> QkNorm | None:
         if self.q_norm is None or self.k_norm is None:

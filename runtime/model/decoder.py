@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.moe.layer import MoeLayer
@@ -28,8 +27,8 @@ class DenseMlp(nn.Module):
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, [T, C] out."""
-        out_TC: Tensor = self.down(self._ops.silu_mul(self.gate_up(x_TC)))
-        return out_TC
+        gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
+        return self._ops.linear(self._ops.silu_mul(gate_up_TI), self.down.weight, self.down.bias)
 
 
 class DecoderLayer(nn.Module):
@@ -131,7 +130,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
-        return functional.linear(hidden_RC, self.head)
+        return self.ops.linear(hidden_RC, self.head, None)
 
 
 def make_decoder(spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> Decoder:

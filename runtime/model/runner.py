@@ -150,7 +150,7 @@ class ModelRunner:
         last_tokens = np.cumsum(rows.num_tokens) - 1
         decode = np.flatnonzero(rows.num_tokens == 1)
         prefill = rows.prefill_rows()
-        tiles_X4, num_extensions = self._decoder.ops.plan_tiles(prefill)
+        tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
         columns = copy_to_device(
             [
                 tokens.token_index_T,
@@ -162,16 +162,19 @@ class ModelRunner:
                 last_tokens[decode],
                 rows.ends[decode],
                 tiles_X4.reshape(-1).view(np.int64),
+                extensions_4Y.reshape(-1).view(np.int64),
             ],
             self._device,
         )
-        token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, *decode_columns_B, tiles = columns
+        token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, *decode_columns_B, tiles, extensions = (
+            columns
+        )
         attention_rows = AttentionRows(
             prefill=prefill,
             decode=_decode_rows(decode_columns_B, int(rows.ends[decode].max())) if len(decode) else None,
             tiles=PrefillTiles(
                 tiles_X4=tiles.view(torch.int32).view(-1, 4),
-                num_extensions=num_extensions,
+                extensions_4Y=extensions.view(torch.int32).view(4, -1),
                 max_context_tokens=max((row.context_tokens for row in prefill), default=0),
             ),
         )

@@ -1,0 +1,98 @@
+"""The operations of a model: which are chosen, and that Triton's do what the twins do."""
+
+import pytest
+import torch
+
+from raydix.kernels import reference
+from raydix.kernels.ops import ModelOps, ReferenceOps, choose_ops
+from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, PrefillTiles, QkNorm, RopeTables
+
+QUERY_HEADS, KV_HEADS, DIM, PAGE_SIZE, PAGES_PER_ROW = 8, 2, 32, 16, 40
+
+
+def make_ops(device: str, dtype: torch.dtype, expert_sizes: tuple[int, ...] = ()) -> ModelOps:
+    return choose_ops(
+        torch.device(device),
+        dtype,
+        num_query_heads=QUERY_HEADS,
+        num_kv_heads=KV_HEADS,
+        expert_sizes=expert_sizes,
+    )
+
+
+def test_the_cpu_has_plain_pytorch() -> None:
+    assert isinstance(make_ops("cpu", torch.bfloat16), ReferenceOps)
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), [(torch.float16, ()), (torch.bfloat16, (64, 36))])
+def test_what_triton_cannot_do_is_left_to_pytorch_and_said(
+    dtype: torch.dtype, sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(make_ops("cuda", dtype, sizes), ReferenceOps)
+    assert "slow" in caplog.text
+
+
+def test_the_twin_of_the_fused_write_is_norm_rotation_and_write() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, (QUERY_HEADS + 2 * KV_HEADS) * DIM)
+    norm = QkNorm(q_weight_D=torch.randn(DIM), k_weight_D=torch.randn(DIM), eps=1e-6)
+    rope = RopeTables(
+        cos_XD=torch.randn(9, DIM // 2).repeat(1, 2),
+        sin_XD=torch.randn(9, DIM // 2).repeat(1, 2),
+        positions_T=torch.tensor([8, 0, 3]),
+    )
+    slots = torch.tensor([17, 33, 40])
+    pool, expected_pool = torch.zeros(2, 4, 2, KV_HEADS, 2, PAGE_SIZE, DIM).unbind()
+
+    out = reference.rotate_and_write_kv(qkv, rope, norm, pool, 1, slots)
+
+    q, k, v = qkv.view(3, -1, DIM).split((QUERY_HEADS, KV_HEADS, KV_HEADS), dim=1)
+    cos, sin = rope.cos_XD[rope.positions_T], rope.sin_XD[rope.positions_T]
+    rotated = [
+        reference.apply_rope(reference.rms_norm(x, weight, 1e-6), cos, sin)
+        for x, weight in ((q, norm.q_weight_D), (k, norm.k_weight_D))
+    ]
+    reference.write_kv(rotated[1], v, expected_pool, 1, slots)
+    assert torch.equal(out, rotated[0])
+    assert torch.equal(pool, expected_pool)
+
+
+def test_the_norms_twin_adds_to_the_residual_in_place() -> None:
+    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    total = residual + x
+
+    out = reference.rms_norm(x, weight, 1e-6, residual_TC=residual)
+
+    assert torch.equal(residual, total)
+    assert torch.equal(out, reference.rms_norm(total, weight, 1e-6))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    pool = torch.randn(1 + 4 * PAGES_PER_ROW, 2, KV_HEADS, 2, PAGE_SIZE, DIM, device=device, dtype=dtype)
+    tables = (torch.randperm(4 * PAGES_PER_ROW, device=device) + 1).int().view(4, -1)
+    prefill = (
+        PrefillRow(row=0, first_token=0, num_tokens=200, context_tokens=211),
+        PrefillRow(row=2, first_token=201, num_tokens=19, context_tokens=600),
+    )
+    decode = DecodeRows(
+        rows_B=torch.tensor([3], device=device),
+        tokens_B=torch.tensor([200], device=device),
+        context_tokens_B=torch.tensor([555], device=device),
+        max_context_tokens=555,
+    )
+    q = torch.randn(220, QUERY_HEADS, DIM, device=device, dtype=dtype)
+    ops = make_ops("cuda", dtype)
+    tiles_X4, extensions_4Y = (torch.from_numpy(table).to(device) for table in ops.plan_tiles(prefill))
+    tiles = PrefillTiles(tiles_X4=tiles_X4, extensions_4Y=extensions_4Y, max_context_tokens=600)
+    rows = AttentionRows(prefill=prefill, decode=decode, tiles=tiles)
+
+    out = ops.paged_attention(q, pool, 1, tables, rows, DIM**-0.5)
+
+    expected = reference.paged_attention(q.float(), pool.float(), 1, tables, rows, DIM**-0.5)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert extensions_4Y.shape[1] == 2
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
