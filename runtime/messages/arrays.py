@@ -1,11 +1,12 @@
 """Read-only numpy columns that messages carry instead of lists of objects."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int32Array = NDArray[np.int32]
+# Spelt out, as the codec asks for the origin of this type: from numpy 2.5 on, that of NDArray is an alias.
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def int32_array(values: Iterable[int] | Int32Array) -> Int32Array:
