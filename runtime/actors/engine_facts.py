@@ -18,6 +18,7 @@ class EngineFacts:
     """Everything that a client needs to know of a running engine."""
 
     name: str
+    supervisor_pid: int
     client_address: str
     secret: bytes
     model_path: str

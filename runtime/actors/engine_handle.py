@@ -1,5 +1,6 @@
 """A running engine as its clients hold it: what they need to connect, and control calls by name."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,6 +11,7 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.cluster import PrivateCluster
 from raydix.runtime.actors.engine_facts import NAMESPACE, EngineFacts, actor_name
 from raydix.runtime.actors.placement import Placement, release
+from raydix.runtime.actors.process import wait_for_exit
 from raydix.runtime.actors.spawn import ActorKind
 
 logger = logging.getLogger(__name__)
@@ -68,14 +70,34 @@ class EngineHandle:
     async def shutdown(self) -> None:
         """Stop the engine cleanly: writes to L3 drain for up to 10 s. An engine that is gone is no error."""
         try:
-            await self._supervisor.shutdown.remote()
-            ray.kill(self._supervisor)
+            if await self._ends_cleanly():
+                ray.kill(self._supervisor)
+            else:
+                logger.info("engine %s ended during its shutdown", self.name)
         except RayActorError:
             logger.info("engine %s had ended before its shutdown", self.name)
         except RayError as error:
             raise typed_error(error, f"engine {self.name}") from error
         finally:
-            if self._placement is not None:
-                release(self._placement)
             if self._cluster is not None:
                 self._cluster.stop()
+            elif self._placement is not None:
+                release(self._placement)
+
+    async def _ends_cleanly(self) -> bool:
+        """Ask the Supervisor to stop the engine. False if its process ended meanwhile.
+
+        Ray tells of that only if it lives itself: a signal to the whole process group ends a private cluster, too.
+        """
+        stopping = asyncio.ensure_future(self._supervisor.shutdown.remote())
+        ended = asyncio.create_task(wait_for_exit(self.facts.supervisor_pid))
+        try:
+            await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                return False
+            await stopping
+            return True
+        finally:
+            stopping.cancel()
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)

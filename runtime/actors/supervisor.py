@@ -262,6 +262,7 @@ class SupervisorActor:
         num_pages = min(facts.num_pages for facts in self._gpu_facts.values())
         return EngineFacts(
             name=self._name,
+            supervisor_pid=os.getpid(),
             client_address=self._scheduler_address,
             secret=self._secret,
             model_path=os.path.abspath(self._config.model.path),
