@@ -46,6 +46,24 @@ class S3L3Section(Section):
     timeout_s: Annotated[float, Field(gt=0.0)] = Field(10.0, description="S3: longest time of one request.")
 
 
+class MooncakeL3Section(Section):
+    """L3 in the memory that the clients of a Mooncake master lend it; the master evicts."""
+
+    backend: Literal["mooncake"]
+    master: str = Field("127.0.0.1:50051", pattern=r"^.+:\d+$", description="Mooncake: HOST:PORT of the master.")
+    metadata: str = Field(
+        "P2PHANDSHAKE", description="Mooncake: address of the metadata service, if not the clients themselves."
+    )
+    host: str | None = Field(
+        None, description="Mooncake: this node's address for other clients. null: the one that reaches the master."
+    )
+    protocol: Literal["tcp", "rdma"] = Field("tcp", description="Mooncake: how bytes travel.")
+    devices: str = Field("", description="Mooncake: RDMA devices, separated by commas.")
+    segment_bytes: Size | None = Field(
+        None, description="Mooncake: memory that each node lends; its objects go with the storage actor. null: none."
+    )
+
+
 class FakeL3Section(BoundedL3Section):
     """L3 in the storage actor's memory, slow and faulty at will: for tests."""
 
@@ -65,6 +83,6 @@ class PluginL3Section(Section):
 
 
 L3Section = Annotated[
-    FileL3Section | RedisL3Section | S3L3Section | FakeL3Section | PluginL3Section,
+    FileL3Section | RedisL3Section | S3L3Section | MooncakeL3Section | FakeL3Section | PluginL3Section,
     Field(discriminator="backend"),
 ]

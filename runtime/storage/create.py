@@ -10,6 +10,7 @@ from raydix.runtime.config_l3 import (
     FakeL3Section,
     FileL3Section,
     L3Section,
+    MooncakeL3Section,
     PluginL3Section,
     RedisL3Section,
     S3L3Section,
@@ -17,6 +18,7 @@ from raydix.runtime.config_l3 import (
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.mooncake import MooncakeBackend
 from raydix.runtime.storage.redis import RedisBackend
 from raydix.runtime.storage.s3 import S3Backend
 
@@ -32,6 +34,8 @@ def create_backend(section: L3Section) -> StorageBackend:
             return RedisBackend(section.url, ttl_s=section.ttl_s, timeout_s=section.timeout_s)
         case S3L3Section():
             return S3Backend(section)
+        case MooncakeL3Section():
+            return MooncakeBackend(section)
         case FakeL3Section():
             faults = Faults(
                 seed=section.seed,

@@ -78,6 +78,10 @@ class Store(ABC):
     def set_raw(self, name: int, data: bytes) -> None:
         """Put `data` in the place of an object of NAMESPACE."""
 
+    def wait_for_dead_writers(self) -> None:
+        """Wait until the service has given up what a process that was killed had begun to write. Most do at once."""
+        return None
+
     def check(self, backend: StorageBackend) -> None:
         """Have the backend compare its books. Most keep none."""
         return None

@@ -72,6 +72,7 @@ def test_writer_killed_in_a_batch_leaves_whole_objects_or_none(lasting_store: St
     bench = Bench(lasting_store.make(), layout=layout_of(PAYLOAD_BYTES), num_pages=2 * NUM_OBJECTS)
     names = list(range(NUM_OBJECTS))
     assert set(bench.read(names, first_page=NUM_OBJECTS)) <= {OK, MISSING}
+    lasting_store.wait_for_dead_writers()
     assert bench.write(names) == [OK] * NUM_OBJECTS
     assert bench.read(names, first_page=NUM_OBJECTS) == [OK] * NUM_OBJECTS
     bench.close()
