@@ -268,12 +268,28 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
             "supported: download the model and give its folder."
         )
     try:
-        values = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), path)
+        values = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds {type(values).__name__}; expected sections such as model and cache.")
     return values
+
+
+def _require_unique_keys(node: yaml.Node | None, path: Path) -> None:
+    """YAML lets the last of equal keys win in silence."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if key.value in seen:
+            raise ConfigError(f"{path} has the key {key.value} twice, again in line {key.start_mark.line + 1}.")
+        seen.add(key.value)
+        _require_unique_keys(value, path)
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,13 @@ def test_a_file_without_sections_is_refused(tmp_path: Path, text: str) -> None:
         load_config(path)
 
 
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("model: {path: a}\ncache:\n  page_size: 16\n  page_size: 32\n")
+    with pytest.raises(ConfigError, match="page_size twice, again in line 4"):
+        load_config(path)
+
+
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ConfigError, match="model is missing"):
         load_config({"cache": {}})
