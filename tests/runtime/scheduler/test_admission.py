@@ -102,6 +102,22 @@ def test_shared_prefix_is_computed_once() -> None:
     assert all(driver.answers[name].sources == {"l1": 1000, "computed:partial_page": 1} for name in names[1:])
 
 
+@pytest.mark.parametrize("ending", ["abort", "lost rank"])
+def test_request_that_waits_for_anothers_pages_computes_them_when_that_one_ends(ending: str) -> None:
+    driver = CoreDriver(prefill_budget_tokens=8)
+    first = driver.submit(tokens(0, 24), max_tokens=1)
+    second = driver.submit(tokens(0, 24), max_tokens=1)
+    assert second not in driver.rows(driver.step())
+    if ending == "abort":
+        driver.abort(first)
+    else:
+        driver.lose_rank(0)
+        driver.attach_rank(0, incarnation=2)
+    driver.run()
+    assert driver.answers[second].ending == "length"
+    assert driver.answers[first].ending == ("abort" if ending == "abort" else "length")
+
+
 def test_low_priority_numbers_run_first() -> None:
     driver = CoreDriver(max_running_requests=1)
     driver.submit(tokens(0, 4), max_tokens=2)
