@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import ray
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors import reaper
@@ -19,6 +21,7 @@ from raydix.runtime.actors.engine_facts import NAMESPACE
 from raydix.runtime.actors.private_folder import make_private_folder, private_folders
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
+_DIAL_S = 10.0
 _REGISTER = "engines.json"
 _AUTHENTICATION_LOG = "ray._private.authentication"
 
@@ -90,10 +93,22 @@ def find_cluster(address: str | None, engine: str) -> None:
 
 
 def _connect(address: str) -> None:
+    _require_listener(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself tries for two minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _DIAL_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster answers at {address}: {error}. Start one, or correct the address.") from None
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
