@@ -64,6 +64,17 @@ class MooncakeL3Section(Section):
     )
 
 
+class NixlL3Section(BoundedL3Section):
+    """L3 in files below one folder, moved by NIXL."""
+
+    backend: Literal["nixl"]
+    path: str = Field(description="NIXL: folder of the objects, laid out as by backend `file`.")
+    plugin: str = Field("POSIX", description="NIXL: the plugin for files.")
+    plugin_options: dict[str, str] = Field(
+        default_factory=lambda: {"use_uring": "true"}, description="NIXL: what the plugin is started with."
+    )
+
+
 class FakeL3Section(BoundedL3Section):
     """L3 in the storage actor's memory, slow and faulty at will: for tests."""
 
@@ -83,6 +94,6 @@ class PluginL3Section(Section):
 
 
 L3Section = Annotated[
-    FileL3Section | RedisL3Section | S3L3Section | MooncakeL3Section | FakeL3Section | PluginL3Section,
+    FileL3Section | RedisL3Section | S3L3Section | MooncakeL3Section | NixlL3Section | FakeL3Section | PluginL3Section,
     Field(discriminator="backend"),
 ]

@@ -11,6 +11,7 @@ from raydix.runtime.config_l3 import (
     FileL3Section,
     L3Section,
     MooncakeL3Section,
+    NixlL3Section,
     PluginL3Section,
     RedisL3Section,
     S3L3Section,
@@ -19,6 +20,7 @@ from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.mooncake import MooncakeBackend
+from raydix.runtime.storage.nixl import NixlTransfers
 from raydix.runtime.storage.redis import RedisBackend
 from raydix.runtime.storage.s3 import S3Backend
 
@@ -36,6 +38,9 @@ def create_backend(section: L3Section) -> StorageBackend:
             return S3Backend(section)
         case MooncakeL3Section():
             return MooncakeBackend(section)
+        case NixlL3Section():
+            transfers = NixlTransfers(section.plugin, section.plugin_options)
+            return FileBackend(Path(section.path), section.max_bytes, transfers=transfers)
         case FakeL3Section():
             faults = Faults(
                 seed=section.seed,

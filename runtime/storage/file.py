@@ -16,6 +16,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.bytes_lru import BytesLru
+from raydix.runtime.storage.file_transfers import FileTransfers, Piece, SystemCalls
 from raydix.runtime.storage.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,16 @@ class FileBackend:
     short or zero, and fails verification. Engines may share ROOT; each counts only the files it has seen.
     """
 
-    def __init__(self, root: Path, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        transfers: FileTransfers | None = None,
+    ) -> None:
+        """`transfers`: what moves the bytes; None: system calls."""
         self._root = root
+        self._transfers = transfers or SystemCalls()
         self._lru = BytesLru(max_bytes)
         self._max_bytes = max_bytes
         self._clock = clock
@@ -68,6 +77,7 @@ class FileBackend:
             raise ConfigError(
                 f"cache.l3.path {self._root} cannot be used: {error.strerror}. Set it to a folder that can be written."
             ) from error
+        self._transfers.open(arena)
 
     def _write_manifest(self, folder: Path) -> None:
         assert self._namespace is not None
@@ -133,30 +143,34 @@ class FileBackend:
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Read files straight into the arena."""
-        return self._each(refs, deadline_s, self._get)
+        return self._in_groups(refs, deadline_s, self._get)
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Write each page to a temporary of its own and rename it."""
-        return self._each(refs, deadline_s, self._put)
+        return self._in_groups(refs, deadline_s, self._put)
 
-    def _each(
-        self, refs: Sequence[ObjectRef], deadline_s: float, operation: Callable[[str, memoryview], ObjectStatus]
+    def _in_groups(
+        self,
+        refs: Sequence[ObjectRef],
+        deadline_s: float,
+        operation: Callable[[Sequence[str], Sequence[ObjectRef]], list[ObjectStatus]],
     ) -> list[ObjectStatus]:
         names = [self._relative(ref.name) for ref in refs]
         statuses: list[ObjectStatus] = []
-        for name, ref in zip(names, refs, strict=True):
+        for start in range(0, len(refs), self._transfers.max_batch):
+            group = slice(start, start + self._transfers.max_batch)
             if self._clock() >= deadline_s:
-                statuses.append(ObjectStatus.TIMED_OUT)
+                statuses += [ObjectStatus.TIMED_OUT] * len(refs[group])
                 continue
             with self._lock:
-                self._lru.acquire(name)
+                for name in names[group]:
+                    self._lru.acquire(name)
             try:
-                statuses.append(operation(name, ref.page))
-            except OSError as error:
-                statuses.append(self._failure(name, error))
+                statuses += operation(names[group], refs[group])
             finally:
                 with self._lock:
-                    self._lru.release(name)
+                    for name in names[group]:
+                        self._lru.release(name)
         self._touch([name for name, status in zip(names, statuses, strict=True) if status is ObjectStatus.OK])
         return statuses
 
@@ -186,65 +200,99 @@ class FileBackend:
             except FileNotFoundError:
                 continue
 
-    def _get(self, name: str, page: memoryview) -> ObjectStatus:
-        fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            size_bytes = os.fstat(fd).st_size
-            with self._lock:
-                if name not in self._lru:
-                    self._lru.add(name, size_bytes)  # written by another engine
-            if size_bytes != len(page):
-                return ObjectStatus.TOO_SHORT if size_bytes < len(page) else ObjectStatus.WRONG_LENGTH
-            done = 0
-            while done < len(page):
-                num_bytes = os.preadv(fd, [page[done:]], done)
-                if num_bytes == 0:
-                    return ObjectStatus.TOO_SHORT
-                done += num_bytes
-        finally:
-            os.close(fd)
-        self._count("objects_read")
-        return ObjectStatus.OK
+    def _get(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
+        statuses: list[ObjectStatus] = []
+        pieces: dict[int, Piece] = {}
+        for index, (name, ref) in enumerate(zip(names, refs, strict=True)):
+            try:
+                fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                statuses.append(self._failure(name, error))
+                continue
+            statuses.append(self._compare_size(name, fd, len(ref.page)))
+            if statuses[index] is ObjectStatus.OK:
+                pieces[index] = Piece(fd, ref.page, ref.offset)
+            else:
+                os.close(fd)
+        results = self._transfers.read(list(pieces.values())) if pieces else []
+        for (index, piece), result in zip(pieces.items(), results, strict=True):
+            os.close(piece.fd)
+            statuses[index] = self._failure(names[index], result) if isinstance(result, OSError) else result
+            self._count("objects_read", int(result is ObjectStatus.OK))
+        return statuses
 
-    def _put(self, name: str, page: memoryview) -> ObjectStatus:
-        target = self._root / name
-        if target.exists():
-            return ObjectStatus.OK
-        temporary = str(Path(name).parent / self._temporary_name(target.stem))
+    def _compare_size(self, name: str, fd: int, expected_bytes: int) -> ObjectStatus:
+        size_bytes = os.fstat(fd).st_size
         with self._lock:
-            victims = self._lru.make_room(len(page))
+            if name not in self._lru:
+                self._lru.add(name, size_bytes)  # written by another engine
+        if size_bytes == expected_bytes:
+            return ObjectStatus.OK
+        return ObjectStatus.TOO_SHORT if size_bytes < expected_bytes else ObjectStatus.WRONG_LENGTH
+
+    def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
+        statuses: dict[str, ObjectStatus] = {}
+        begun: dict[str, tuple[str, Piece]] = {}
+        for name, ref in zip(names, refs, strict=True):
+            if name in statuses or name in begun:
+                continue
+            if (self._root / name).exists():
+                statuses[name] = ObjectStatus.OK
+                continue
+            temporary = self._reserve(name, len(ref.page))
+            if temporary is None:
+                statuses[name] = ObjectStatus.FULL
+                continue
+            try:
+                begun[name] = (temporary, Piece(self._create(temporary), ref.page, ref.offset))
+            except OSError as error:
+                statuses[name] = self._failure(name, error)
+                self._forget(temporary)
+        results = self._transfers.write([piece for _, piece in begun.values()]) if begun else []
+        for (name, (temporary, piece)), result in zip(begun.items(), results, strict=True):
+            os.close(piece.fd)
+            statuses[name] = self._publish(temporary, name, len(piece.page), result)
+        return [statuses[name] for name in names]
+
+    def _reserve(self, name: str, size_bytes: int) -> str | None:
+        """Make room for an object and name its temporary, which takes up that room; None if there is too little."""
+        temporary = str(Path(name).parent / self._temporary_name(Path(name).stem))
+        with self._lock:
+            victims = self._lru.make_room(size_bytes)
             if victims is None:
                 self._count("store_full")
-                return ObjectStatus.FULL
+                return None
             self._unlink(victims)
             self._count("objects_evicted", len(victims))
-            self._lru.add(temporary, len(page))
+            self._lru.add(temporary, size_bytes)
             self._lru.acquire(temporary)
+        return temporary
+
+    def _create(self, temporary: str) -> int:
+        path = self._root / temporary
+        path.parent.mkdir(exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def _publish(self, temporary: str, name: str, size_bytes: int, result: ObjectStatus | OSError) -> ObjectStatus:
         try:
-            target.parent.mkdir(exist_ok=True)
-            self._write(self._root / temporary, page)
-            os.rename(self._root / temporary, target)
-        except OSError:
+            if isinstance(result, OSError):
+                raise result
+            os.rename(self._root / temporary, self._root / name)
+            with self._lock:
+                self._lru.add(name, size_bytes)
+        except OSError as error:
             self._unlink([temporary])
-            raise
-        else:
-            with self._lock:
-                self._lru.add(name, len(page))
+            return self._failure(name, error)
         finally:
-            with self._lock:
-                self._lru.remove(temporary)
-                self._lru.release(temporary)
+            self._forget(temporary)
         self._count("objects_written")
         return ObjectStatus.OK
 
-    def _write(self, path: Path, page: memoryview) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            done = 0
-            while done < len(page):
-                done += os.pwritev(fd, [page[done:]], done)
-        finally:
-            os.close(fd)
+    def _forget(self, temporary: str) -> None:
+        """Give back the room of a temporary."""
+        with self._lock:
+            self._lru.remove(temporary)
+            self._lru.release(temporary)
 
     def _unlink(self, names: Sequence[str]) -> None:
         for name in names:
@@ -303,4 +351,5 @@ class FileBackend:
             self._lru.check()
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """End the transfers' use of the arena."""
+        self._transfers.close()

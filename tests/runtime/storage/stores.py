@@ -19,6 +19,7 @@ from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
 from raydix.runtime.storage.namespace import Namespace, make_namespace
+from raydix.runtime.storage.nixl import NixlTransfers
 from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
 from raydix.runtime.storage.worker import StorageWorker
 from raydix.runtime.tiers.host_arena import HostArena
@@ -110,6 +111,11 @@ class FileStore(Store):
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, FileBackend)
         backend.check()
+
+
+class NixlStore(FileStore):
+    def make(self, max_bytes: int | None = None) -> FileBackend:
+        return FileBackend(self.root, max_bytes, transfers=NixlTransfers("POSIX", {"use_uring": "true"}))
 
 
 class FakeStore(Store):
