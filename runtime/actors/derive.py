@@ -15,6 +15,9 @@ from raydix.runtime.scheduler.settings import (
 _LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
 """HostMemory answers within a millisecond, but on cpu it shares the cores with the model."""
 
+_LAUNCH_S = {"cuda": 0.005, "cpu": 0.0}
+"""Enqueueing the layers of an eager step one by one: 6 ms for 16 of them on an H200's host, 2026-11-21."""
+
 
 def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int) -> SchedulerSettings:
     """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
@@ -34,6 +37,8 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
         eviction=cache.eviction,
         prefix_caching=cache.prefix_caching,
         has_host_memory=config.has_l2,
+        has_storage=config.has_l3,
+        launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
         load=LoadPolicy(cache.load),
         write_policy=WritePolicy(cache.write_policy),

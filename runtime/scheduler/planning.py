@@ -181,8 +181,13 @@ def _load_to_wait_for(replica: Replica, request: RequestState, num_tokens: int, 
         return None
     num_bytes = len(load.page_ids) * replica.settings.layout.payload_bytes(0)
     remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
-    is_hidden = remaining_s <= replica.prefill_rate.predict_s(num_tokens, now_s)
-    return load.transfer_id if is_hidden else None
+    early_s = remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
+    if early_s <= 0:
+        return load.transfer_id
+    if not now_s < load.wakes_at_s <= now_s + early_s:
+        load.wakes_at_s = now_s + early_s
+        replica.wake_at(load.wakes_at_s)
+    return None
 
 
 def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int) -> None:

@@ -30,6 +30,8 @@ class Load(Transfer):
     lease_id: LeaseId
     request_id: RequestId
     run: int
+    wakes_at_s: float = float("-inf")
+    """When its request is looked at again, even if no event comes before."""
 
 
 @dataclass(slots=True, kw_only=True)

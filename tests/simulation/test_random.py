@@ -20,5 +20,5 @@ def test_random_workloads_reach_every_tier_and_reason() -> None:
     for seed in range(_NUM_FOR_REACH):
         reached.update(sources_of(run_workload(draw_workload(seed))))
     reasons = {"last_token", "partial_page", "not_found", "timed_out", "cancelled", "recompute_cheaper"}
-    reasons |= {"bad_object", "io_error", "no_host_page", "caching_off"}
+    reasons |= {"bad_object", "io_error", "caching_off"}
     assert reached >= {"l1", "l2", "l3", *(f"computed:{reason}" for reason in reasons)}

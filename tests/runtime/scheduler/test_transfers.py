@@ -10,7 +10,7 @@ from raydix.runtime.messages.host import split_keys
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import WritePolicy
-from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 PROMPT = list(range(17))
 OTHER = list(range(500, 517))
@@ -241,3 +241,24 @@ def test_step_counts_once_every_rank_has_done_it() -> None:
     assert name not in driver.answers
     driver.report(0, StepResult(rank=0, step=plan.step, token_ids=int32_array((4,))))
     assert driver.answers[name].tokens == [4]
+
+
+def test_step_is_sent_when_its_load_is_about_to_end_without_waiting_for_the_report() -> None:
+    driver = CoreDriver(has_host_memory=True, start_load_bytes_per_s=8 * BASE.layout.payload_bytes(0), launch_s=0.1)
+    prompt = list(range(33))
+    driver.fill_l2(prompt)
+    driver.submit(prompt, max_tokens=1)
+    driver.host_turn()
+    assert [len(plan.loads) for plan in driver.plans[0]] == [8], "8 pages take a second"
+    driver.wait(0.85)
+    assert not any(len(plan.row_slots) for plan in driver.plans[0])
+    driver.wait(0.1)
+    assert [len(plan.row_slots) for plan in driver.plans[0]] == [0, 1]
+
+
+def test_nobody_waits_for_storage_that_is_not_there() -> None:
+    driver = CoreDriver(has_host_memory=True, has_storage=False)
+    name = driver.submit(list(range(9)), max_tokens=1)
+    assert any(len(plan.row_slots) for plan in driver.plans[0]), "its lookup is still unanswered"
+    driver.run()
+    assert driver.answers[name].sources == {"computed:not_found": 8, "computed:partial_page": 1}
