@@ -97,7 +97,10 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+        raise ConfigError(
+            f"the Ray cluster at {address} refuses this process: {error}. If it has token authentication, set "
+            "RAY_AUTH_MODE=token and provide its token; if it has not, set RAY_AUTH_MODE=disabled."
+        ) from error
 
 
 def _require_listener(address: str) -> None:
