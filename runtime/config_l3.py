@@ -75,6 +75,16 @@ class NixlL3Section(BoundedL3Section):
     )
 
 
+class AibrixL3Section(BoundedL3Section):
+    """L3 in a RocksDB folder, through AIBrix's connector."""
+
+    backend: Literal["aibrix"]
+    path: str = Field(description="AIBrix: folder of the database, for one engine at a time.")
+    ttl_s: Annotated[int, Field(ge=1)] = Field(
+        7 * 24 * 3600, description="AIBrix: objects older than this go when the database is compacted."
+    )
+
+
 class FakeL3Section(BoundedL3Section):
     """L3 in the storage actor's memory, slow and faulty at will: for tests."""
 
@@ -94,6 +104,13 @@ class PluginL3Section(Section):
 
 
 L3Section = Annotated[
-    FileL3Section | RedisL3Section | S3L3Section | MooncakeL3Section | NixlL3Section | FakeL3Section | PluginL3Section,
+    FileL3Section
+    | RedisL3Section
+    | S3L3Section
+    | MooncakeL3Section
+    | NixlL3Section
+    | AibrixL3Section
+    | FakeL3Section
+    | PluginL3Section,
     Field(discriminator="backend"),
 ]

@@ -21,6 +21,14 @@ class BytesLru:
     def __contains__(self, name: str) -> bool:
         return name in self._sizes
 
+    def names(self) -> tuple[str, ...]:
+        """All objects, the least recently used first."""
+        return tuple(self._sizes)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None if it is unknown."""
+        return self._sizes.get(name)
+
     @property
     def total_bytes(self) -> int:
         """Bytes of all objects."""

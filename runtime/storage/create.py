@@ -7,6 +7,7 @@ from typing import assert_never
 
 from raydix.errors import ConfigError
 from raydix.runtime.config_l3 import (
+    AibrixL3Section,
     FakeL3Section,
     FileL3Section,
     L3Section,
@@ -16,6 +17,7 @@ from raydix.runtime.config_l3 import (
     RedisL3Section,
     S3L3Section,
 )
+from raydix.runtime.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
@@ -41,6 +43,8 @@ def create_backend(section: L3Section) -> StorageBackend:
         case NixlL3Section():
             transfers = NixlTransfers(section.plugin, section.plugin_options)
             return FileBackend(Path(section.path), section.max_bytes, transfers=transfers)
+        case AibrixL3Section():
+            return AibrixBackend(Path(section.path), section.max_bytes, ttl_s=section.ttl_s)
         case FakeL3Section():
             faults = Faults(
                 seed=section.seed,

@@ -1,0 +1,243 @@
+"""L3 in RocksDB, through the connector of AIBrix's KV cache."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from raydix.errors import ConfigError
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.bytes_lru import BytesLru
+from raydix.runtime.storage.namespace import Namespace
+
+logger = logging.getLogger(__name__)
+
+_NUM_THREADS = 4
+_WRITE_BUFFER_BYTES = 64 << 20
+
+
+class _Region:
+    """A page in the shape of AIBrix's memory regions; what does not fit is measured, not copied."""
+
+    def __init__(self, page: memoryview) -> None:
+        self.page = page
+        self.filled_bytes = 0
+
+    def fill(self, data: bytes) -> None:
+        """Take a value from the connector."""
+        self.filled_bytes = len(data)
+        if len(data) == len(self.page):
+            self.page[:] = data
+
+    def tobytes(self) -> bytes:
+        """The value for the connector."""
+        return bytes(self.page)
+
+
+class AibrixBackend:
+    """Owns: a RocksDB folder, which no other process may use, and how many bytes its objects have.
+
+    Keys are namespace, group (2 bytes) and page key. Each object is asked for by itself: AIBrix's own manager reads
+    batches, and where a block is missing, some of its connectors (0.8.0) return the wrong ones in its place. One copy
+    each way, since the connector deals in `bytes`. `open` reads through the store once, to learn sizes; the order of
+    use starts anew with it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int | None = None,
+        *,
+        ttl_s: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._prefix = b""
+        self._lru = BytesLru(max_bytes)
+        self._writing: set[bytes] = set()
+        self._connector: Any = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.RLock()
+        self._counters: Counter[str] = Counter()
+
+    def open(self, arena: memoryview, namespace: Namespace) -> None:
+        """Open the database. Raises ConfigError if AIBrix is not installed, or the folder is in use or unusable."""
+        self._prefix = namespace.digest
+        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="aibrix")
+        self._connector = self._make_connector(self._executor)
+        status = self._connector.open()
+        if not status.is_ok():
+            raise ConfigError(
+                f"cache.l3.path {self._root} cannot be opened by RocksDB: {status}. Give every engine its own folder."
+            )
+        self._lru = BytesLru(self._max_bytes)
+        for key, value in self._connector.store.items():
+            self._lru.add(key.hex(), len(value))
+        self._drop(self._lru.make_room(0) or [])
+
+    def _make_connector(self, executor: ThreadPoolExecutor) -> Any:
+        # Not by `from_envs`: AIBrix's environment variables would hold for the whole process.
+        try:
+            import rocksdict
+            from aibrix_kvcache.l2.connectors.rocksdb import RocksDBConnector
+        except ImportError as error:
+            raise ConfigError(
+                f"cache.l3.backend is aibrix, but the library cannot be imported ({error}). Install raydix[aibrix]."
+            ) from error
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+        options.set_target_file_size_base(_WRITE_BUFFER_BYTES)
+        access = rocksdict.AccessType.read_write().with_ttl(self._ttl_s)
+        return RocksDBConnector(str(self._root), options, access, executor)
+
+    def _key(self, name: ObjectName) -> bytes:
+        return self._prefix + name.group.to_bytes(2, "big") + name.key
+
+    # Operations ------------------------------------------------------------------------------------------------
+
+    def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
+        """One look into the database per name."""
+        return self._each([self._exists(self._key(name)) for name in names])
+
+    def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
+        """Read values and copy them into the arena."""
+        return self._each([self._get(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+
+    def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
+        """Copy pages out of the arena and write them."""
+        return self._each([self._put(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+
+    def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
+        """Delete; a value that is being read was copied before."""
+        return self._each([self._delete(self._key(name)) for name in names])
+
+    def _each(self, operations: Sequence[Coroutine[Any, Any, ObjectStatus]]) -> list[ObjectStatus]:
+        """Run one after the other: deadlines hold between two objects, and batches run on several threads anyway."""
+
+        async def run() -> list[ObjectStatus]:
+            return [await operation for operation in operations]
+
+        return asyncio.run(run())
+
+    async def _exists(self, key: bytes) -> ObjectStatus:
+        return self._result(await self._connector.exists(key))
+
+    async def _get(self, key: bytes, page: memoryview, deadline_s: float) -> ObjectStatus:
+        if self._clock() >= deadline_s:
+            return ObjectStatus.TIMED_OUT
+        region = _Region(page)
+        result = self._result(await self._connector.get(key, region))
+        with self._lock:
+            if result is ObjectStatus.OK:
+                self._lru.touch([key.hex()])
+            elif result is ObjectStatus.MISSING and key not in self._writing:
+                self._lru.remove(key.hex())  # past its time to live
+        if result is not ObjectStatus.OK:
+            return result
+        if region.filled_bytes != len(page):
+            return ObjectStatus.TOO_SHORT if region.filled_bytes < len(page) else ObjectStatus.WRONG_LENGTH
+        self._count("objects_read")
+        return ObjectStatus.OK
+
+    async def _put(self, key: bytes, page: memoryview, deadline_s: float) -> ObjectStatus:
+        if self._clock() >= deadline_s:
+            return ObjectStatus.TIMED_OUT
+        found = await self._exists(key)
+        if found is not ObjectStatus.MISSING:
+            return found
+        with self._lock:
+            if key in self._writing:
+                return ObjectStatus.OK
+            self._lru.remove(key.hex())
+            victims = self._lru.make_room(len(page))
+            if victims is None:
+                self._count("store_full")
+                return ObjectStatus.FULL
+            self._drop(victims)
+            self._lru.add(key.hex(), len(page))
+            self._lru.acquire(key.hex())
+            self._writing.add(key)
+        result = self._result(await self._connector.put(key, _Region(page)))
+        with self._lock:
+            self._writing.remove(key)
+            self._lru.release(key.hex())
+            if result is ObjectStatus.OK:
+                self._lru.add(key.hex(), len(page))  # again: it may have been deleted meanwhile
+                self._counters["objects_written"] += 1
+            else:
+                self._lru.remove(key.hex())
+        return result
+
+    async def _delete(self, key: bytes) -> ObjectStatus:
+        found = await self._exists(key)
+        if found is ObjectStatus.OK:
+            found = self._result(await self._connector.delete(key))
+        with self._lock:
+            if key not in self._writing:
+                self._lru.remove(key.hex())
+        return found
+
+    def _drop(self, victims: Sequence[str]) -> None:
+        """Delete what the index has given up."""
+        for victim in victims:
+            self._connector.store.delete(bytes.fromhex(victim))
+        self._count("objects_evicted", len(victims))
+
+    def clear(self) -> ObjectStatus:
+        """Delete one object after the other."""
+        with self._lock:
+            keys = [key for key in map(bytes.fromhex, self._lru.names()) if key.startswith(self._prefix)]
+        statuses = self._each([self._delete(key) for key in keys])
+        return ObjectStatus.IO_ERROR if ObjectStatus.IO_ERROR in statuses else ObjectStatus.OK
+
+    def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
+        """Sizes as they were written; the database tells no times."""
+        with self._lock:
+            sizes = [self._lru.size(self._key(name).hex()) for name in names]
+        return [None if size is None else ObjectInfo(size, None) for size in sizes]
+
+    def stats(self) -> dict[str, int]:
+        """Objects and bytes of all namespaces, and counters."""
+        with self._lock:
+            known = {"objects": len(self._lru), "bytes": self._lru.total_bytes, "max_bytes": self._max_bytes or 0}
+            return known | self._counters
+
+    def check(self) -> None:
+        """Raises AccountingError if the bytes on record are not the sum over objects."""
+        with self._lock:
+            self._lru.check()
+
+    def close(self) -> None:
+        """Close the database, so that another process may open it."""
+        if self._executor is not None:
+            self._executor.shutdown()
+        if self._connector is not None:
+            self._connector.close()
+
+    def _result(self, status: Any) -> ObjectStatus:
+        """What AIBrix's status says."""
+        if status.is_ok():
+            return ObjectStatus.OK
+        if status.is_not_found():
+            return ObjectStatus.MISSING
+        if "No space left" in str(status):
+            self._count("disk_full")
+            return ObjectStatus.FULL
+        if not self._counters["io_errors"]:
+            logger.warning("AIBrix: %s; further errors are only counted", status)
+        self._count("io_errors")
+        return ObjectStatus.IO_ERROR
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counters[name] += amount

@@ -1,0 +1,80 @@
+"""AIBrix alone: its missing-block fault, folders that cannot be used, and failures of its connector."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.errors import ConfigError
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.aibrix import AibrixBackend
+from tests.runtime.storage.aibrix_store import AibrixStore, require_aibrix
+from tests.runtime.storage.stores import NAMESPACE, Bench
+
+OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> AibrixStore:
+    require_aibrix()
+    return AibrixStore(tmp_path / "l3")
+
+
+@pytest.fixture
+def bench(store: AibrixStore) -> Iterator[Bench]:
+    bench = Bench(store.make())
+    yield bench
+    bench.close()
+
+
+def test_block_that_is_missing_shifts_no_other_into_its_place(bench: Bench) -> None:
+    """Asked for these eight at once, AIBrix's manager may return seven, with garbage for the missing one."""
+    bench.write([0, 1, 2, 3, 5, 6, 7])
+    assert bench.read(list(range(8))) == [OK] * 4 + [MISSING] + [OK] * 3
+
+
+def test_folder_in_use_is_a_config_error(bench: Bench, store: AibrixStore) -> None:
+    with pytest.raises(ConfigError, match="its own folder"):
+        AibrixBackend(store.root, ttl_s=60).open(memoryview(bytearray(64)), NAMESPACE)
+
+
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "aibrix_kvcache.l2.connectors.rocksdb", None)
+    with pytest.raises(ConfigError, match=r"raydix\[aibrix\]"):
+        AibrixBackend(tmp_path, ttl_s=60).open(memoryview(bytearray(64)), NAMESPACE)
+
+
+def test_object_that_has_expired_is_forgotten_and_written_again(bench: Bench, store: AibrixStore) -> None:
+    bench.write([1, 2])
+    assert store.backend is not None
+    store._database().delete(store._key(1))
+    assert bench.read([1, 2]) == [MISSING, OK]
+    assert bench.worker.stats()["objects"] == 1
+    store._database().delete(store._key(2))
+    assert bench.write([1, 2]) == [OK] * 2
+    assert bench.read([1, 2]) == [OK] * 2
+    store.check(bench.backend)
+
+
+@pytest.mark.parametrize(
+    ("message", "status"), [("broken", ObjectStatus.IO_ERROR), ("No space left on device", ObjectStatus.FULL)]
+)
+def test_failure_of_the_connector_is_a_status(bench: Bench, store: AibrixStore, message: str, status: int) -> None:
+    from aibrix_kvcache.status import Status, StatusCodes
+
+    assert store.backend is not None
+    connector = store.backend._connector
+
+    async def fail(*_: object) -> Any:
+        return Status(StatusCodes.ERROR, message)
+
+    connector.put = fail
+    assert bench.write([1]) == [status]
+    assert bench.worker.stats()["objects"] == 0
+    connector.get = fail
+    assert bench.read([1]) == [status]
+    del connector.put, connector.get
+    assert bench.write([1]) == [OK]
+    store.check(bench.backend)
