@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from raydix.errors import ConfigError
 from raydix.runtime.config_errors import describe
-from raydix.runtime.config_l3 import L3Section
+from raydix.runtime.config_l3 import Hf3fsL3Section, L3Section
 from raydix.runtime.config_values import Count, Seconds, Section, Size
 from raydix.runtime.memory_limit import available_memory_bytes
 
@@ -167,6 +167,11 @@ class EngineConfig(Section):
     def has_l3(self) -> bool:
         """Whether pages are kept in storage."""
         return self.has_l2 and self.cache.l3 is not None
+
+    @property
+    def arena_folder(self) -> str | None:
+        """Where the arena's file must be able to have a name: 3FS maps shared memory by name only. None: nowhere."""
+        return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None
 
     def max_model_len(self, max_position_embeddings: int, num_pages: int) -> int:
         """Tokens of prompt and output that a request may have, with `num_pages` usable pages per rank.

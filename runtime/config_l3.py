@@ -64,6 +64,13 @@ class MooncakeL3Section(Section):
     )
 
 
+class Hf3fsL3Section(BoundedL3Section):
+    """L3 in slab files on a mounted 3FS, without its FUSE client's copies."""
+
+    backend: Literal["hf3fs"]
+    path: str = Field(description="3FS: folder on a mount, created if absent; one engine at a time uses it.")
+
+
 class NixlL3Section(BoundedL3Section):
     """L3 in files below one folder, moved by NIXL."""
 
@@ -107,6 +114,7 @@ L3Section = Annotated[
     FileL3Section
     | RedisL3Section
     | S3L3Section
+    | Hf3fsL3Section
     | MooncakeL3Section
     | NixlL3Section
     | AibrixL3Section

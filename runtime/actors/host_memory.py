@@ -106,9 +106,9 @@ class HostMemoryActor:
 
     # Control calls ---------------------------------------------------------------------------------------------------
 
-    async def create_arena(self, layout: KvLayout, size_bytes: int) -> ArenaLocation:
-        """Make a new arena. Raises ConfigError if the memory is not there."""
-        self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes)
+    async def create_arena(self, layout: KvLayout, size_bytes: int, folder: str | None = None) -> ArenaLocation:
+        """Make a new arena, with a file that fits into `folder`. Raises ConfigError if the memory is not there."""
+        self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
         return self._location()
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:

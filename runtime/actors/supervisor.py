@@ -227,7 +227,7 @@ class SupervisorActor:
         facts = await self._engine_facts()
         held = self._arenas.held()
         if held is None:
-            arena = await actor.call("create_arena", facts.layout, facts.arena_bytes)
+            arena = await actor.call("create_arena", facts.layout, facts.arena_bytes, self._config.arena_folder)
         else:
             arena = await actor.call("adopt_arena", held)
         setup = HostMemorySetup(

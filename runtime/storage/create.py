@@ -10,6 +10,7 @@ from raydix.runtime.config_l3 import (
     AibrixL3Section,
     FakeL3Section,
     FileL3Section,
+    Hf3fsL3Section,
     L3Section,
     MooncakeL3Section,
     NixlL3Section,
@@ -21,6 +22,7 @@ from raydix.runtime.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.hf3fs import Hf3fsBackend
 from raydix.runtime.storage.mooncake import MooncakeBackend
 from raydix.runtime.storage.nixl import NixlTransfers
 from raydix.runtime.storage.redis import RedisBackend
@@ -40,6 +42,8 @@ def create_backend(section: L3Section) -> StorageBackend:
             return S3Backend(section)
         case MooncakeL3Section():
             return MooncakeBackend(section)
+        case Hf3fsL3Section():
+            return Hf3fsBackend(Path(section.path), section.max_bytes)
         case NixlL3Section():
             transfers = NixlTransfers(section.plugin, section.plugin_options)
             return FileBackend(Path(section.path), section.max_bytes, transfers=transfers)

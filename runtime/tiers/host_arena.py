@@ -40,14 +40,18 @@ class HostArena:
         self._generations: NDArray[np.int32] = table
 
     @classmethod
-    def create(cls, layout: KvLayout, size_bytes: int, num_threads: int = 4) -> "HostArena":
+    def create(cls, layout: KvLayout, size_bytes: int, num_threads: int = 4, folder: str | None = None) -> "HostArena":
         """Make an arena with `size_bytes` of host pages and take its memory now, in `num_threads` threads.
 
-        Raises ConfigError if the memory is not there.
+        With `folder`, on a tmpfs, its file can be given a name there; it has none yet. Raises ConfigError if the
+        memory is not there.
         """
         geometry = plan_arena(layout, size_bytes)
         _require_memory(geometry.size_bytes)
-        fd = os.memfd_create("raydix-arena", os.MFD_CLOEXEC)
+        if folder is None:
+            fd = os.memfd_create("raydix-arena", os.MFD_CLOEXEC)
+        else:
+            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, geometry.size_bytes)
             arena = cls(fd, geometry)

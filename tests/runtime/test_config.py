@@ -92,6 +92,11 @@ def test_a_wrong_value_is_named_with_what_was_expected(
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
+def test_arena_has_a_folder_only_where_3fs_maps_it(tmp_path: Path) -> None:
+    assert load_config(tmp_path, {"cache": {"l3": {"backend": "file", "path": "x"}}}).arena_folder is None
+    assert load_config(tmp_path, {"cache": {"l3": {"backend": "hf3fs", "path": "x"}}}).arena_folder == "/dev/shm"
+
+
 def test_every_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cache\.page_siz .*scheduler\.polcy "):
         load_config(tmp_path, {"cache": {"page_siz": 1}, "scheduler": {"polcy": "lpm"}})

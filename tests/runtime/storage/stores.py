@@ -155,7 +155,7 @@ class Bench:
     ) -> None:
         self.backend = backend
         self.payload_bytes = layout.payload_bytes(0)
-        self.arena = HostArena.create(layout, num_pages * layout.host_page_bytes(0), num_threads=1)
+        self.arena = HostArena.create(layout, num_pages * layout.host_page_bytes(0), 1, "/dev/shm")
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, namespace, self.answers.put, num_threads=2)
         self.next_batch = 0

@@ -64,6 +64,7 @@ def test_writer_killed_in_a_batch_leaves_whole_objects_or_none(lasting_store: St
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=write_for_ever, args=(lasting_store, sender), daemon=True)
     process.start()
+    sender.close()
     for _ in range(num_batches):
         assert receiver.poll(60)
         receiver.recv()

@@ -91,6 +91,21 @@ def test_attached_process_shares_bytes_and_generations() -> None:
     other.close()
 
 
+def test_arena_of_a_folder_can_be_given_a_name_there() -> None:
+    arena = HostArena.create(ONE_GROUP, 1 << 16, num_threads=1, folder="/dev/shm")
+    arena.buffer[-1] = 7
+    assert os.readlink(f"/proc/self/fd/{arena.fd}").endswith("(deleted)")
+    attached = HostArena.attach(os.getpid(), arena.fd, arena.geometry)
+    assert attached.buffer[-1] == 7
+    name = f"raydix-test-{os.getpid()}"
+    folder = os.open("/dev/shm", os.O_RDONLY)
+    os.link(f"/proc/self/fd/{attached.fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+    os.unlink(name, dir_fd=folder)
+    os.close(folder)
+    attached.close()
+    arena.close()
+
+
 def test_attach_with_another_geometry_is_refused() -> None:
     arena = HostArena.create(ONE_GROUP, 1 << 20)
     with pytest.raises(ValueError, match="geometry says"):

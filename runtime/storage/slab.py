@@ -1,0 +1,220 @@
+"""Objects in slots of large files: which slot holds which object, now and after a restart."""
+
+import logging
+import os
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydix.errors import AccountingError
+from raydix.ids import PageKey
+
+logger = logging.getLogger(__name__)
+
+SLOT_ALIGNMENT_BYTES = 4096
+_GROWTH_SLOTS = 64
+"""By which a slab file grows at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabName:
+    """An object of any namespace."""
+
+    namespace: bytes
+    group: int
+    key: PageKey
+
+    def __str__(self) -> str:
+        return f"{self.namespace.hex()}/{self.group}/{self.key.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> "SlabName":
+        """The inverse of `str`."""
+        namespace, group, key = text.split("/")
+        return cls(bytes.fromhex(namespace), int(group), PageKey(bytes.fromhex(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class SlabPlace:
+    """Where an object's bytes are."""
+
+    slot_bytes: int
+    slot: int
+    size_bytes: int
+
+    @property
+    def offset(self) -> int:
+        """In the slab file, in bytes."""
+        return self.slot * self.slot_bytes
+
+
+def slot_bytes_for(size_bytes: int) -> int:
+    """The size of slot that an object goes into."""
+    return -(-size_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+
+
+class Slab:
+    """Owns: one file of equal slots, and which of them are free.
+
+    A slot that is given back while someone reads it is handed out again only after the last reader is done.
+    """
+
+    def __init__(self, path: Path, slot_bytes: int) -> None:
+        """Open or create the file; all its slots are free until `claim`."""
+        self.slot_bytes = slot_bytes
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._num_slots = os.fstat(self.fd).st_size // slot_bytes
+        self._taken: set[int] = set()
+        self._free = list(range(self._num_slots - 1, -1, -1))
+        self._readers: Counter[int] = Counter()
+        self._given_back: set[int] = set()
+
+    def claim(self, slots: Iterable[int]) -> None:
+        """These are taken, as the log says."""
+        self._taken = set(slots)
+        self._num_slots = max(self._num_slots, max(self._taken, default=-1) + 1)
+        self._free = [slot for slot in range(self._num_slots - 1, -1, -1) if slot not in self._taken]
+
+    def take(self) -> int:
+        """A free slot; the file grows if there is none. Raises OSError if it cannot."""
+        if not self._free:
+            first, self._num_slots = self._num_slots, self._num_slots + _GROWTH_SLOTS
+            os.ftruncate(self.fd, self._num_slots * self.slot_bytes)
+            self._free = list(range(self._num_slots - 1, first - 1, -1))
+        slot = self._free.pop()
+        self._taken.add(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Its object is gone."""
+        self._taken.remove(slot)
+        if self._readers[slot]:
+            self._given_back.add(slot)
+        else:
+            self._free.append(slot)
+
+    def start_read(self, slot: int) -> None:
+        """Somebody reads the slot."""
+        self._readers[slot] += 1
+
+    def end_read(self, slot: int) -> None:
+        """The other end of `start_read`."""
+        self._readers[slot] -= 1
+        if not self._readers[slot]:
+            del self._readers[slot]
+            if slot in self._given_back:
+                self._given_back.remove(slot)
+                self._free.append(slot)
+
+    def check(self) -> None:
+        """Raises AccountingError unless every slot is taken, free, or given back under a reader."""
+        states = [*self._taken, *self._free, *self._given_back]
+        if sorted(states) != list(range(self._num_slots)) or not self._given_back <= set(self._readers):
+            raise AccountingError(
+                f"slab of {self._num_slots} slots: {len(self._taken)} taken, {len(self._free)} free, "
+                f"{len(self._given_back)} given back under {len(self._readers)} readers"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+
+_RECORD = struct.Struct("<HHIII8s32s")
+"""Is it there, group, slot bytes, slot, size, namespace, key. A CRC-32 follows."""
+_RECORD_BYTES = _RECORD.size + 4
+_COMPACT_SLACK_RECORDS = 10_000
+
+
+class SlabIndex:
+    """Owns: the places of all objects, and the append-only log from which they are known after a restart.
+
+    A removal is logged before its slot may be written again, and an object after it is whole, so that a process that
+    is killed leaves no name with other bytes. Nothing is synced: what a power loss leaves fails verification.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Replay the log up to the first record that is not whole, and write it anew."""
+        self._path = path
+        self._places: dict[SlabName, SlabPlace] = {}
+        for name, place in _replay(path):
+            if place is None:
+                self._places.pop(name, None)
+            else:
+                self._places[name] = place
+        self._fd = -1
+        self._num_records = 0
+        self._compact()
+
+    def __contains__(self, name: SlabName) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[tuple[SlabName, SlabPlace]]:
+        return iter(list(self._places.items()))
+
+    def find(self, name: SlabName) -> SlabPlace | None:
+        """Where an object is."""
+        return self._places.get(name)
+
+    def add(self, objects: Iterable[tuple[SlabName, SlabPlace]]) -> None:
+        """Publish objects, whose bytes are in place. Raises OSError, and publishes none, if the log cannot grow."""
+        added = dict(objects)
+        self._append(b"".join(_record(name, place) for name, place in added.items()))
+        self._places.update(added)
+
+    def remove(self, names: Iterable[SlabName]) -> list[SlabPlace]:
+        """Take objects off the index; returns their places, which may be used again."""
+        places = {name: self._places.pop(name) for name in names}
+        try:
+            self._append(b"".join(_record(name, None) for name in places))
+        except OSError as error:
+            logger.warning("removals are not logged, and after a restart fail verification: %s", error)
+        return list(places.values())
+
+    def _append(self, records: bytes) -> None:
+        if not records:
+            return
+        done = os.write(self._fd, records)
+        if done != len(records):
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - done)
+            raise OSError(f"the log {self._path} takes {done} of {len(records)} bytes")
+        self._num_records += len(records) // _RECORD_BYTES
+        if self._num_records > 4 * len(self._places) + _COMPACT_SLACK_RECORDS:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Replace the log by one that holds no removals."""
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_bytes(b"".join(_record(name, place) for name, place in self._places.items()))
+        fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        temporary.rename(self._path)
+        self.close()
+        self._fd = fd
+        self._num_records = len(self._places)
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _record(name: SlabName, place: SlabPlace | None) -> bytes:
+    slot_bytes, slot, size = (0, 0, 0) if place is None else (place.slot_bytes, place.slot, place.size_bytes)
+    fields = _RECORD.pack(place is not None, name.group, slot_bytes, slot, size, name.namespace, name.key)
+    return fields + zlib.crc32(fields).to_bytes(4, "little")
+
+
+def _replay(path: Path) -> Iterator[tuple[SlabName, SlabPlace | None]]:
+    data = path.read_bytes() if path.exists() else b""
+    for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
+        fields = data[start : start + _RECORD.size]
+        crc = data[start + _RECORD.size : start + _RECORD_BYTES]
+        if zlib.crc32(fields).to_bytes(4, "little") != crc:
+            return
+        is_there, group, slot_bytes, slot, size, namespace, key = _RECORD.unpack(fields)
+        name = SlabName(namespace, group, PageKey(key))
+        yield name, SlabPlace(slot_bytes, slot, size) if is_there else None
