@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from raydix.errors import ConfigError, RaydixError
@@ -187,14 +188,18 @@ def doctor(as_json: Json = False) -> None:
 
     findings = examine()
     if as_json:
-        found = [{"subject": each.subject, "ok": each.is_ok, "detail": each.detail} for each in findings]
+        found = [
+            {"subject": each.subject, "ok": each.is_ok, "optional": each.is_optional, "detail": each.detail}
+            for each in findings
+        ]
         _print_json(found, sys.stdout)
     else:
         table = Table(show_header=False, box=None)
         for each in findings:
-            table.add_row("[green]ok[/]" if each.is_ok else "[red]!![/]", each.subject, each.detail)
+            mark = "[green]ok[/]" if each.is_ok else "[yellow]--[/]" if each.is_optional else "[red]!![/]"
+            table.add_row(mark, each.subject, escape(each.detail))
         Console().print(table)
-    sys.exit(0 if all(each.is_ok for each in findings) else 1)
+    sys.exit(0 if all(each.is_ok or each.is_optional for each in findings) else 1)
 
 
 @cache_app.command("stats")

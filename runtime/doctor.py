@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from raydix.runtime.capacity import format_bytes
+from raydix.runtime.doctor_storage import examine_backends
 from raydix.runtime.memory_limit import available_memory_bytes
 
 MIN_PYTHON = (3, 11)
@@ -20,11 +21,15 @@ _PACKAGES = ("torch", "ray", "transformers", "safetensors", "numpy", "msgpack", 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. Not `is_ok`: Raydix will not run, or not well, until it is changed."""
+    """One thing that was looked at. Not `is_ok`: Raydix will not run, or not well, until it is changed.
+
+    Not `is_ok` but `is_optional`: only what is named cannot be used.
+    """
 
     subject: str
     is_ok: bool
     detail: str
+    is_optional: bool = False
 
 
 def examine() -> list[Finding]:
@@ -37,6 +42,10 @@ def examine() -> list[Finding]:
         _memfd(),
         _shared_memory(),
         _file_backend(),
+        *(
+            Finding(f"storage: {report.name}", report.is_usable, report.detail, is_optional=True)
+            for report in examine_backends()
+        ),
         _device(),
     ]
 

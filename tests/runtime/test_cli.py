@@ -101,6 +101,7 @@ def test_doctor_reports_each_subject_once(monkeypatch: pytest.MonkeyPatch, capsy
     subjects = [finding["subject"] for finding in findings]
     assert len(subjects) == len(set(subjects))
     assert {"python", "torch", "ray", "memory", "memfd", "/dev/shm", "storage: file", "device"} <= set(subjects)
+    assert {"storage: redis", "storage: s3", "storage: hf3fs"} <= set(subjects)
     assert all(finding["detail"] for finding in findings)
 
 

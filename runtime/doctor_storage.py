@@ -1,0 +1,119 @@
+"""Which storage backends this machine can use, and why not the others."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from raydix.runtime.storage.create import ENTRY_POINT_GROUP
+
+_IMPORT_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 0.5
+_REDIS_ADDRESS = ("127.0.0.1", 6379)
+_FUSE_TYPE = "fuse.hf3fs"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What a backend needs is there, or what is missing."""
+
+    name: str
+    is_usable: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What the adapter of a backend imports."""
+
+    backend: str
+    package: str
+    statement: str
+    remedy: str
+
+
+_LIBRARIES = (
+    _Library("s3", "obstore", "import obstore", "pip install raydix[s3]"),
+    _Library(
+        "mooncake",
+        "mooncake",
+        "import mooncake.store",
+        "pip install raydix[mooncake], and libibverbs1 from the system's packages",
+    ),
+    _Library("nixl", "nixl", "from nixl import _api", "pip install raydix[nixl]"),
+    _Library(
+        "aibrix",
+        "aibrix_kvcache",
+        "import rocksdict; from aibrix_kvcache.l2.connectors import rocksdb",
+        "pip install raydix[aibrix]",
+    ),
+    _Library("hf3fs", "hf3fs_fuse", "from hf3fs_fuse import io", "build hf3fs_fuse and its extension from 3FS"),
+)
+
+
+def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]:
+    """Import each backend's library in a process of its own. The file backend, which needs none, is not among them."""
+    installed = [library for library in _LIBRARIES if importlib.util.find_spec(library.package) is not None]
+    plugins = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    errors = _import_errors([*(library.statement for library in installed), *map(_import_of, plugins)])
+    reports = [_redis()]
+    for library in _LIBRARIES:
+        if library not in installed:
+            reports.append(BackendReport(library.backend, False, f"not installed; {library.remedy}"))
+            continue
+        error = errors.pop(0)
+        if error is not None:
+            reports.append(BackendReport(library.backend, False, f"{error}; {library.remedy}"))
+        elif library.backend == "hf3fs":
+            reports.append(_hf3fs(mounts))
+        else:
+            reports.append(BackendReport(library.backend, True, f"usable; {library.package} can be imported"))
+    for point, error in zip(plugins, errors, strict=True):
+        detail = f"usable; {point.value}" if error is None else error
+        reports.append(BackendReport(f"plugin {point.name}", error is None, detail))
+    return reports
+
+
+def _import_of(point: EntryPoint) -> str:
+    return f"import {point.module}"
+
+
+def _import_errors(statements: Sequence[str]) -> list[str | None]:
+    """The last line of each statement's error output, None if it succeeds. Native libraries may even abort."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", statement], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for statement in statements
+    ]
+    errors: list[str | None] = []
+    for process in processes:
+        try:
+            _, output = process.communicate(timeout=_IMPORT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            errors.append(f"its import takes more than {_IMPORT_TIMEOUT_S:.0f} s")
+            continue
+        lines = output.decode(errors="replace").strip().splitlines() or [f"its import ends with {process.returncode}"]
+        errors.append(lines[-1] if process.returncode else None)
+    return errors
+
+
+def _redis() -> BackendReport:
+    host, port = _REDIS_ADDRESS
+    try:
+        socket.create_connection(_REDIS_ADDRESS, _CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return BackendReport("redis", True, f"usable, with a server; none listens at {host}:{port}")
+    return BackendReport("redis", True, f"usable; a server listens at {host}:{port}")
+
+
+def _hf3fs(mounts: Path) -> BackendReport:
+    fields = [line.split() for line in mounts.read_text().splitlines()]
+    found = [field[1] for field in fields if len(field) > 2 and field[2] == _FUSE_TYPE]
+    if not found:
+        return BackendReport("hf3fs", False, f"nothing of type {_FUSE_TYPE} is mounted")
+    return BackendReport("hf3fs", True, f"usable; 3FS is mounted at {', '.join(found)}")
