@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raydix.errors import ConfigError
@@ -52,11 +52,13 @@ class FileBackend:
     ) -> None:
         """`transfers`: what moves the bytes; None: system calls."""
         self._root = root
+        self._root_text = f"{root}/"  # pathlib takes longer than the system calls
         self._transfers = transfers or SystemCalls()
         self._lru = BytesLru(max_bytes)
         self._max_bytes = max_bytes
         self._clock = clock
         self._namespace: Namespace | None = None
+        self._namespace_hex = ""
         self._has_groups = False
         self._lock = threading.RLock()
         self._next_temporary = 0
@@ -66,6 +68,7 @@ class FileBackend:
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Make the folder, remove what dead processes left half written, and count what is there."""
         self._namespace = namespace
+        self._namespace_hex = namespace.hex
         num_groups = namespace.description.get("num_groups")
         self._has_groups = isinstance(num_groups, int) and num_groups > 1
         folder = self._root / namespace.hex
@@ -121,10 +124,9 @@ class FileBackend:
     # Names -----------------------------------------------------------------------------------------------------
 
     def _relative(self, name: ObjectName) -> str:
-        assert self._namespace is not None
         key = name.key.hex()
         suffix = f".g{name.group}" if self._has_groups else ""
-        return f"{self._namespace.hex}/{key[:2]}/{key}{suffix}.page"
+        return f"{self._namespace_hex}/{key[:2]}/{key}{suffix}.page"
 
     def path(self, name: ObjectName) -> Path:
         """The file of an object, whether it exists or not."""
@@ -139,7 +141,8 @@ class FileBackend:
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One look at the file system per name."""
-        return [ObjectStatus.OK if self.path(name).exists() else ObjectStatus.MISSING for name in names]
+        is_there = (os.path.exists(self._root_text + self._relative(name)) for name in names)
+        return [ObjectStatus.OK if there else ObjectStatus.MISSING for there in is_there]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Read files straight into the arena."""
@@ -196,7 +199,7 @@ class FileBackend:
         now_ns = time.time_ns()
         for age, name in enumerate(names):
             try:
-                os.utime(self._root / name, ns=(now_ns, now_ns - age))
+                os.utime(self._root_text + name, ns=(now_ns, now_ns - age))
             except FileNotFoundError:
                 continue
 
@@ -205,30 +208,25 @@ class FileBackend:
         pieces: dict[int, Piece] = {}
         for index, (name, ref) in enumerate(zip(names, refs, strict=True)):
             try:
-                fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(self._root_text + name, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 statuses.append(self._failure(name, error))
                 continue
-            statuses.append(self._compare_size(name, fd, len(ref.page)))
-            if statuses[index] is ObjectStatus.OK:
-                pieces[index] = Piece(fd, ref.page, ref.offset)
-            else:
-                os.close(fd)
+            pieces[index] = Piece(fd, ref.page, ref.offset)
+            statuses.append(ObjectStatus.OK)
         results = self._transfers.read(list(pieces.values())) if pieces else []
-        for (index, piece), result in zip(pieces.items(), results, strict=True):
-            os.close(piece.fd)
-            statuses[index] = self._failure(names[index], result) if isinstance(result, OSError) else result
-            self._count("objects_read", int(result is ObjectStatus.OK))
-        return statuses
-
-    def _compare_size(self, name: str, fd: int, expected_bytes: int) -> ObjectStatus:
-        size_bytes = os.fstat(fd).st_size
+        num_read = 0
         with self._lock:
-            if name not in self._lru:
-                self._lru.add(name, size_bytes)  # written by another engine
-        if size_bytes == expected_bytes:
-            return ObjectStatus.OK
-        return ObjectStatus.TOO_SHORT if size_bytes < expected_bytes else ObjectStatus.WRONG_LENGTH
+            for (index, piece), result in zip(pieces.items(), results, strict=True):
+                os.close(piece.fd)
+                if result is ObjectStatus.OK:
+                    num_read += 1
+                    if names[index] not in self._lru:
+                        self._lru.add(names[index], len(piece.page))  # written by another engine
+                else:
+                    statuses[index] = self._failure(names[index], result) if isinstance(result, OSError) else result
+            self._counters["objects_read"] += num_read
+        return statuses
 
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         statuses: dict[str, ObjectStatus] = {}
@@ -236,11 +234,17 @@ class FileBackend:
         for name, ref in zip(names, refs, strict=True):
             if name in statuses or name in begun:
                 continue
-            if (self._root / name).exists():
+            if os.path.exists(self._root_text + name):
                 statuses[name] = ObjectStatus.OK
                 continue
             temporary = self._reserve(name, len(ref.page))
+            if temporary is None and begun:
+                # What is being written cannot be evicted; once it is there it can.
+                statuses |= self._finish(begun)
+                begun = {}
+                temporary = self._reserve(name, len(ref.page))
             if temporary is None:
+                self._count("store_full")
                 statuses[name] = ObjectStatus.FULL
                 continue
             try:
@@ -248,19 +252,25 @@ class FileBackend:
             except OSError as error:
                 statuses[name] = self._failure(name, error)
                 self._forget(temporary)
+        statuses |= self._finish(begun)
+        return [statuses[name] for name in names]
+
+    def _finish(self, begun: Mapping[str, tuple[str, Piece]]) -> dict[str, ObjectStatus]:
+        """Write temporaries and publish them."""
+        statuses: dict[str, ObjectStatus] = {}
         results = self._transfers.write([piece for _, piece in begun.values()]) if begun else []
         for (name, (temporary, piece)), result in zip(begun.items(), results, strict=True):
             os.close(piece.fd)
             statuses[name] = self._publish(temporary, name, len(piece.page), result)
-        return [statuses[name] for name in names]
+        return statuses
 
     def _reserve(self, name: str, size_bytes: int) -> str | None:
         """Make room for an object and name its temporary, which takes up that room; None if there is too little."""
-        temporary = str(Path(name).parent / self._temporary_name(Path(name).stem))
+        folder, _, file = name.rpartition("/")
+        temporary = f"{folder}/{self._temporary_name(file.removesuffix('.page'))}"
         with self._lock:
             victims = self._lru.make_room(size_bytes)
             if victims is None:
-                self._count("store_full")
                 return None
             self._unlink(victims)
             self._count("objects_evicted", len(victims))
@@ -269,15 +279,19 @@ class FileBackend:
         return temporary
 
     def _create(self, temporary: str) -> int:
-        path = self._root / temporary
-        path.parent.mkdir(exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        path = self._root_text + temporary
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o644)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return os.open(path, flags, 0o644)
 
     def _publish(self, temporary: str, name: str, size_bytes: int, result: ObjectStatus | OSError) -> ObjectStatus:
         try:
             if isinstance(result, OSError):
                 raise result
-            os.rename(self._root / temporary, self._root / name)
+            os.rename(self._root_text + temporary, self._root_text + name)
             with self._lock:
                 self._lru.add(name, size_bytes)
         except OSError as error:

@@ -19,7 +19,7 @@ class Piece:
 
 
 class FileTransfers(Protocol):
-    """Moves whole files. Thread-safe. Results are one per piece: OK, TOO_SHORT, or the error of that piece.
+    """Moves whole files. Thread-safe. Results are one per piece: OK, TOO_SHORT, WRONG_LENGTH, or that piece's error.
 
     No page is touched after a method has returned.
     """
@@ -32,7 +32,7 @@ class FileTransfers(Protocol):
         ...
 
     def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
-        """Fill each page from its file, which has at least the page's length."""
+        """Fill each page from its file, which must have the page's length."""
         ...
 
     def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
@@ -47,35 +47,42 @@ class FileTransfers(Protocol):
 class SystemCalls:
     """`preadv` and `pwritev`, a file at a time."""
 
-    max_batch = 1
+    max_batch = 16
 
     def open(self, arena: memoryview) -> None:
         """Nothing to prepare."""
 
     def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
-        """Read until each page is full."""
-        return [_attempt(piece, os.preadv) for piece in pieces]
+        """Read each file to its end."""
+        return [_read(piece) for piece in pieces]
 
     def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
         """Write until each page is on file."""
-        return [_attempt(piece, os.pwritev) for piece in pieces]
+        return [_write(piece) for piece in pieces]
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class _Call(Protocol):
-    def __call__(self, fd: int, buffers: list[memoryview], offset: int, /) -> int: ...
-
-
-def _attempt(piece: Piece, call: _Call) -> ObjectStatus | OSError:
+def _read(piece: Piece) -> ObjectStatus | OSError:
+    beyond = bytearray(1)  # one call finds both the page and whether the file goes on
     done = 0
     try:
         while done < len(piece.page):
-            num_bytes = call(piece.fd, [piece.page[done:]], done)
+            num_bytes = os.preadv(piece.fd, [piece.page[done:] if done else piece.page, beyond], done)
             if num_bytes == 0:
                 return ObjectStatus.TOO_SHORT
             done += num_bytes
+    except OSError as error:
+        return error
+    return ObjectStatus.OK if done == len(piece.page) else ObjectStatus.WRONG_LENGTH
+
+
+def _write(piece: Piece) -> ObjectStatus | OSError:
+    done = 0
+    try:
+        while done < len(piece.page):
+            done += os.pwritev(piece.fd, [piece.page[done:]], done)
     except OSError as error:
         return error
     return ObjectStatus.OK

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -73,8 +74,14 @@ class NixlTransfers:
         return agent
 
     def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
-        """One transfer for all pieces."""
-        return [ObjectStatus.OK] * len(pieces) if self._transfer("READ", pieces) else self._system_calls.read(pieces)
+        """One transfer for all files that have the right length."""
+        statuses: list[ObjectStatus | OSError] = [_compare_size(piece) for piece in pieces]
+        good = [index for index, status in enumerate(statuses) if status is ObjectStatus.OK]
+        wanted = [pieces[index] for index in good]
+        if wanted and not self._transfer("READ", wanted):
+            for index, status in zip(good, self._system_calls.read(wanted), strict=True):
+                statuses[index] = status
+        return statuses
 
     def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
         """One transfer for all pieces."""
@@ -121,3 +128,10 @@ def _finish(agent: Any, handle: Any) -> bool:
             time.sleep(_POLL_S)
         state = agent.check_xfer_state(handle)
     raise AssertionError("unreachable")
+
+
+def _compare_size(piece: Piece) -> ObjectStatus:
+    size_bytes = os.fstat(piece.fd).st_size
+    if size_bytes == len(piece.page):
+        return ObjectStatus.OK
+    return ObjectStatus.TOO_SHORT if size_bytes < len(piece.page) else ObjectStatus.WRONG_LENGTH

@@ -25,8 +25,9 @@ from raydix.runtime.tiers.host_arena import HostArena
 
 logger = logging.getLogger(__name__)
 
-_SLICE_OBJECTS = 8
-"""Between slices of a batch, cancellation and deadline are looked at."""
+_SLICE_BYTES = 16 << 20
+"""Between slices of a batch, of this size or a little more, cancellation and deadline are looked at. Libraries are
+fast with many objects at a time."""
 
 Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
@@ -127,8 +128,9 @@ class StorageWorker:
         ]
         move = self._read if isinstance(order, ReadObjects) else self._write
         statuses: list[ObjectStatus] = []
-        for start in range(0, len(refs), _SLICE_OBJECTS):
-            part = refs[start : start + _SLICE_OBJECTS]
+        slice_objects = -(-_SLICE_BYTES // len(refs[0].page)) if refs else 1
+        for start in range(0, len(refs), slice_objects):
+            part = refs[start : start + slice_objects]
             if order.batch_id in self._cancelled:
                 statuses += [ObjectStatus.CANCELLED] * len(part)
             elif self._clock() >= deadline_s:

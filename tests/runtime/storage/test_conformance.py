@@ -210,7 +210,8 @@ def test_past_its_deadline_a_batch_is_timed_out(bench: Bench) -> None:
     assert bench.wait() == [ObjectStatus.TIMED_OUT] * 2
 
 
-def test_cancelled_batch_is_still_answered(bench: Bench) -> None:
+def test_cancelled_batch_is_still_answered(store: Store) -> None:
+    bench = Bench(store.make(), layout=layout_of(2 << 20), num_pages=13)
     bench.write([1])
     entered, leave = threading.Event(), threading.Event()
     backend = bench.backend
@@ -222,7 +223,7 @@ def test_cancelled_batch_is_still_answered(bench: Bench) -> None:
         return get(refs, deadline_s)
 
     backend.batch_get_into = slow_get  # type: ignore[method-assign]
-    order = bench.read_order([1] * 12)
+    order = bench.read_order([1] * 12, first_page=1)
     bench.worker.submit(order)
     assert entered.wait(30)
     bench.worker.submit(CancelBatch(batch_id=order.batch_id))
@@ -231,6 +232,7 @@ def test_cancelled_batch_is_still_answered(bench: Bench) -> None:
     assert bench.wait() == [OK] * 8 + [ObjectStatus.CANCELLED] * 4
     bench.worker.quiesce()
     assert bench.worker.stats()["active_batches"] == 0
+    bench.close()
 
 
 def test_backend_that_raises_answers_io_error(bench: Bench) -> None:
