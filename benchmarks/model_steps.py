@@ -26,6 +26,7 @@ from raydix.runtime.tiers.gpu_pool import make_pools
 PAGE_SIZE = 64
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
 COLD_TOKENS, COLD_CHUNK = 16_384, 8192
+EXTENSION_TOKENS = 16
 TPOT_BARS_MS = {"moe_l12": {1: 1.2, 8: 2.1, 32: 3.8, 64: 4.3, 128: 4.9}}
 COLD_BARS_MS = {"dense_l16": 165.0}
 MAX_IDLE_FRACTION = 0.03
@@ -136,6 +137,14 @@ class StepDriver:
         output.to_result(0, 0, 0.0)
         return time.monotonic() - began_s
 
+    def extension(self) -> tuple[float, float]:
+        """Seconds until a few tokens after a long prefix are enqueued, and until their first token is there."""
+        began_s = time.monotonic()
+        output = self.step(range(1), COLD_TOKENS, EXTENSION_TOKENS, 0)
+        enqueued_s = time.monotonic()
+        output.to_result(0, 0, 0.0)
+        return enqueued_s - began_s, time.monotonic() - began_s
+
 
 def main() -> int:
     """Measure and report."""
@@ -159,6 +168,9 @@ def main() -> int:
     driver.add(1, COLD_TOKENS, COLD_TOKENS // PAGE_SIZE + 1)
     cold_ms = statistics.median([driver.cold() for _ in range(5)]) * 1e3
     figures.append(Figure(name="cold", value=cold_ms, unit="ms", max_value=COLD_BARS_MS.get(options.shape)))
+    enqueued_s, done_s = zip(*[driver.extension() for _ in range(9)], strict=True)
+    figures.append(Figure(name="extension_enqueued", value=statistics.median(enqueued_s) * 1e3, unit="ms"))
+    figures.append(Figure(name="extension", value=statistics.median(done_s) * 1e3, unit="ms"))
     driver.remove(1)
     if options.profile:
         _print_profile(driver, "cold prompt", None)
