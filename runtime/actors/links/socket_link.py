@@ -93,6 +93,7 @@ class SocketLink(asyncio.Protocol):
         try:
             return decode(body)
         except MessageError as error:
+            logger.warning("closing the link to %s: %s", self.hello, error)
             self._abort(f"{self.hello}: {error}")
             raise LinkClosed(f"{self.hello}: {error}") from error
 
