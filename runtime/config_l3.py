@@ -97,6 +97,10 @@ class FakeL3Section(BoundedL3Section):
 
     backend: Literal["fake"]
     max_delay_s: Seconds = Field(0.0, description="Fake backend: each object takes a random time of up to this long.")
+    latency_s: Seconds = Field(0.0, description="Fake backend: delay of each batch and search.")
+    max_bytes_per_s: Size | None = Field(
+        None, description="Fake backend: bandwidth of all reads and writes together. null: unbounded."
+    )
     failure_fraction: Fraction = Field(0.0, description="Fake backend: part of the operations that end with an error.")
     corrupt_fraction: Fraction = Field(0.0, description="Fake backend: part of the reads that bring wrong bytes.")
     seed: int = Field(0, description="Fake backend: seed of delays and failures.")

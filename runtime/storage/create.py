@@ -1,5 +1,6 @@
 """From configuration to a backend."""
 
+import math
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -53,6 +54,8 @@ def create_backend(section: L3Section) -> StorageBackend:
             faults = Faults(
                 seed=section.seed,
                 max_delay_s=section.max_delay_s,
+                latency_s=section.latency_s,
+                max_bytes_per_s=section.max_bytes_per_s or math.inf,
                 failure_fraction=section.failure_fraction,
                 corrupt_fraction=section.corrupt_fraction,
             )

@@ -1,5 +1,6 @@
 """L3 in memory, with delays and faults on demand."""
 
+import math
 import random
 import threading
 import time
@@ -21,6 +22,10 @@ class Faults:
     seed: int = 0
     max_delay_s: float = 0.0
     """Each operation waits for a time drawn from [0, max_delay_s]; on several threads they end out of order."""
+    latency_s: float = 0.0
+    """Of each batch and search, before its first byte."""
+    max_bytes_per_s: float = math.inf
+    """Of all reads and writes together: they share one link, first come, first served."""
     failure_fraction: float = 0.0
     corrupt_fraction: float = 0.0
     """Of reads. The stored object stays good unless the reader deletes it."""
@@ -46,6 +51,7 @@ class FakeBackend:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
+        self._link_free_s = -math.inf
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Serve this namespace."""
@@ -66,25 +72,37 @@ class FakeBackend:
             self._lru.add(self._name(name), len(data))
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Without faults or delays."""
+        """After the latency, without faults."""
+        if self._faults.latency_s:
+            self._sleep(self._faults.latency_s)
         with self._lock:
             return [ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING for name in names]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Copy objects, or damage them on the way."""
-        return [self._fault(deadline_s) or self._get(ref) for ref in refs]
+        return self._each(refs, deadline_s, self._get)
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Copy pages."""
-        return [self._fault(deadline_s) or self._put(ref) for ref in refs]
+        return self._each(refs, deadline_s, self._put)
 
-    def _fault(self, deadline_s: float) -> ObjectStatus | None:
-        """Wait; then the failure that was drawn, or None."""
+    def _each(
+        self, refs: Sequence[ObjectRef], deadline_s: float, operation: Callable[[ObjectRef], ObjectStatus]
+    ) -> list[ObjectStatus]:
+        earliest_s = self._clock() + self._faults.latency_s
+        return [self._fault(ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
+
+    def _fault(self, ref: ObjectRef, earliest_s: float, deadline_s: float) -> ObjectStatus | None:
+        """Wait for the object's turn on the link; then the failure that was drawn, or None."""
         with self._lock:
             delay_s = self._random.uniform(0.0, self._faults.max_delay_s)
             is_failure = self._random.random() < self._faults.failure_fraction
-        if self._clock() + delay_s >= deadline_s:
-            return ObjectStatus.TIMED_OUT
+            now_s = self._clock()
+            sent_s = max(earliest_s, self._link_free_s) + len(ref.page) / self._faults.max_bytes_per_s
+            delay_s += max(0.0, sent_s - now_s)
+            if now_s + delay_s >= deadline_s:
+                return ObjectStatus.TIMED_OUT
+            self._link_free_s = sent_s
         if delay_s:
             self._sleep(delay_s)
         return ObjectStatus.IO_ERROR if is_failure else None

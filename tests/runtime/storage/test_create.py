@@ -9,9 +9,11 @@ from pydantic import TypeAdapter
 
 from raydix.errors import ConfigError
 from raydix.runtime.config_l3 import L3Section, PluginL3Section
+from raydix.runtime.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.create import _create_plugin, create_backend
 from raydix.runtime.storage.fake import FakeBackend
 from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.mooncake import MooncakeBackend
 from raydix.runtime.storage.redis import RedisBackend
 
 SECTION: TypeAdapter[Any] = TypeAdapter(L3Section)
@@ -24,6 +26,9 @@ SECTION: TypeAdapter[Any] = TypeAdapter(L3Section)
         ({"backend": "fake", "seed": 1, "max_delay_s": 0.5}, FakeBackend),
         ({"backend": "redis", "url": "redis://:secret@cache:6380/2", "ttl_s": 60}, RedisBackend),
         ({"backend": "redis", "url": "unix:///run/redis.sock"}, RedisBackend),
+        ({"backend": "mooncake", "protocol": "rdma", "segment_bytes": "1GiB"}, MooncakeBackend),
+        ({"backend": "nixl", "path": "l3", "plugin_options": {"use_aio": "true"}}, FileBackend),
+        ({"backend": "aibrix", "path": "l3", "ttl_s": 60}, AibrixBackend),
     ],
 )
 def test_backends_are_made_from_configuration(values: Mapping[str, object], backend: type) -> None:
