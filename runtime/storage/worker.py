@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
-from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.ids import BatchId, HostPageId
+from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
@@ -122,13 +123,15 @@ class StorageWorker:
                 assert_never(order)
 
     def _transfer(self, order: Transfer, deadline_s: float) -> list[ObjectStatus]:
-        refs = [
-            self._ref(key, HostPageId(page_id), order.group)
-            for key, page_id in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True)
-        ]
+        geometry, buffer = self._arena.geometry, self._arena.buffer
+        object_bytes = OBJECT_HEADER_BYTES + geometry.payload_bytes[order.group]
+        refs = []
+        for key, page_id in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
+            offset = geometry.page_offset(HostPageId(page_id), order.group)
+            refs.append(ObjectRef(ObjectName(key, order.group), buffer[offset : offset + object_bytes], offset))
         move = self._read if isinstance(order, ReadObjects) else self._write
         statuses: list[ObjectStatus] = []
-        slice_objects = -(-_SLICE_BYTES // len(refs[0].page)) if refs else 1
+        slice_objects = -(-_SLICE_BYTES // object_bytes)
         for start in range(0, len(refs), slice_objects):
             part = refs[start : start + slice_objects]
             if order.batch_id in self._cancelled:
@@ -138,10 +141,6 @@ class StorageWorker:
             else:
                 statuses += move(part, deadline_s)
         return statuses
-
-    def _ref(self, key: PageKey, page_id: HostPageId, group: int) -> ObjectRef:
-        offset = self._arena.geometry.page_offset(page_id, group)
-        return ObjectRef(ObjectName(key, group), self._arena.page(page_id, group), offset)
 
     def _identity(self, name: ObjectName) -> ObjectIdentity:
         return ObjectIdentity(self._namespace.digest, name.group, name.key)
