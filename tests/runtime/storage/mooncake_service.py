@@ -56,7 +56,11 @@ class MooncakeService:
 
     def start(self) -> None:
         self.start_master()
-        self.start_lender()
+        try:
+            self.start_lender()
+        except BaseException:
+            self.kill()
+            raise
 
     def start_master(self) -> None:
         host, _, port = self.address.partition(":")
