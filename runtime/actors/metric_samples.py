@@ -9,6 +9,8 @@ Table = Mapping[str, tuple[str, tuple[str, ...]]]
 """Figure to metric and label values."""
 
 _ALL_RANKS = "all"
+_PREDICTED = ("load", "prefill")
+_PREDICTION_PARTS = ("predicted", "measured", "error")
 
 _SCHEDULER: Table = {
     "num_requests_running": ("num_requests_running", ()),
@@ -25,6 +27,10 @@ _SCHEDULER: Table = {
     "later_tokens_s": ("inter_token_latency_seconds_total", ()),
     "complete_requests": ("e2e_request_latency_count_total", ()),
     "complete_requests_s": ("e2e_request_latency_seconds_total", ()),
+    "load_decisions": ("load_or_recompute_total", ("load",)),
+    "recompute_decisions": ("load_or_recompute_total", ("recompute",)),
+    **{f"{what}_{part}_s": (f"{what}_{part}_seconds_total", ()) for what in _PREDICTED for part in _PREDICTION_PARTS},
+    **{f"predicted_{what}s": (f"{what}_predicted_count_total", ()) for what in _PREDICTED},
     "l1_used_pages": ("l1_pages", (_ALL_RANKS, "used")),
     "l1_cached_pages": ("l1_pages", (_ALL_RANKS, "cached")),
     "l1_locked_pages": ("l1_pages", (_ALL_RANKS, "locked")),

@@ -100,6 +100,8 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     if request.admitted_s is None:
         request.admitted_s = now_s
     lane.note_computing(request)
+    if found.num_l2_pages:
+        replica.counters["load_decisions" if found.num_load_pages else "recompute_decisions"] += 1
     if found.num_load_pages:
         _ask_lease(replica, request, found, now_s)
     else:

@@ -1,4 +1,8 @@
-"""Where did each prompt token come from, and if it was computed, why? A pure function."""
+"""Where did each prompt token come from, and if it was computed, why? A pure function.
+
+A cached page counts for the tier that held it when the request arrived, whoever brought it to L1 since: all that wait
+for one read from L3 count it as theirs.
+"""
 
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.request import RequestState
@@ -15,8 +19,8 @@ def attribute(
     `num_left_pages`: the next pages were in L2 but are computed because that is cheaper.
     """
     size = settings.page_size
-    pages: list[PageSource] = [PageSource.L1] * num_l1_pages
-    pages += [request.prefetch.arrived_source(page) for page in range(num_l1_pages, num_l1_pages + num_loaded_pages)]
+    found = [PageSource.L1] * num_l1_pages + [PageSource.L2] * num_loaded_pages
+    pages = [request.prefetch.arrival_source(page, source) for page, source in enumerate(found)]
     num_full = request.num_prompt // size
     pages += [PageSource.RECOMPUTE_CHEAPER] * num_left_pages
     pages = pages[:num_full]

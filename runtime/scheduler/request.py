@@ -42,7 +42,7 @@ class PrefetchState:
     """What HostMemory has said about a request's chain."""
 
     sources: bytes = b""
-    """One `PageSource` per full page of the prompt; empty before the first report."""
+    """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty without a lookup."""
     has_report: bool = False
     is_final: bool = True
     asked_s: float | None = None
@@ -51,13 +51,15 @@ class PrefetchState:
     wakes_at_s: float = float("-inf")
     """When the request is looked at again, even if no event comes before."""
 
-    def arrived_source(self, page: int) -> PageSource:
-        """L3 if the page came from storage for this request, else L2: it was there on arrival."""
+    def arrival_source(self, page: int, found: PageSource) -> PageSource:
+        """The tier that held a page on arrival. `found`: the tier that has it now, which counts for what came later."""
         if page >= len(self.sources):
-            return PageSource.L2
+            return found
+        source = PageSource(self.sources[page])
         # The mirror shows an arrived page before its report: what L2 lacked at the first report is PENDING.
-        has_arrived = self.has_report and self.sources[page] == PageSource.PENDING
-        return PageSource.L3 if has_arrived or self.sources[page] == PageSource.L3 else PageSource.L2
+        if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
+            return PageSource.L3
+        return source if source <= PageSource.L3 else found
 
 
 class RequestState:

@@ -41,6 +41,8 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     replica.seconds["compute_s"] += flight.result.compute_s
     if flight.num_tokens > len(flight.rows):
         # A decode step's time says little about the time per prompt token.
+        predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
+        _count_prediction(replica, "prefill", predicted_s, flight.result.compute_s)
         replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
     token_ids = iter(flight.result.token_ids.tolist())
     logprobs = iter(flight.result.logprobs)
@@ -56,6 +58,14 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
             request.deferred.append(outcome)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
+
+
+def _count_prediction(replica: Replica, what: str, predicted_s: float, measured_s: float) -> None:
+    """Load or recompute is decided by these predictions: show how far they are from what was measured."""
+    replica.counters[f"predicted_{what}s"] += 1
+    replica.seconds[f"{what}_predicted_s"] += predicted_s
+    replica.seconds[f"{what}_measured_s"] += measured_s
+    replica.seconds[f"{what}_error_s"] += abs(predicted_s - measured_s)
 
 
 def apply_outcome(
@@ -106,6 +116,8 @@ def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
 
 def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
     """One rank has done loads or backups. Each counts once every rank of the lane has."""
+    if done.num_bytes:
+        _count_prediction(replica, "load", replica.load_rate.predict_s(done.num_bytes, now_s), done.seconds)
     replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
     replica.seconds["copy_s"] += done.seconds
     stale = set(done.stale_transfer_ids.tolist())

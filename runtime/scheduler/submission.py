@@ -75,12 +75,13 @@ def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
     num_full = request.num_prompt // replica.settings.page_size
     if not replica.host.is_usable or not replica.settings.prefix_caching or not num_full:
         return
-    pending = bytes([PageSource.PENDING]) * num_full
-    request.prefetch = PrefetchState(sources=pending, is_final=False, asked_s=now_s)
+    num_l1_pages = min(num_l1_pages, num_full)
+    sources = bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (num_full - num_l1_pages)
+    request.prefetch = PrefetchState(sources=sources, is_final=False, asked_s=now_s)
     keys = request.keys(num_full, replica.settings.page_size)
     request.matched_pages += replica.host.count_resident(keys, num_l1_pages, num_full)
     replica.host.note_lookup(request.request_id)
-    replica.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=min(num_l1_pages, num_full)))
+    replica.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=num_l1_pages))
     replica.wake_at(now_s + replica.settings.lookup_deadline_s)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import TransfersDone
 from raydix.runtime.scheduler.settings import LoadPolicy, Policy
 from tests.runtime.scheduler.core_driver import CoreDriver
 
@@ -145,6 +147,24 @@ def test_auto_loads_only_when_that_is_faster_than_computing() -> None:
         name = driver.submit(prompt, max_tokens=1)
         driver.run()
         assert driver.answers[name].sources == {expected: 16, "computed:partial_page": 1}
+        decisions = {
+            decision: driver.core.stats().get(f"{decision}_decisions", 0) for decision in ("load", "recompute")
+        }
+        assert decisions == {"load": int(expected == "l2"), "recompute": int(expected != "l2")}
+
+
+def test_predictions_are_counted_beside_what_was_measured() -> None:
+    driver = CoreDriver(start_prefill_tokens_per_s=1000.0, start_load_bytes_per_s=1e6)
+    driver.submit(tokens(0, 16), max_tokens=1)
+    driver.step()
+    done = TransfersDone(rank=0, transfer_ids=int32_array(()), num_bytes=1_000_000, seconds=0.25)
+    driver.report(0, done)
+    stats = driver.core.stats()
+    assert [stats[f"prefill_{part}_s"] for part in ("predicted", "measured", "error")] == pytest.approx(
+        [0.016, 0.01, 0.006]
+    )
+    assert [stats[f"load_{part}_s"] for part in ("predicted", "measured", "error")] == [1.0, 0.25, 0.75]
+    assert stats["predicted_prefills"] == stats["predicted_loads"] == 1
 
 
 def test_load_is_all_or_nothing() -> None:

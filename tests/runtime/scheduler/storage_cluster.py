@@ -1,0 +1,67 @@
+"""The simulated cluster with one lane and storage: asks one prompt after the other and empties tiers in between."""
+
+from dataclasses import replace
+from typing import Any
+
+from raydix.runtime.cache import host_events
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import SubmitRequest
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from tests.simulation.cluster import Cluster, Faults
+from tests.simulation.ranks import expected_output
+from tests.simulation.workload import BASE_SETTINGS, STORAGE, check_idle
+
+PATIENT = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
+PAGES = [token % 7 for token in range(41)]
+"""Ten full pages and a token."""
+
+
+def cluster_with(
+    faults: Faults | None = None,
+    *,
+    min_tokens: int = 4,
+    prefetch: PrefetchSettings = PATIENT,
+    l2_pages: int = 64,
+    **changes: Any,
+) -> Cluster:
+    """`changes`: of the Scheduler's settings."""
+    settings = replace(BASE_SETTINGS, num_lanes=1, prefetch=prefetch, **changes)
+    storage = replace(STORAGE, min_tokens=min_tokens)
+    return Cluster(settings, seed=1, l2_pages=l2_pages, storage=storage, faults=faults or Faults())
+
+
+def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:
+    """Send a prompt."""
+    message = SubmitRequest(
+        request_id=name,  # type: ignore[arg-type]
+        token_ids=int32_array(prompt),
+        sampling=DeviceSampling(seed=0),
+        max_tokens=3,
+    )
+    cluster.submit(message)
+
+
+def serve(cluster: Cluster, name: str, prompt: list[int]) -> dict[str, int]:
+    """Send a prompt, wait for the whole answer and for all that follows; returns the prompt's sources."""
+    ask(cluster, name, prompt)
+    cluster.run(lambda: cluster.answers[name].ending is not None)  # type: ignore[index]
+    answer = cluster.answers[name]  # type: ignore[index]
+    assert answer.tokens == expected_output(prompt, 3)
+    settle(cluster)
+    return answer.sources or {}
+
+
+def settle(cluster: Cluster) -> None:
+    """Let a minute pass: nothing is left in flight or held."""
+    end_s = cluster.now_s + 60
+    cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
+    check_idle(cluster)
+
+
+def flush(cluster: Cluster) -> None:
+    """Empty L1 and L2."""
+    cluster.to_core(events.FlushL1())
+    cluster.to_host(host_events.FlushHost())
+    settle(cluster)

@@ -1,0 +1,113 @@
+"""Every prompt token has a source, and every computed one a reason that `explain` gives."""
+
+from typing import Any
+
+import pytest
+
+from raydix.runtime.messages.host import PageSource
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import LoadPolicy, PrefetchSettings, PrefetchStrategy
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.storage_cluster import PAGES, PATIENT, ask, cluster_with, flush, serve, settle
+from tests.simulation.cluster import Faults
+
+PROMPT = list(range(17))
+L1, L2, L3, PENDING = PageSource.L1, PageSource.L2, PageSource.L3, PageSource.PENDING
+NOT_FOUND = PageSource.NOT_FOUND
+SLOW = Faults(storage_s=1.0)
+
+WORLDS: dict[PageSource, dict[str, Any]] = {
+    PageSource.LAST_TOKEN: {},
+    PageSource.PARTIAL_PAGE: {},
+    PageSource.NOT_FOUND: {},
+    PageSource.BELOW_MIN_TOKENS: {"min_tokens": 64},
+    PageSource.TIMED_OUT: {"faults": SLOW, "prefetch": PrefetchSettings(base_s=0.1)},
+    PageSource.CANCELLED: {"faults": SLOW, "prefetch": PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT)},
+    PageSource.RECOMPUTE_CHEAPER: {"load": LoadPolicy.NEVER},
+    PageSource.NO_HOST_PAGE: {"l2_pages": 8},
+    PageSource.BAD_OBJECT: {"faults": Faults(bad_object_fraction=1.0)},
+    PageSource.IO_ERROR: {"faults": Faults(storage_failure_fraction=1.0)},
+    PageSource.CACHING_OFF: {"prefix_caching": False},
+}
+"""What makes each reason come up when a prompt is asked for again after L1 and L2 were emptied."""
+
+
+def test_every_reason_has_a_world() -> None:
+    assert set(WORLDS) == {source for source in PageSource if L3 < source < PENDING}
+
+
+@pytest.mark.parametrize("reason", WORLDS)
+def test_explain_gives_each_reason(reason: PageSource) -> None:
+    cluster = cluster_with(**WORLDS[reason])
+    prompt = PAGES[:40] if reason is PageSource.LAST_TOKEN else PAGES
+    serve(cluster, "cold", prompt)
+    flush(cluster)
+    if reason in (PageSource.NOT_FOUND, PageSource.LAST_TOKEN):
+        assert cluster.storage is not None
+        cluster.storage.objects.clear()
+        serve(cluster, "warm", prompt)
+    serve(cluster, "again", [*prompt, *range(8)] if reason is PageSource.NOT_FOUND else prompt)
+    explained = cluster.core.explain("again")  # type: ignore[arg-type]
+    assert explained is not None
+    ranges: Any = explained["ranges"]
+    assert reason.label in {each["source"] for each in ranges}
+    assert [each["start"] for each in ranges] == [0, *(each["end"] for each in ranges[:-1])]
+    assert ranges[-1]["end"] == explained["prompt_tokens"]
+
+
+@pytest.mark.parametrize("num_sharers", [2, 6])
+def test_all_that_wait_for_one_read_count_it_as_l3(num_sharers: int) -> None:
+    cluster = cluster_with()
+    serve(cluster, "cold", PAGES)
+    flush(cluster)
+    names = [f"sharer-{index}" for index in range(num_sharers)]
+    for name in names:
+        ask(cluster, name, PAGES)
+    settle(cluster)
+    sources = [cluster.answers[name].sources for name in names]  # type: ignore[index]
+    assert sources == [{"l3": 40, "computed:partial_page": 1}] * num_sharers
+
+
+def waiting_request(sources: list[PageSource], **changes: Any) -> tuple[CoreDriver, str]:
+    """One that L2's lookup has told `sources`, some of which it waits for."""
+    driver = CoreDriver(has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=100.0, **changes)
+    name = driver.submit(PROMPT, max_tokens=1)
+    driver.to_host.clear()
+    driver.report_lookup(name, sources)
+    return driver, name
+
+
+def test_page_that_another_request_computed_meanwhile_is_a_hit_in_l1() -> None:
+    driver, name = waiting_request([PENDING] * 4)
+    driver.submit(PROMPT, max_tokens=1, name="other")
+    driver.host_turn()  # nothing is found for it, so that it computes
+    driver.run()
+    assert driver.answers["other"].ending == "length"
+    driver.report_lookup(name, [NOT_FOUND] * 4)
+    driver.run()
+    assert driver.answers[name].sources == {"l1": 16, "computed:partial_page": 1}
+
+
+def test_page_that_another_request_loaded_meanwhile_counts_where_it_was_on_arrival() -> None:
+    driver, name = waiting_request([L2, L2, PENDING, PENDING])
+    driver.fill_l2(PROMPT[:8])
+    driver.submit(PROMPT[:9], max_tokens=1, name="other")
+    driver.run()
+    assert driver.answers["other"].sources == {"l2": 8, "computed:partial_page": 1}
+    driver.report_lookup(name, [L2, L2, NOT_FOUND, NOT_FOUND])
+    driver.run()
+    assert driver.answers[name].sources == {"l2": 8, "computed:not_found": 8, "computed:partial_page": 1}
+
+
+def test_page_that_left_l1_for_l2_while_the_request_waited_counts_as_l1() -> None:
+    driver = CoreDriver(has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=100.0)
+    driver.submit(PROMPT[:9], max_tokens=1)
+    driver.run()
+    name = driver.submit(PROMPT, max_tokens=1)
+    driver.to_host.clear()
+    driver.report_lookup(name, [L1, L1, PENDING, PENDING])
+    driver.send(events.FlushL1())
+    driver.report_lookup(name, [L1, L1, NOT_FOUND, NOT_FOUND])
+    driver.run()
+    assert driver.answers[name].sources == {"l1": 8, "computed:not_found": 8, "computed:partial_page": 1}
+    assert driver.core.stats()["loaded_pages"] == 2
