@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import actor_overhead, cold_prefill, decode_tpot, gpu_idle, overlap, reload
+from benchmarks import actor_overhead, bf16_accuracy, cold_prefill, decode_tpot, gpu_idle, overlap, reload
 from benchmarks.engines import Answer, Options, expect_sources
 from raydix.runtime.actors.cluster import PrivateCluster
 
@@ -66,6 +67,20 @@ def test_gpu_idle_is_a_part_of_the_time(capsys: pytest.CaptureFixture[str]) -> N
     assert all(
         0 <= figure["value"] < 1 for name, figure in figures.items() if name in ("idle, batch 1", "idle, batch 4")
     )
+
+
+def test_bf16_is_compared_with_that_of_transformers(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(bf16_accuracy.main, capsys)
+
+    for model in ("dense", "MoE"):
+        assert figures[f"{model}: median of the largest probability"]["value"] >= bf16_accuracy.MIN_TOP1
+        ratio = figures[f"{model}: median divergence over that of transformers"]["value"]
+        assert 0.1 < ratio < 2 * bf16_accuracy.MAX_RATIO
+
+
+@pytest.mark.gpu
+def test_bf16_is_as_near_to_float32_as_that_of_transformers(tmp_path: Path) -> None:
+    assert bf16_accuracy.main(Options(device="cuda", results=tmp_path)) == 0
 
 
 @pytest.mark.ray

@@ -1,0 +1,38 @@
+"""How large L1 gets where it may take a fraction of the device."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.model_shapes import SHAPES
+from raydix.runtime.actors.torch_model import load_gpu_model
+from raydix.runtime.config import EngineConfig
+from raydix.runtime.model.runner import ModelRunner
+
+FRACTION = 0.15
+
+
+@pytest.mark.gpu
+def test_weights_pages_and_largest_steps_fill_the_fraction_and_stay_within_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["dense_l16"]))
+    config = EngineConfig.model_validate(
+        {
+            "model": {"path": str(tmp_path), "load_format": "dummy", "device": "cuda", "max_model_len": 16384},
+            "cache": {"l1": {"memory_fraction": FRACTION}, "l2": {"bytes_per_node": 1 << 30}},
+            "scheduler": {"chunked_prefill_tokens": 8192, "max_running_requests": 64},
+        }
+    )
+    torch.cuda.empty_cache()
+    already_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+
+    model = load_gpu_model(config, 0)
+    assert isinstance(model.runner, ModelRunner)
+    model.runner.warm_up(8192)
+    model.runner.warm_up_decode()
+    torch.cuda.synchronize()
+
+    used = (torch.cuda.max_memory_allocated() - already_bytes) / torch.cuda.get_device_properties(0).total_memory
+    assert 0.9 * FRACTION < used <= FRACTION
