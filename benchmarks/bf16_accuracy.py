@@ -180,7 +180,9 @@ def measure(name: str, config: PreTrainedConfig, sizes: Sizes, options: Options)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         ours = divergence(exact, runner_logits(Path(folder), prompts))
-    theirs = divergence(exact, reference_logits(model.to(torch.bfloat16), prompts))
+        # Loaded again: a conversion of the model at hand would round the rotary frequencies, too.
+        rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    theirs = divergence(exact, reference_logits(rounded.to(options.device).eval(), prompts))
     means = ours.mean().item(), theirs.mean().item()
     medians = ours.median().item(), theirs.median().item()
     beside = {"baseline_name": "transformers"}

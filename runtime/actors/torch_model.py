@@ -102,23 +102,24 @@ def _make_runner(
 def _warm_up(config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device: torch.device) -> int:
     """Run the largest steps over a pool of padding, so that every kernel is compiled.
 
-    Returns the bytes that steps need beside weights and pages, graphs included.
+    Returns the bytes that steps need beside weights and pages, captured graphs included.
     """
     max_positions = loaded.spec.max_position_embeddings
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
     scheduler = config.scheduler
     chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
-    before_bytes = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
     runner = _make_runner(config, loaded, make_pools(layout, 1, device), max_model_len, device)
     runner.warm_up(chunk)
     torch.cuda.synchronize(device)
     peak_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
-    torch.cuda.reset_peak_memory_stats(device)
-    runner.warm_up_decode()
-    torch.cuda.synchronize(device)
-    # Graphs keep what a step of decoding needs; a prompt's step needs its own beside that.
-    return peak_bytes + torch.cuda.max_memory_allocated(device) - before_bytes
+    # Graphs keep the memory of a step of decoding; a prompt's step needs its own beside that.
+    torch.cuda.empty_cache()
+    before_bytes = torch.cuda.memory_reserved(device)
+    runner.capture_graphs()
+    torch.cuda.empty_cache()
+    return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes
 
 
 def _num_pages(config: EngineConfig, layout: KvLayout, step_bytes: int, device: torch.device) -> int:
@@ -128,8 +129,9 @@ def _num_pages(config: EngineConfig, layout: KvLayout, step_bytes: int, device: 
             _require_memory(l1.num_pages, layout)
         return l1.num_pages
     assert l1.memory_fraction is not None, "the configuration has one of the two"
+    torch.cuda.empty_cache()
     total_bytes = torch.cuda.get_device_properties(device).total_memory
-    free_bytes = int(l1.memory_fraction * total_bytes) - torch.cuda.memory_allocated(device) - step_bytes
+    free_bytes = int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
     num_pages = free_bytes // (layout.page_size * layout.token_bytes) - 1
     if num_pages < 1:
         raise ConfigError(
