@@ -108,12 +108,14 @@ def _warm_up(config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
     scheduler = config.scheduler
     chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before_bytes = torch.cuda.memory_allocated(device)
+    before_bytes = torch.cuda.memory_reserved(device)
     runner = _make_runner(config, loaded, make_pools(layout, 1, device), max_model_len, device)
     runner.warm_up(chunk)
     torch.cuda.synchronize(device)
-    peak_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
+    # What the allocator took, for steps of many sizes leave gaps.
+    peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
     # Graphs keep the memory of a step of decoding; a prompt's step needs its own beside that.
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_reserved(device)
