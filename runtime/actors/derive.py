@@ -37,7 +37,6 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
         eviction=cache.eviction,
         prefix_caching=cache.prefix_caching,
         has_host_memory=config.has_l2,
-        has_storage=config.has_l3,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
         load=LoadPolicy(cache.load),
@@ -54,5 +53,9 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
 
 def host_settings(config: EngineConfig, incarnation: int) -> HostSettings:
     """Settings of the HostMemory core."""
-    storage = StorageSettings(min_tokens=config.cache.prefetch.min_tokens) if config.has_l3 else None
-    return HostSettings(page_size=config.cache.page_size, incarnation=incarnation, storage=storage)
+    return HostSettings(
+        page_size=config.cache.page_size,
+        incarnation=incarnation,
+        storage=StorageSettings(min_tokens=config.cache.prefetch.min_tokens),
+        has_storage=config.has_l3,
+    )

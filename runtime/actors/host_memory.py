@@ -16,6 +16,7 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host_events import (
+    DetachStorage,
     FlushHost,
     FlushStorage,
     FromScheduler,
@@ -24,6 +25,7 @@ from raydix.runtime.cache.host_events import (
     HostEvent,
     HostSettings,
     ProcessExited,
+    RetireStorage,
     SchedulerAttached,
     SchedulerLost,
     SchedulerMessage,
@@ -31,6 +33,7 @@ from raydix.runtime.cache.host_events import (
     StorageAttached,
     StorageFlushed,
     StorageLost,
+    StorageRetired,
     Tick,
     ToScheduler,
     ToStorage,
@@ -64,9 +67,7 @@ class HostMemorySetup:
     settings: HostSettings
     scheduler_address: str
     storage_address: str
-    """Where it listens for the storage actor; unused without storage."""
-    backend: str | None
-    """Name of the storage backend, for metrics; None without storage."""
+    """Where it listens for the storage actor."""
     secret: bytes
 
 
@@ -93,6 +94,8 @@ class HostMemoryActor:
         self._core: HostMemoryCore | None = None
         self._scheduler: Link | None = None
         self._storage: Link | None = None
+        self._backend: str | None = None
+        """The backend of the storage actor that attached last, for metrics; None without L3."""
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inbox: list[HostEvent] = []
@@ -100,6 +103,7 @@ class HostMemoryActor:
         self._timer: asyncio.TimerHandle | None = None
         self._storage_attached = asyncio.Event()
         self._storage_flush: asyncio.Future[ObjectStatus] | None = None
+        self._storage_retired = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"HostMemory({self._name}, incarnation {self._incarnation})"
@@ -123,19 +127,35 @@ class HostMemoryActor:
             raise AccountingError("HostMemory starts without an arena")
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
-        if setup.settings.storage is not None:
-            own = self._hello(setup.secret)
-            self._listener = await listen(setup.storage_address, own, self._serve_storage)
+        self._listener = await listen(setup.storage_address, self._hello(setup.secret), self._serve_storage)
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
             page_bytes, page_tokens = self._arena.geometry.page_bytes[0], setup.settings.page_size
             self._exporter.start(
-                lambda: host_samples(self.stats(), setup.backend, page_bytes=page_bytes, page_tokens=page_tokens)
+                lambda: host_samples(self.stats(), self._backend, page_bytes=page_bytes, page_tokens=page_tokens)
             )
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
         await self._storage_attached.wait()
+
+    async def retire_storage(self, timeout_s: float) -> bool:
+        """Order nothing more from L3 and wait until nothing is under way. False: something is after `timeout_s`."""
+        self._storage_retired.clear()
+        self._post(RetireStorage())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._storage_retired.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def detach_storage(self) -> None:
+        """No storage actor is left: L3 is not in use until another one attaches."""
+        self._storage = None
+        self._backend = None
+        self._storage_attached.clear()
+        self._post(DetachStorage())
 
     def stats(self) -> dict[str, Any]:
         """The core's figures."""
@@ -221,6 +241,7 @@ class HostMemoryActor:
         if self._storage is not None:
             self._lose_storage(self._storage)
         self._storage = link
+        self._backend = link.hello.name
         self._post(StorageAttached(pid=link.hello.pid))
         self._storage_attached.set()
         try:
@@ -288,6 +309,8 @@ class HostMemoryActor:
                 if self._storage_flush is not None:
                     self._storage_flush.set_result(effect.status)
                     self._storage_flush = None
+            case StorageRetired():
+                self._storage_retired.set()
             case _:
                 assert_never(effect)
 

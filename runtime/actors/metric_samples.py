@@ -93,7 +93,7 @@ def _prefix_cache(figures: Figures) -> list[Sample]:
 def host_samples(figures: Figures, backend: str | None, *, page_bytes: int, page_tokens: int) -> list[Sample]:
     """Samples of what `HostMemoryActor.stats` tells. `page_...`: of one host page; `backend`: None without L3."""
     samples = _by_table(_HOST, figures)
-    if backend is None:
+    if backend is None or figures["l3_breaker"] == "none":
         return samples
     for name, value in figures.items():
         if name.startswith("l3_reads_"):

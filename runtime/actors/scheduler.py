@@ -19,7 +19,6 @@ from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import LookupProgress, MirrorUpdate, PagesGranted, PagesLeased
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
@@ -29,6 +28,7 @@ from raydix.runtime.scheduler.events import (
     Effect,
     Event,
     FlushL1,
+    FromHost,
     HostAttached,
     HostLost,
     HostMessage,
@@ -86,7 +86,6 @@ class SchedulerActor:
         self._clients: dict[ClientId, ClientOutbox] = {}
         self._num_clients = 0
         self._num_ranks = 0
-        self._needs_host = False
         self._unsent: set[ClientId] = set()
         self._inbox: list[Event] = []
         self._is_turn_due = False
@@ -108,7 +107,6 @@ class SchedulerActor:
         self._core = SchedulerCore(setup.settings)
         self._ranks_per_lane = setup.settings.ranks_per_lane
         self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
-        self._needs_host = setup.settings.has_host_memory
         self._cpu_start_s = time.thread_time()
         own = Hello(
             secret=setup.secret,
@@ -207,7 +205,6 @@ class SchedulerActor:
             self._lose_rank(rank, older)
         self._ranks[rank] = link
         self._post(RankAttached(rank=rank, incarnation=hello.incarnation, pid=hello.pid))
-        self._note_attached()
         try:
             while True:
                 message = await link.receive()
@@ -230,13 +227,10 @@ class SchedulerActor:
             self._lose_host(self._host)
         self._host = link
         self._post(HostAttached(incarnation=incarnation))
-        self._note_attached()
         try:
             while True:
                 message = await link.receive()
-                if self._host is not link or not isinstance(
-                    message, PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
-                ):
+                if self._host is not link or not isinstance(message, FromHost):
                     break
                 self._post(HostMessage(incarnation=incarnation, message=message))
         except LinkClosed:
@@ -265,10 +259,6 @@ class SchedulerActor:
         self._unsent.discard(client_id)
         self._post(ClientGone(client_id=client_id))
 
-    def _note_attached(self) -> None:
-        if len(self._ranks) == self._num_ranks and (self._host is not None or not self._needs_host):
-            self._attached.set()
-
     # Turns -----------------------------------------------------------------------------------------------------------
 
     def _post(self, event: Event) -> None:
@@ -292,6 +282,8 @@ class SchedulerActor:
                 for effect in core.handle(Tick(), now_s):
                     self._carry_out(effect)
                 deadline_s = core.next_deadline_s()
+            if core.is_attached:
+                self._attached.set()
             self._send_news()
             self._check_when_idle(core)
             self._arm_timer(deadline_s, now_s)

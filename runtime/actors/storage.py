@@ -79,7 +79,11 @@ class StorageActor:
     async def _follow_host(self, setup: StorageSetup, worker: StorageWorker) -> None:
         """Stay connected to whichever HostMemory listens at the address; a new one finds nothing in motion."""
         own = Hello(
-            secret=setup.secret, role=Role.STORAGE, name=self._name, incarnation=self._incarnation, pid=os.getpid()
+            secret=setup.secret,
+            role=Role.STORAGE,
+            name=setup.backend.backend,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
         )
         try:
             while True:

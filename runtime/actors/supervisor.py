@@ -234,7 +234,6 @@ class SupervisorActor:
             settings=host_settings(self._config, incarnation),
             scheduler_address=self._scheduler_address,
             storage_address=self._storage_address,
-            backend=None if self._config.cache.l3 is None else self._config.cache.l3.backend,
             secret=self._secret,
         )
         await actor.call("start", setup)

@@ -22,13 +22,14 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     ReleaseLeases,
     ReturnPages,
+    StorageStatus,
     WriteObjects,
 )
 
 SchedulerMessage = (
     Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
 )
-SchedulerAnswer = PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
+SchedulerAnswer = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
 StorageOrder = FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
 # Settings --------------------------------------------------------------------------------------------------------
@@ -58,11 +59,13 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """Settings of the HostMemory core. `storage` is None without L3."""
+    """Settings of the HostMemory core."""
 
     page_size: int
     incarnation: int = 0
-    storage: StorageSettings | None = None
+    storage: StorageSettings = StorageSettings()
+    has_storage: bool = False
+    """L3 is in use from the start: a storage actor will attach."""
 
 
 # Events ----------------------------------------------------------------------------------------------------------
@@ -96,14 +99,24 @@ class FromStorage:
 
 @dataclass(frozen=True, slots=True)
 class StorageAttached:
-    """A storage actor, process `pid`, has connected."""
+    """A storage actor, process `pid`, has connected: from now on L3 is in use."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class StorageLost:
-    """The storage actor's connection is gone."""
+    """The storage actor's connection is gone; if L3 is in use, another one will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetireStorage:
+    """L3 is not to be used any more. Answered by one `StorageRetired` once nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetachStorage:
+    """No storage actor of the backend that was in use is left: what was under way has ended with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,8 @@ HostEvent = (
     | FromStorage
     | StorageAttached
     | StorageLost
+    | RetireStorage
+    | DetachStorage
     | ProcessExited
     | FlushHost
     | FlushStorage
@@ -180,4 +195,9 @@ class StorageFlushed:
     status: ObjectStatus
 
 
-HostEffect = SetGenerations | ToScheduler | ToStorage | WatchProcess | StorageFlushed
+@dataclass(frozen=True, slots=True)
+class StorageRetired:
+    """The answer to `RetireStorage`."""
+
+
+HostEffect = SetGenerations | ToScheduler | ToStorage | WatchProcess | StorageFlushed | StorageRetired

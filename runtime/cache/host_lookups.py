@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from raydix.ids import BatchId, HostPageId, PageKey, RequestId
-from raydix.runtime.cache.host_events import HostEffect, HostSettings, SetGenerations, StorageSettings
+from raydix.runtime.cache.host_events import HostEffect, HostSettings, SetGenerations
 from raydix.runtime.cache.host_holds import StagedPages
 from raydix.runtime.cache.host_index import HostIndex
 from raydix.runtime.cache.storage_orders import StorageOrders
@@ -72,12 +72,12 @@ class HostLookups:
         settings: HostSettings,
         index: HostIndex,
         staged: StagedPages,
-        orders: StorageOrders | None,
+        orders: StorageOrders,
         effects: list[HostEffect],
         counters: Counter[str],
     ) -> None:
         self._page_size = settings.page_size
-        self._settings = settings.storage or StorageSettings()
+        self._settings = settings.storage
         self._index = index
         self._orders = orders
         self._effects = effects
@@ -130,7 +130,7 @@ class HostLookups:
 
     def _find(self, lookup: _Lookup, now_s: float) -> None:
         first = lookup.missing[0]
-        if self._orders is None:
+        if not self._orders.is_in_use:
             self._fail(lookup, first, PageSource.NOT_FOUND)
         elif len(lookup.missing) * self._page_size < self._settings.min_tokens:
             self._fail(lookup, first, PageSource.BELOW_MIN_TOKENS)
@@ -158,6 +158,12 @@ class HostLookups:
             self._forget(request_id)
         self._staged.release_all()
 
+    def retire(self) -> None:
+        """L3 is not to be used any more: every lookup ends with what has come."""
+        for lookup in list(self._lookups.values()):
+            if PageSource.PENDING in lookup.sources:
+                self._fail(lookup, lookup.sources.index(PageSource.PENDING), PageSource.CANCELLED)
+
     def _forget(self, request_id: RequestId) -> None:
         lookup = self._lookups.pop(request_id, None)
         if lookup is not None:
@@ -168,7 +174,7 @@ class HostLookups:
 
     def dispatch(self, now_s: float) -> None:
         """Order reads: one batch per lookup and turn, while not too many are in flight."""
-        while self._orders is not None and self._turns:
+        while self._turns:
             is_admitting = self._orders.is_admitting(now_s)
             if is_admitting and self._num_current() >= self._settings.max_read_batches:
                 return
@@ -221,7 +227,6 @@ class HostLookups:
         return page_id
 
     def _send_read(self, lookup: _Lookup, indices: list[int], page_ids: list[HostPageId], now_s: float) -> None:
-        assert self._orders is not None
         keys = [lookup.keys[index] for index in indices]
         host_page_ids = int32_array(page_ids)
         generations = int32_array(self._index.generation(page_id) for page_id in page_ids)
@@ -324,7 +329,6 @@ class HostLookups:
 
     def _cancel_unwanted(self, lookup: _Lookup) -> None:
         """Cancel batches of reads for which nobody waits any more."""
-        assert self._orders is not None or not self._batches
         batch_ids = {
             read.batch_id
             for index in lookup.missing
@@ -334,7 +338,7 @@ class HostLookups:
             batch = self._batches[batch_id]
             reads = [read for key in batch.keys if (read := self._reads.get((batch.group, key))) is not None]
             is_wanted = any(index < other.end for read in reads for other, index in read.waiters)
-            if not is_wanted and not batch.is_cancelled and self._orders is not None:
+            if not is_wanted and not batch.is_cancelled:
                 batch.is_cancelled = True
                 self._orders.cancel(batch_id)
 

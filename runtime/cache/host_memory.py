@@ -7,6 +7,7 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LeaseId
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host_events import (
+    DetachStorage,
     FlushHost,
     FlushStorage,
     FromScheduler,
@@ -15,6 +16,7 @@ from raydix.runtime.cache.host_events import (
     HostEvent,
     HostSettings,
     ProcessExited,
+    RetireStorage,
     SchedulerAnswer,
     SchedulerAttached,
     SchedulerLost,
@@ -23,7 +25,7 @@ from raydix.runtime.cache.host_events import (
     StorageAttached,
     StorageFlushed,
     StorageLost,
-    StorageSettings,
+    StorageRetired,
     Tick,
     ToScheduler,
     WatchProcess,
@@ -49,6 +51,7 @@ from raydix.runtime.messages.host import (
     PagesLeased,
     ReleaseLeases,
     ReturnPages,
+    StorageStatus,
     split_keys,
 )
 
@@ -85,14 +88,13 @@ class HostMemoryCore:
         self._is_granting = False
         self._is_first_attach = generations is None
         storage = settings.storage
-        grace_s = StorageSettings().staged_grace_s if storage is None else storage.staged_grace_s
         max_staged = [pages // STAGED_FRACTION for pages in fair_share]
-        self._staged = StagedPages(self._index, max_staged, grace_s)
-        self._orders: StorageOrders | None = None
-        self._writes: HostWrites | None = None
-        if storage is not None:
-            self._orders = StorageOrders(storage, self._effects, self.counters)
-            self._writes = HostWrites(storage, self._index, self._orders, self._effects, self.counters)
+        self._staged = StagedPages(self._index, max_staged, storage.staged_grace_s)
+        self._orders = StorageOrders(storage, self._effects, self.counters, is_in_use=settings.has_storage)
+        self._writes = HostWrites(storage, self._index, self._orders, self._effects, self.counters)
+        self._is_retiring = False
+        self._known_in_use: bool | None = None
+        """What the Scheduler was told of L3."""
         self._lookups = HostLookups(settings, self._index, self._staged, self._orders, self._effects, self.counters)
         self._lookups.is_allocating = generations is None
 
@@ -119,6 +121,12 @@ class HostMemoryCore:
                     self.counters["pages_flushed"] += self._index.drop_unpinned(group)
             case FlushStorage():
                 self._flush_storage()
+            case RetireStorage():
+                self._retire_storage()
+                self._is_retiring = True
+            case DetachStorage():
+                self._retire_storage()
+                self._lose_storage()
             case Tick():
                 pass
             case _:
@@ -179,9 +187,8 @@ class HostMemoryCore:
             else:
                 self.counters["duplicate_commits"] += 1
         self.counters["pages_committed"] += len(published)
-        if self._writes is not None:
-            for key, page_id in reversed(published):
-                self._writes.add(message.group, key, page_id)
+        for key, page_id in reversed(published):
+            self._writes.add(message.group, key, page_id)
 
     def _take_one(self, page_id: int, generation: int) -> bool:
         """Take a granted page back from the Scheduler, if it is still the one that the Scheduler means."""
@@ -207,6 +214,7 @@ class HostMemoryCore:
         if self._epoch is not None:
             self._lose_scheduler()
         self._epoch = epoch
+        self._known_in_use = None
         self._is_granting = self._is_first_attach
         self._is_first_attach = False
         for group in range(len(self._granted)):
@@ -240,43 +248,51 @@ class HostMemoryCore:
     # Storage ---------------------------------------------------------------------------------------------------
 
     def _finish_batch(self, done: ObjectsDone, now_s: float) -> None:
-        if self._orders is None or self._writes is None or not self._orders.finish(done, now_s):
-            return
-        if not self._writes.finish(done):
+        if self._orders.finish(done, now_s) and not self._writes.finish(done):
             self._lookups.finish(done, now_s)
 
     def _attach_storage(self, pid: int) -> None:
-        if self._orders is None:
-            raise AccountingError(f"storage process {pid} attaches to an engine without L3")
-        if self._orders.pid is not None:
-            self._lose_storage()
+        self._lose_storage()
         self._orders.attach(pid)
 
     def _lose_storage(self) -> None:
-        if self._orders is None or self._writes is None or self._orders.pid is None:
-            return
         pid = self._orders.pid
-        self._orders.detach()
+        if pid is None:
+            return
+        self._orders.lose()
         self._hold_until_exit(pid, self._lookups.lose(), self._writes.lose())
-        self.counters["storage_losses"] += 1
+        if self._orders.is_in_use:
+            self.counters["storage_losses"] += 1
+        else:
+            self._writes.retire()
+
+    def _retire_storage(self) -> None:
+        self._orders.retire()
+        self._lookups.retire()
+        self._writes.retire()
 
     def _flush_storage(self) -> None:
-        if self._writes is None:
-            self._effects.append(StorageFlushed(ObjectStatus.MISSING))
-        else:
+        if self._orders.is_in_use:
             self._writes.flush()
+        else:
+            self._effects.append(StorageFlushed(ObjectStatus.MISSING))
 
     # After each event ------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> None:
         self._staged.expire(now_s)
-        if self._orders is not None and self._writes is not None:
-            for batch_id in self._orders.take_overdue(now_s):
-                self._lookups.give_up(batch_id)
-                self._writes.give_up_flush(batch_id)
-            self._lookups.dispatch(now_s)
-            self._writes.dispatch(now_s)
+        for batch_id in self._orders.take_overdue(now_s):
+            self._lookups.give_up(batch_id)
+            self._writes.give_up_flush(batch_id)
+        self._lookups.dispatch(now_s)
+        self._writes.dispatch(now_s)
+        if self._is_retiring and not self._orders.num_unanswered:
+            self._is_retiring = False
+            self._effects.append(StorageRetired())
         grants = self._make_grants()
+        if self._epoch is not None and self._known_in_use != self._orders.is_in_use:
+            self._known_in_use = self._orders.is_in_use
+            self._send(StorageStatus(is_in_use=self._known_in_use))
         # Keys first: a Scheduler that hears of an arrived page finds it in its mirror.
         for group in range(len(self._granted)):
             ready, dropped = self._index.take_changes(group)
@@ -321,12 +337,10 @@ class HostMemoryCore:
     @property
     def is_drained(self) -> bool:
         """Every page that was to be written to L3 has been written or dropped: a clean stop may go on."""
-        return self._writes is None or self._writes.num_pending == 0
+        return self._writes.num_pending == 0
 
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due; None if time alone changes nothing."""
-        if self._orders is None or self._writes is None:
-            return None
         times = [self._orders.next_overdue_s, self._staged.next_expiry_s]
         if self._writes.is_ready and self._orders.pid is not None:
             times.append(self._orders.breaker.retry_at_s)
@@ -349,9 +363,9 @@ class HostMemoryCore:
             "lookups": self._lookups.num_lookups,
             "pages_reading": self._lookups.num_filling,
             "pages_staged": self._staged.num_pins,
-            "l3_breaker": "none" if self._orders is None else self._orders.breaker.state.value,
-            "l3_breaker_trips": 0 if self._orders is None else self._orders.breaker.num_trips,
-            "l3_writes_pending": 0 if self._writes is None else self._writes.num_pending,
+            "l3_breaker": self._orders.breaker.state.value if self._orders.is_in_use else "none",
+            "l3_breaker_trips": self._orders.breaker.num_trips,
+            "l3_writes_pending": self._writes.num_pending,
         }
         return stats | self.counters
 
@@ -372,6 +386,6 @@ class HostMemoryCore:
         if counts[PageState.QUARANTINED] != num_held:
             raise AccountingError(f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record")
         num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
-        num_pinned += 0 if self._writes is None else self._writes.num_pinned
+        num_pinned += self._writes.num_pinned
         if self._index.num_readers != num_pinned:
             raise AccountingError(f"pages have {self._index.num_readers} readers; {num_pinned} are on record")

@@ -61,7 +61,9 @@ class HostWrites:
         return bool(self._queue) and has_room and not self._is_flush_wanted
 
     def add(self, group: int, key: PageKey, page_id: HostPageId) -> None:
-        """A committed page is READY: write it when its turn comes."""
+        """A committed page is READY: write it when its turn comes, if there is L3."""
+        if not self._orders.is_in_use:
+            return
         if len(self._queue) >= self._settings.max_queued_writes:
             self._counters["l3_writes_dropped_queue_full"] += 1
             return
@@ -139,11 +141,20 @@ class HostWrites:
 
     def _retry(self, write: _Write) -> None:
         write.num_attempts += 1
-        if write.num_attempts >= self._settings.max_write_attempts or self._is_flush_wanted:
+        if not self._orders.is_in_use:
+            self._counters["l3_writes_dropped_detached"] += 1
+        elif write.num_attempts >= self._settings.max_write_attempts or self._is_flush_wanted:
             self._counters["l3_writes_dropped_failed"] += 1
         else:
             self._counters["l3_writes_retried"] += 1
             self._queue.append(write)
+
+    def retire(self) -> None:
+        """L3 is not to be used any more: what waits is dropped."""
+        self._counters["l3_writes_dropped_detached"] += len(self._queue)
+        self._queue.clear()
+        if self._is_flush_wanted and self._flush_id is None:
+            self._end_flush(ObjectStatus.CANCELLED)
 
     def give_up_flush(self, batch_id: BatchId) -> None:
         """If this overdue batch is the removal of all objects, report that it timed out."""

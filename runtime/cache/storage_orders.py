@@ -19,10 +19,16 @@ class _Order:
 
 
 class StorageOrders:
-    """Owns: the unanswered batches, their numbers, and the circuit breaker in front of the storage actor."""
+    """Owns: whether L3 is in use and by which process, the unanswered batches, their numbers, and the circuit breaker.
 
-    def __init__(self, settings: StorageSettings, effects: list[HostEffect], counters: Counter[str]) -> None:
+    In use without a process, a storage actor is being made. A process that is not in use answers what it was asked.
+    """
+
+    def __init__(
+        self, settings: StorageSettings, effects: list[HostEffect], counters: Counter[str], *, is_in_use: bool
+    ) -> None:
         self._settings = settings
+        self.is_in_use = is_in_use
         self._effects = effects
         self._counters = counters
         self._orders: dict[BatchId, _Order] = {}
@@ -36,17 +42,22 @@ class StorageOrders:
 
     def attach(self, pid: int) -> None:
         """A storage actor is there; its backend is trusted anew."""
+        self.is_in_use = True
         self.pid = pid
         self.breaker = self._new_breaker()
 
-    def detach(self) -> None:
+    def retire(self) -> None:
+        """No order is given any more, until another storage actor attaches."""
+        self.is_in_use = False
+
+    def lose(self) -> None:
         """The storage actor is gone; nothing it was asked will be answered."""
         self.pid = None
         self._orders.clear()
 
     def is_admitting(self, now_s: float) -> bool:
         """Whether an order may be given now."""
-        return self.pid is not None and self.breaker.is_admitting(now_s)
+        return self.is_in_use and self.pid is not None and self.breaker.is_admitting(now_s)
 
     def is_overdue(self, batch_id: BatchId) -> bool:
         """Whether an unanswered batch has been given up on."""
@@ -94,6 +105,11 @@ class StorageOrders:
             self._counters["l3_overdue_batches"] += 1
             self.breaker.fail(now_s)
         return late
+
+    @property
+    def num_unanswered(self) -> int:
+        """Batches without an answer."""
+        return len(self._orders)
 
     @property
     def next_overdue_s(self) -> float | None:

@@ -37,6 +37,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     ReleaseLeases,
     ReturnPages,
+    StorageStatus,
     WriteObjects,
 )
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
@@ -61,6 +62,7 @@ Message = (
     | PagesGranted
     | PagesLeased
     | MirrorUpdate
+    | StorageStatus
     | LookupProgress
     | FindObjects
     | ReadObjects

@@ -152,6 +152,13 @@ class MirrorUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageStatus:
+    """Whether L3 is in use: only then are pages worth waiting for. Sent first, and when it changes."""
+
+    is_in_use: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookupProgress:
     """Sources of all pages of a chain so far, one `PageSource` byte each, from the chain's first page.
 

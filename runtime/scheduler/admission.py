@@ -187,7 +187,7 @@ def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessme
     prefetch = request.prefetch
     size = replica.settings.page_size
     pending_pages = request.num_prompt // size - found.match.num_pages - found.num_l2_pages
-    is_due = replica.settings.has_storage and replica.host.is_usable
+    is_due = replica.host.is_usable and replica.host.has_storage is not False
     if prefetch.is_final or pending_pages <= 0 or not is_due:
         return False
     if prefetch.first_runnable_s is None:

@@ -57,6 +57,13 @@ class SchedulerCore:
         return not self._replica.requests and all(not lane.in_flight and not lane.transfers for lane in lanes)
 
     @property
+    def is_attached(self) -> bool:
+        """Every rank is there, and HostMemory, if there is to be one, has said whether there is L3."""
+        replica = self._replica
+        knows_host = not self.settings.has_host_memory or replica.host.has_storage is not None
+        return knows_host and all(lane.is_attached for lane in replica.lanes)
+
+    @property
     def is_backed_up(self) -> bool:
         """No page waits for its copy to L2 to start; without a usable HostMemory it would wait in vain."""
         return not self._replica.host.is_usable or not any(lane.dirty for lane in self._replica.lanes)

@@ -17,11 +17,12 @@ from raydix.runtime.messages.host import (
     PagesLeased,
     ReleaseLeases,
     ReturnPages,
+    StorageStatus,
 )
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 
 ToHost = Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
-FromHost = PagesGranted | PagesLeased | MirrorUpdate | LookupProgress
+FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
 
 
 # Events ----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class HostView:
     def __init__(self) -> None:
         self.incarnation: int | None = None
         self.is_silent = False
+        self.has_storage: bool | None = None
+        """Whether L3 is in use; None until HostMemory has said so. Without L3 nobody waits for pages on their way."""
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases asked for and not yet answered."""
         self._reports_due: Counter[RequestId] = Counter()
@@ -69,6 +71,7 @@ class HostView:
     def detach(self) -> None:
         """HostMemory is gone: with it go its keys, grants and leases."""
         self.incarnation = None
+        self.has_storage = None
         self._is_drained = False
         self._mirror.clear()
         self._stock.clear()

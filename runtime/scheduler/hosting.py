@@ -12,6 +12,7 @@ from raydix.runtime.messages.host import (
     MirrorUpdate,
     PagesGranted,
     PagesLeased,
+    StorageStatus,
 )
 from raydix.runtime.scheduler.admission import start_running
 from raydix.runtime.scheduler.events import FromHost
@@ -71,6 +72,8 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
             replica.host.stock(message)
         case MirrorUpdate():
             replica.host.mirror(message)
+        case StorageStatus():
+            replica.host.has_storage = message.is_in_use
         case LookupProgress():
             is_current = replica.host.is_current(message)
             request = replica.requests.get(message.request_id)

@@ -67,8 +67,6 @@ class SchedulerSettings:
     eviction: str = "lru"
     prefix_caching: bool = True
     has_host_memory: bool = True
-    has_storage: bool = True
-    """Without L3 nobody waits for pages on their way."""
     launch_s: float = 0.0
     """Host time to enqueue a step that waits for a load: it is sent so much sooner."""
     load: LoadPolicy = LoadPolicy.ALWAYS

@@ -233,7 +233,10 @@ class Cluster:
         self.host = HostMemoryCore(
             self.geometry,
             HostSettings(
-                page_size=self.settings.page_size, incarnation=self.host_incarnation, storage=self.storage_settings
+                page_size=self.settings.page_size,
+                incarnation=self.host_incarnation,
+                storage=self.storage_settings or StorageSettings(),
+                has_storage=self.storage_settings is not None,
             ),
             None if is_first else int32_array(self.generations),
         )

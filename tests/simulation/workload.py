@@ -92,7 +92,6 @@ def draw_workload(seed: int) -> Workload:
         eviction=draw.choice(sorted(EVICTION_POLICIES)),
         prefix_caching=draw.random() < 0.95,
         has_host_memory=has_storage or draw.random() < 0.8,
-        has_storage=has_storage,
         load=draw.choice([LoadPolicy.ALWAYS, LoadPolicy.ALWAYS, *LoadPolicy]),
         write_policy=draw.choice([WritePolicy.WRITE_THROUGH, *WritePolicy]),
         prefetch=PrefetchSettings(

@@ -1,6 +1,6 @@
 from raydix.runtime.actors.metric_samples import host_samples, scheduler_samples
 from raydix.runtime.cache.arena_geometry import plan_arena
-from raydix.runtime.cache.host_events import HostSettings, StorageSettings
+from raydix.runtime.cache.host_events import HostSettings
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.metrics import METRICS
@@ -26,7 +26,7 @@ def test_every_figure_of_the_cores_that_has_a_metric_becomes_a_sample() -> None:
 
 
 def test_l3_reads_count_bytes_errors_and_bad_objects() -> None:
-    settings = HostSettings(page_size=16, storage=StorageSettings())
+    settings = HostSettings(page_size=16, has_storage=True)
     core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), settings)
     figures = {**core.stats(), "l3_reads_ok": 3, "l3_reads_bad_checksum": 2, "l3_pages_written": 4}
     samples = host_samples(figures, "file", page_bytes=1000, page_tokens=16)
@@ -50,7 +50,7 @@ def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> Non
     counted += ("load_decisions", "recompute_decisions", "predicted_loads", "predicted_prefills")
     counted += tuple(f"{what}_{part}_s" for what in ("load", "prefill") for part in ("predicted", "measured", "error"))
     scheduler_figures = {**scheduler_core.stats(), **dict.fromkeys(counted, 1)}
-    host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, storage=StorageSettings()))
+    host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))
     host_counted = ("pages_dropped", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_written")
     host_counted += ("l3_writes_dropped_full", "l3_writes_dropped_failed", "l3_writes_retried")
     host_figures = {**host_core.stats(), **dict.fromkeys(host_counted, 1)}

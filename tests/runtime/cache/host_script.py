@@ -9,10 +9,12 @@ from raydix.runtime.cache.host_events import (
     FromStorage,
     HostEvent,
     HostSettings,
+    SchedulerAnswer,
     SchedulerMessage,
     SetGenerations,
     StorageFlushed,
     StorageOrder,
+    StorageRetired,
     StorageSettings,
     ToScheduler,
     ToStorage,
@@ -36,6 +38,7 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
     ReleaseLeases,
+    StorageStatus,
     WriteObjects,
     split_keys,
 )
@@ -67,7 +70,9 @@ class HostScript:
             page_bytes=(128,),
             payload_bytes=(64,),
         )
-        settings = HostSettings(page_size=PAGE_SIZE, incarnation=3, storage=storage)
+        settings = HostSettings(
+            page_size=PAGE_SIZE, incarnation=3, storage=storage or STORAGE, has_storage=storage is not None
+        )
         self.core = HostMemoryCore(geometry, settings, generations)
         self.now_s = 100.0
         self.table = dict.fromkeys(range(num_pages), 0)
@@ -81,6 +86,9 @@ class HostScript:
         self.flushed: list[ObjectStatus] = []
         self.objects: dict[PageKey, ObjectStatus] = {}
         """What storage answers for each key: OK, or how it fails; absent keys are MISSING."""
+        self.num_retirements = 0
+        self.knows_storage: bool | None = None
+        """What the Scheduler has heard of L3."""
 
     def tell(self, event: HostEvent) -> None:
         """Hand an event to the core, carry out what it says, and prove its accounts."""
@@ -96,10 +104,14 @@ class HostScript:
                     self.watched.append(pid)
                 case StorageFlushed(status):
                     self.flushed.append(status)
+                case StorageRetired():
+                    self.num_retirements += 1
         self.core.check()
 
-    def _hear(self, message: PagesGranted | PagesLeased | MirrorUpdate | LookupProgress) -> None:
+    def _hear(self, message: SchedulerAnswer) -> None:
         match message:
+            case StorageStatus():
+                self.knows_storage = message.is_in_use
             case PagesGranted():
                 pairs = list(zip(message.host_page_ids.tolist(), message.generations.tolist(), strict=True))
                 assert all(self.table[page] == generation for page, generation in pairs), "granted before the table"

@@ -12,10 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.host_events import (
+    DetachStorage,
     FlushHost,
     FlushStorage,
     FromStorage,
     ProcessExited,
+    RetireStorage,
     SchedulerAttached,
     SchedulerLost,
     StorageAttached,
@@ -64,6 +66,8 @@ class HostWorld(RuleBasedStateMachine):
         self.zombie_reads: dict[int | None, list[tuple[int, PageKey]]] = {}
         self.gpu_pid, self.storage_pid, self.epoch, self.next_lease = 1000, 2000, 1, 0
         self.is_attached, self.is_drained, self.has_storage = True, True, True
+        self.retired_orders: list[object] | None = None
+        """What L3 had not answered when it was retired; None while it is in use."""
         self.objects = {make_key(name) for name in range(8)}
         self.host.tell(SchedulerAttached(1))
         self.host.tell(StorageAttached(self.storage_pid))
@@ -230,6 +234,24 @@ class HostWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.has_storage)
     @rule()
     def storage_is_lost(self) -> None:
+        self._storage_dies()
+        self.host.tell(StorageLost())
+
+    @rule()
+    def storage_is_retired(self) -> None:
+        before = self.host.num_retirements
+        self.retired_orders = list(self.host.orders)
+        self.host.tell(RetireStorage())
+        assert (self.host.num_retirements > before) == (not self.host.orders)
+
+    @rule()
+    def storage_is_detached(self) -> None:
+        self.retired_orders = []
+        if self.has_storage:
+            self._storage_dies()
+        self.host.tell(DetachStorage())
+
+    def _storage_dies(self) -> None:
         pages = [page for order in self.host.orders if isinstance(order, ReadObjects) for page in order.host_page_ids]
         written = [order for order in self.host.orders if isinstance(order, WriteObjects)]
         self.zombies[self.storage_pid] = {int(page) for page in pages}
@@ -240,13 +262,13 @@ class HostWorld(RuleBasedStateMachine):
         ]
         self.host.orders.clear()
         self.has_storage = False
-        self.host.tell(StorageLost())
 
     @precondition(lambda self: not self.has_storage)
     @rule()
     def storage_attaches(self) -> None:
         self.storage_pid += 1
         self.has_storage = True
+        self.retired_orders = None
         self.host.tell(StorageAttached(self.storage_pid))
 
     # The rest
@@ -280,6 +302,14 @@ class HostWorld(RuleBasedStateMachine):
         for held in (*self.leases.values(), *self.zombie_reads.values()):
             for page, key in held:
                 assert self.content[page] == key
+
+    @invariant()
+    def retired_storage_is_not_asked_and_not_waited_for(self) -> None:
+        if self.retired_orders is not None:
+            assert all(order in self.retired_orders for order in self.host.orders)
+            assert self.host.stat("lookups") == 0
+        if self.is_attached:
+            assert self.host.knows_storage == (self.retired_orders is None)
 
     @invariant()
     def mirror_is_right(self) -> None:

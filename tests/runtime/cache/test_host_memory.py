@@ -9,7 +9,6 @@ from raydix.runtime.cache.host_events import (
     ProcessExited,
     SchedulerAttached,
     SchedulerLost,
-    StorageAttached,
     Tick,
 )
 from raydix.runtime.messages.arrays import int32_array
@@ -237,8 +236,6 @@ def test_without_storage_nothing_is_ever_due() -> None:
     host.tell(Tick())
     assert host.core.next_deadline_s() is None
     assert host.core.is_drained
-    with pytest.raises(AccountingError, match="without L3"):
-        host.tell(StorageAttached(5))
 
 
 def test_stats_sum_to_the_arena() -> None:

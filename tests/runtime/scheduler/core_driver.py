@@ -224,9 +224,10 @@ class CoreDriver:
     # HostMemory --------------------------------------------------------------------------------------------------
 
     def attach_host(self) -> None:
-        """A HostMemory says hello; it holds nothing."""
+        """A HostMemory with L3 says hello; it holds nothing."""
         self.host_incarnation += 1
         self.send(events.HostAttached(incarnation=self.host_incarnation))
+        self.hear_host(host.StorageStatus(is_in_use=True))
 
     def lose_host(self) -> None:
         """HostMemory's link closes: what it was sent is lost, and all that it held."""

@@ -6,7 +6,7 @@ import pytest
 
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import split_keys
+from raydix.runtime.messages.host import StorageStatus, split_keys
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import WritePolicy
@@ -257,7 +257,8 @@ def test_step_is_sent_when_its_load_is_about_to_end_without_waiting_for_the_repo
 
 
 def test_nobody_waits_for_storage_that_is_not_there() -> None:
-    driver = CoreDriver(has_host_memory=True, has_storage=False)
+    driver = CoreDriver(has_host_memory=True)
+    driver.hear_host(StorageStatus(is_in_use=False))
     name = driver.submit(list(range(9)), max_tokens=1)
     assert any(len(plan.row_slots) for plan in driver.plans[0]), "its lookup is still unanswered"
     driver.run()
