@@ -73,8 +73,9 @@ run_environment() {
         summary+=("$1: skipped, $reason")
         return 0
     fi
-    OMP_NUM_THREADS=1 timeout "$TEST_S" "$FOLDER/$1/bin/python" -m pytest tests/runtime/storage -q -p no:cacheprovider \
-        -k "$1"
+    OMP_NUM_THREADS=1 timeout "$TEST_S" "$FOLDER/$1/bin/python" -m pytest -q -p no:cacheprovider -k "$1" \
+        tests/runtime/storage tests/exactness/test_corruption.py tests/exactness/test_storage_backends.py \
+        tests/exactness/test_storage_faults.py
     local code=$?
     if [ $code = 0 ]; then summary+=("$1: passed"); else summary+=("$1: FAILED with code $code"); fi
     return $code

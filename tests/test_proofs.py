@@ -8,7 +8,7 @@ PROOFS = (ROOT / "docs" / "proofs.md").read_text()
 
 
 def test_every_path_in_the_proofs_exists() -> None:
-    paths = set(re.findall(r"tests/[\w/]+(?:\.py)?", PROOFS))
+    paths = set(re.findall(r"tests/[\w/]+(?:\.(?:py|sh))?", PROOFS))
     assert len(paths) > 20
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 

@@ -12,34 +12,57 @@ class Corruption(StrEnum):
     SHORT = "short"
     LONG = "long"
     ZEROED = "zeroed"
+    """Header and payload, as of a file that was given its size and never written."""
+    ZERO_PAYLOAD = "zero payload"
+    TORN = "torn"
+    """The second half of the payload was never written."""
     FLIPPED = "flipped"
     """One bit of the payload."""
-    SWAPPED = "swapped"
-    """Another page's object under this name."""
-    FOREIGN = "foreign"
-    """Another namespace's object."""
+    MAGIC = "magic"
     STALE = "stale"
     """Written in another version of the format."""
+    CODEC = "codec"
+    LENGTH = "length"
+    GROUP = "group"
+    CHECKSUM = "checksum"
+    FOREIGN = "foreign"
+    """Another namespace's object."""
+    SWAPPED = "swapped"
+    """Another page's object under this name."""
+
+
+_FIELD_OFFSETS = {
+    Corruption.MAGIC: 0,
+    Corruption.STALE: 4,
+    Corruption.CODEC: 6,
+    Corruption.LENGTH: 8,
+    Corruption.GROUP: 12,
+    Corruption.CHECKSUM: 16,
+    Corruption.FOREIGN: 24,
+    Corruption.SWAPPED: 32,
+}
+"""Of the header's fields in which one bit is wrong, in bytes."""
 
 
 def corrupt(data: bytes, kind: Corruption) -> bytes:
     """A bad copy of an object, header and payload."""
     bad = bytearray(data)
+    middle = OBJECT_HEADER_BYTES + (len(data) - OBJECT_HEADER_BYTES) // 2
     match kind:
         case Corruption.EMPTY:
             return b""
         case Corruption.SHORT:
-            return data[: OBJECT_HEADER_BYTES + (len(data) - OBJECT_HEADER_BYTES) // 2]
+            return data[:middle]
         case Corruption.LONG:
             return data + bytes(64)
         case Corruption.ZEROED:
             return bytes(len(data))
+        case Corruption.ZERO_PAYLOAD:
+            bad[OBJECT_HEADER_BYTES:] = bytes(len(data) - OBJECT_HEADER_BYTES)
+        case Corruption.TORN:
+            bad[middle:] = bytes(len(data) - middle)
         case Corruption.FLIPPED:
             bad[-1] ^= 0x10
-        case Corruption.SWAPPED:
-            bad[OBJECT_HEADER_BYTES - 1] ^= 1
-        case Corruption.FOREIGN:
-            bad[24] ^= 1
-        case Corruption.STALE:
-            bad[4] ^= 0xFF
+        case _:
+            bad[_FIELD_OFFSETS[kind]] ^= 1
     return bytes(bad)

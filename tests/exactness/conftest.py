@@ -1,6 +1,7 @@
 """A tiny checkpoint of each family, and transformers' view of it, once per session."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +27,13 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     return get
 
 
-@pytest.fixture(autouse=True)
-def patient_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def patient_scheduler() -> Iterator[None]:
     """HostMemory never counts as silent: a busy machine must not decide which tier a test reaches."""
 
     def patient(*arguments: Any) -> Any:
         return dataclasses.replace(scheduler_settings(*arguments), lookup_deadline_s=60.0)
 
-    monkeypatch.setattr(supervisor, "scheduler_settings", patient)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "scheduler_settings", patient)
+        yield

@@ -26,21 +26,12 @@ from tests.exactness.engines import (
 )
 from tests.exactness.poison import object_path
 from tests.exactness.reference import Reference, References
+from tests.runtime.storage.bad_objects import FOUND_AS
 
 [PROMPT, OTHER] = make_prompts(61, [100, 100])
 NUM_CACHEABLE = cacheable_tokens(PROMPT)
 BAD_PAGE = 2
 NUM_TOKENS = 24
-STATUS = {
-    Corruption.EMPTY: "too_short",
-    Corruption.SHORT: "too_short",
-    Corruption.LONG: "wrong_length",
-    Corruption.ZEROED: "bad_magic",
-    Corruption.FLIPPED: "bad_checksum",
-    Corruption.SWAPPED: "wrong_key",
-    Corruption.FOREIGN: "wrong_namespace",
-    Corruption.STALE: "bad_version",
-}
 
 
 async def store(config: EngineConfig) -> None:
@@ -61,11 +52,14 @@ async def ask(config: EngineConfig, reference: Reference) -> tuple[RequestOutput
 
 
 @pytest.mark.parametrize("kind", list(Corruption))
-async def test_bad_object_is_a_counted_miss_and_replaced(
-    kind: Corruption, references: References, tmp_path: Path
+@pytest.mark.parametrize("backend", ["file", "nixl"])
+async def test_bad_file_is_a_counted_miss_and_replaced(
+    backend: str, kind: Corruption, references: References, tmp_path: Path
 ) -> None:
+    if backend == "nixl":
+        pytest.importorskip("nixl._api", reason="nixl is not installed", exc_type=ImportError)
     reference = references(Family.QWEN3)
-    config = engine_config(reference.folder, tmp_path)
+    config = engine_config(reference.folder, cache={"l3": {"backend": backend, "path": str(tmp_path)}})
     await store(config)
     path = object_path(tmp_path, PROMPT, BAD_PAGE)
     path.write_bytes(corrupt(path.read_bytes(), kind))
@@ -75,7 +69,7 @@ async def test_bad_object_is_a_counted_miss_and_replaced(
     num_good = BAD_PAGE * PAGE_SIZE
     assert output.num_cached_tokens == num_good
     assert count_tokens([output], "computed:bad_object") == NUM_CACHEABLE - num_good
-    assert stats["host"][f"l3_reads_{STATUS[kind]}"] == 1
+    assert stats["host"][f"l3_reads_{FOUND_AS[kind].name.lower()}"] == 1
     assert {"start": num_good, "end": NUM_CACHEABLE, "source": "computed:bad_object"} in explanation["ranges"]
     healed, _, _ = await ask(config, reference)
     assert count_tokens([healed], "l3") == NUM_CACHEABLE

@@ -9,6 +9,7 @@ from raydix.runtime.messages.host import CancelBatch, ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import make_namespace
+from tests.runtime.storage.bad_objects import FOUND_AS
 from tests.runtime.storage.stores import (
     LAYOUT,
     OBJECT_BYTES,
@@ -63,18 +64,6 @@ def test_second_write_keeps_the_first_bytes(bench: Bench, store: Store) -> None:
     assert bench.wait() == [OK]
     assert store.raw(1) == first
     assert bench.read([1]) == [OK]
-
-
-FOUND_AS = {
-    Corruption.EMPTY: ObjectStatus.TOO_SHORT,
-    Corruption.SHORT: ObjectStatus.TOO_SHORT,
-    Corruption.LONG: ObjectStatus.WRONG_LENGTH,
-    Corruption.ZEROED: ObjectStatus.BAD_MAGIC,
-    Corruption.FLIPPED: ObjectStatus.BAD_CHECKSUM,
-    Corruption.SWAPPED: ObjectStatus.WRONG_KEY,
-    Corruption.FOREIGN: ObjectStatus.WRONG_NAMESPACE,
-    Corruption.STALE: ObjectStatus.BAD_VERSION,
-}
 
 
 @pytest.mark.parametrize("kind", Corruption)
