@@ -8,6 +8,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from raydix.errors import ConfigError
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.config_errors import describe
 from raydix.runtime.config_l3 import Hf3fsL3Section, L3Section
 from raydix.runtime.config_values import Count, Seconds, Section, Size
@@ -100,6 +101,9 @@ class CacheSection(Section):
         default_factory=lambda: L2Section(ratio=4.0), description="The node's arena. null: no L2, hence no L3."
     )
     l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
+    codec: Annotated[Codec, Field(strict=False)] = Field(
+        Codec.NONE, description="How pages are held in L2 and L3; int8 and fp8 halve bf16 pages and round them."
+    )
     prefix_caching: bool = Field(True, description="false: nothing is matched, kept, loaded or stored.")
     eviction: Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"] = Field(
         "lru", description="Which cached prefixes leave L1 first."
@@ -127,6 +131,12 @@ class CacheSection(Section):
         if self.l3 is not None and self.l2 is None:
             raise ValueError(
                 "cache.l3 needs cache.l2, through which its pages pass. Set cache.l2, or cache.l3 to null."
+            )
+        if self.codec is not Codec.NONE and (self.l2 is None or not self.prefix_caching):
+            missing = "cache.l2" if self.l2 is None else "cache.prefix_caching"
+            raise ValueError(
+                f"cache.codec {self.codec} has no effect without {missing}: it encodes pages of L2 and L3. "
+                f"Set {missing}, or cache.codec to none."
             )
         if "write_threshold" in self.model_fields_set and self.write_policy != "write_through_selective":
             raise ValueError(

@@ -52,7 +52,7 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     load = make_dummy_model if config.model.load_format == "dummy" else load_model
     loaded = load(config.model.path, device=device, dtype=dtype)
-    layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype)
+    layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
     step_bytes = _warm_up(config, loaded, layout, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, layout, step_bytes, device)
     pools = make_pools(layout, num_pages, device)

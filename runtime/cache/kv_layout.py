@@ -1,11 +1,15 @@
 """The shape of cached keys and values: groups of layers that cache alike, and the canonical page.
 
 A canonical page holds `[layer of the group][kv head][k|v][token][dim]` (latent: `[layer][token][dim]`), contiguous, in
-the arena and in storage alike. In both it is preceded by a 64-byte object header.
+the arena and in storage alike; with a codec each head is followed by its scales (`raydix.kernels.page_codec`). In both
+tiers it is preceded by a 64-byte object header. In L1 pages keep the same order, never encoded.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from raydix.errors import ConfigError
+from raydix.kernels.page_codec import ENCODED_ALIGNMENT_BYTES, Codec, encoded_head_bytes
 
 OBJECT_HEADER_BYTES = 64
 
@@ -44,11 +48,22 @@ class KvLayout:
     dtype: str
     dtype_bytes: int
     groups: tuple[KvGroup, ...]
+    codec: Codec = Codec.NONE
     version: int = 1
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the codec cannot encode a group's pages."""
+        if self.codec is not Codec.NONE:
+            for group in self.groups:
+                self._require_encodable(group)
+
     def payload_bytes(self, group: int) -> int:
-        """Bytes of one canonical page."""
-        return self.groups[group].token_elements * self.page_size * self.dtype_bytes
+        """Bytes of one canonical page, as the codec leaves them."""
+        kv_group = self.groups[group]
+        if self.codec is Codec.NONE:
+            return kv_group.token_elements * self.page_size * self.dtype_bytes
+        num_heads = len(kv_group.layers) * kv_group.num_kv_heads
+        return num_heads * encoded_head_bytes(self.page_size * kv_group.head_dim)
 
     def host_page_bytes(self, group: int) -> int:
         """Bytes of one host page: header and payload, rounded up to 64."""
@@ -56,5 +71,15 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV that one token takes in all groups."""
+        """Bytes of KV that one token takes in all groups of L1."""
         return sum(group.token_elements for group in self.groups) * self.dtype_bytes
+
+    def _require_encodable(self, group: KvGroup) -> None:
+        if group.kind is GroupKind.LATENT:
+            raise ConfigError(f"cache.codec is {self.codec}; it cannot encode latent KV. Set cache.codec to none.")
+        if self.page_size * group.head_dim % ENCODED_ALIGNMENT_BYTES:
+            raise ConfigError(
+                f"cache.codec is {self.codec}; pages of {self.page_size} tokens with a head dim of {group.head_dim} "
+                f"have {self.page_size * group.head_dim} keys per head, expected a multiple of "
+                f"{ENCODED_ALIGNMENT_BYTES}. Set cache.page_size to {ENCODED_ALIGNMENT_BYTES}, or cache.codec to none."
+            )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raydix.errors import CheckpointError
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -105,15 +106,18 @@ class ModelSpec:
     dtype: str
     """The dtype that the checkpoint names; float32 if it names none."""
 
-    def kv_layout(self, page_size: int, dtype: str) -> KvLayout:
-        """Shape of cached pages: one full-attention group that holds every layer."""
+    def kv_layout(self, page_size: int, dtype: str, codec: Codec = Codec.NONE) -> KvLayout:
+        """Shape of cached pages: one full-attention group that holds every layer.
+
+        Raises ConfigError if the codec cannot encode them.
+        """
         group = KvGroup(
             kind=GroupKind.FULL,
             layers=tuple(range(self.num_layers)),
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
         )
-        return KvLayout(page_size=page_size, dtype=dtype, dtype_bytes=DTYPE_BYTES[dtype], groups=(group,))
+        return KvLayout(page_size=page_size, dtype=dtype, dtype_bytes=DTYPE_BYTES[dtype], groups=(group,), codec=codec)
 
     def digest(self) -> bytes:
         """32 bytes over everything that decides what the model computes; EOS ids and lengths do not."""

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import KvLayout
 
 NAMESPACE_BYTES = 8
@@ -19,9 +20,10 @@ def _tagged(name: str, value: Field) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A digest and, for people, the fields that it was made from."""
+    """A digest and, for people, the fields that it was made from. `codec`: of all its objects."""
 
     digest: bytes
+    codec: Codec
     description: Mapping[str, Field]
 
     @property
@@ -30,12 +32,12 @@ class Namespace:
         return self.digest.hex()
 
 
-def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayout, codec: str = "none") -> Namespace:
+def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayout) -> Namespace:
     """Everything but the tokens that decides a page's bytes; nothing of rank, host or run goes in."""
     fields: dict[str, Field] = {
         "model_fingerprint": model_fingerprint,
         "weight_version": weight_version,
-        "codec": codec,
+        "codec": layout.codec.value,
         "kv_dtype": layout.dtype,
         "dtype_bytes": layout.dtype_bytes,
         "layout_version": layout.version,
@@ -51,4 +53,4 @@ def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayo
             f"group{index}.window": group.window,
         }
     digest = hashlib.sha256(b"".join(_tagged(name, value) for name, value in fields.items())).digest()
-    return Namespace(digest[:NAMESPACE_BYTES], fields)
+    return Namespace(digest[:NAMESPACE_BYTES], layout.codec, fields)

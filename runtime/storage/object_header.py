@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import xxhash
 
 from raydix.ids import PageKey
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 
 MAGIC = b"RDXP"
 VERSION = 1
-NO_CODEC = 0
+_CODEC_NUMBERS = {Codec.NONE: 0, Codec.INT8: 1, Codec.FP8: 2}
 
 _FORMAT = struct.Struct("<4sHHIHHQ8s32s")
 """Magic, version, codec, payload length, group, reserved, xxh3-64 of the payload, namespace, key."""
@@ -25,7 +26,7 @@ class ObjectIdentity:
     namespace: bytes
     group: int
     key: PageKey
-    codec: int = NO_CODEC
+    codec: Codec = Codec.NONE
 
 
 def fill_header(page: memoryview, identity: ObjectIdentity) -> None:
@@ -37,7 +38,7 @@ def fill_header(page: memoryview, identity: ObjectIdentity) -> None:
         0,
         MAGIC,
         VERSION,
-        identity.codec,
+        _CODEC_NUMBERS[identity.codec],
         len(payload),
         identity.group,
         0,
@@ -58,7 +59,7 @@ def verify_object(page: memoryview, identity: ObjectIdentity) -> ObjectStatus:
         (version == VERSION, ObjectStatus.BAD_VERSION),
         (namespace == identity.namespace, ObjectStatus.WRONG_NAMESPACE),
         (key == identity.key and group == identity.group, ObjectStatus.WRONG_KEY),
-        (codec == identity.codec, ObjectStatus.WRONG_CODEC),
+        (codec == _CODEC_NUMBERS[identity.codec], ObjectStatus.WRONG_CODEC),
         (length == len(payload), ObjectStatus.WRONG_LENGTH),
     )
     for is_right, status in findings:

@@ -143,7 +143,7 @@ class StorageWorker:
         return statuses
 
     def _identity(self, name: ObjectName) -> ObjectIdentity:
-        return ObjectIdentity(self._namespace.digest, name.group, name.key)
+        return ObjectIdentity(self._namespace.digest, name.group, name.key, self._namespace.codec)
 
     def _read(self, refs: list[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         statuses = self._backend.batch_get_into(refs, deadline_s)

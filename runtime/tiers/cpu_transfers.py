@@ -1,4 +1,7 @@
-"""Page copies on the host, in threads, in an order as scrambled as a GPU's copy streams may show."""
+"""Page copies on the host, in threads, in an order as scrambled as a GPU's copy streams may show.
+
+Legend: X pages, H KV heads, 2 (key, value), S slots per page, D head dim.
+"""
 
 import logging
 import random
@@ -7,18 +10,23 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.errors import AccountingError
+from raydix.kernels.page_codec import Codec
+from raydix.kernels.reference import decode_pages, encode_pages
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import (
     Direction,
+    LayerCopy,
     OnDone,
     OnError,
     Transfer,
@@ -78,7 +86,9 @@ class CpuTransfers:
         self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
         self._pages_per_slab = arena.geometry.pages_per_slab
         self._generations = arena.generations
-        self._pools: list[Bytes] = [as_bytes(pool).numpy() for pool in pools]
+        self._codec = layout.codec
+        self._pools = pools
+        self._pool_bytes: list[Bytes] = [as_bytes(pool).numpy() for pool in pools]
         self._payloads = [payload_view(arena.buffer, arena.geometry, group) for group in range(len(pools))]
         self._on_done = on_done
         self._on_error = on_error
@@ -168,12 +178,28 @@ class CpuTransfers:
     def _copy_layer(self, job: _Job) -> None:
         copy = job.transfer.layer_copies[job.next_copy]
         pages = job.transfer.groups[copy.group]
-        pool, payloads = self._pools[copy.group], self._payloads[copy.group]
         slabs, indices = np.divmod(pages.host_page_ids, self._pages_per_slab)
+        payloads, place = self._payloads[copy.group], (slabs, indices, slice(copy.start, copy.stop))
         if job.transfer.direction is Direction.LOAD:
-            pool[pages.page_ids, copy.start : copy.stop] = payloads[slabs, indices, copy.start : copy.stop]
+            self._write_layer(copy, pages.page_ids, payloads[place])
         else:
-            payloads[slabs, indices, copy.start : copy.stop] = pool[pages.page_ids, copy.start : copy.stop]
+            payloads[place] = self._read_layer(copy, pages.page_ids)
+
+    def _read_layer(self, copy: LayerCopy, page_ids: Int32Array) -> Bytes:
+        """One layer of pages of the pool, as the arena holds it."""
+        if self._codec is Codec.NONE:
+            return self._pool_bytes[copy.group][page_ids, copy.start : copy.stop]
+        kv_XH2SD = self._pools[copy.group][torch.from_numpy(page_ids.astype(np.int64)), copy.index]
+        return encode_pages(kv_XH2SD, self._codec).numpy()
+
+    def _write_layer(self, copy: LayerCopy, page_ids: Int32Array, layer_bytes: Bytes) -> None:
+        """The way back."""
+        if self._codec is Codec.NONE:
+            self._pool_bytes[copy.group][page_ids, copy.start : copy.stop] = layer_bytes
+            return
+        pool = self._pools[copy.group]
+        kv_XH2SD = decode_pages(torch.from_numpy(layer_bytes), self._codec, pool.shape[2:], pool.dtype)
+        pool[torch.from_numpy(page_ids.astype(np.int64)), copy.index] = kv_XH2SD
 
     def _put_back(self, job: _Job) -> None:
         with self._changed:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
+from raydix.kernels.page_codec import Codec
+from raydix.kernels.reference import decode_pages, encode_pages
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
-from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import (
     Direction,
@@ -71,10 +72,11 @@ class CudaTransfers:
         self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
         self._geometry = arena.geometry
         self._generations = arena.generations
-        self._pools = [as_bytes(pool) for pool in pools]
+        self._codec = layout.codec
+        self._pools = pools
         self._registration = ArenaRegistration(arena, self._device, on_error)
         slabs = self._registration.bytes[arena.geometry.slabs_offset :]
-        self._kernel_copies = _make_kernel_copies(pools, slabs, arena.geometry)
+        self._kernel_copies = _make_kernel_copies(layout.codec, pools, slabs, arena.geometry)
         self._on_done = on_done
         self._on_error = on_error
         self._changed = threading.Condition()
@@ -173,12 +175,12 @@ class CudaTransfers:
         for page_id, host_page_id in zip(pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True):
             start = self._geometry.page_offset(HostPageId(host_page_id), copy.group) + OBJECT_HEADER_BYTES
             host_bytes = self._registration.bytes[start + copy.start : start + copy.stop]
-            page_bytes = pool[page_id, copy.start : copy.stop]
+            page_layer = pool[page_id, copy.index]
             is_registered = self._geometry.slab_of(host_page_id) < self._registration.num_slabs
             if transfer.direction is Direction.LOAD:
-                page_bytes.copy_(host_bytes, non_blocking=is_registered)
+                _load(page_layer, host_bytes, self._codec, non_blocking=is_registered)
             else:
-                host_bytes.copy_(page_bytes, non_blocking=is_registered)
+                _back_up(page_layer, host_bytes, self._codec, non_blocking=is_registered)
 
     # Completing threads ----------------------------------------------------------------------------------------------
 
@@ -210,10 +212,15 @@ class CudaTransfers:
             self._changed.notify_all()
 
 
-def _make_kernel_copies(pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry) -> "KernelCopies | None":
+def _make_kernel_copies(
+    codec: Codec, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
+) -> "KernelCopies | None":
     """None, and a line in the log, where pages have to be copied one by one."""
     if importlib.util.find_spec("triton") is None:
         logger.warning("pages are copied one by one, which is slow: triton is not installed")
+        return None
+    if codec is not Codec.NONE:
+        logger.warning("pages are copied one by one, which is slow: cache.codec is %s", codec)
         return None
     # Imported here: Triton is there on machines with a GPU alone.
     from raydix.runtime.tiers.kernel_copies import KernelCopies, is_aligned
@@ -222,6 +229,21 @@ def _make_kernel_copies(pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaG
         logger.warning("pages are copied one by one, which is slow: a layer of a page is no multiple of 16 bytes")
         return None
     return KernelCopies(pools, slabs, geometry)
+
+
+def _load(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:
+    """One layer of a page, from the arena."""
+    if codec is Codec.NONE:
+        page_layer.view(-1).view(torch.uint8).copy_(host_bytes, non_blocking=non_blocking)
+    else:
+        encoded = host_bytes[None].to(page_layer.device, non_blocking=non_blocking)
+        page_layer.copy_(decode_pages(encoded, codec, page_layer.shape, page_layer.dtype)[0])
+
+
+def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:
+    """One layer of a page, to the arena."""
+    encoded = page_layer.view(-1).view(torch.uint8) if codec is Codec.NONE else encode_pages(page_layer[None], codec)[0]
+    host_bytes.copy_(encoded, non_blocking=non_blocking)
 
 
 def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:

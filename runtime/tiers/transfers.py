@@ -66,13 +66,18 @@ class TransferEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCopy:
-    """The part of a transfer that belongs to one layer: a byte range, the same in all pages of one group."""
+    """The part of a transfer that belongs to one layer: a byte range, the same in all host pages of one group."""
 
     layer: int
     """The model's layer index."""
     group: int
     start: int
     stop: int
+
+    @property
+    def index(self) -> int:
+        """Of the layer within its group."""
+        return self.start // (self.stop - self.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,9 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
         ({"cache": {"l1": {"memory_fraction": 0.5}}}, ["cache.l1.memory_fraction is for cuda"]),
         ({"cache": {"l2": {"ratio": 1.0, "bytes_per_node": 5}}}, ["exactly one of bytes_per_node and ratio"]),
         ({"cache": {"l2": {"bytes_per_node": "64 apples"}}}, ["cache.l2.bytes_per_node is '64 apples'", "64MiB"]),
+        ({"cache": {"codec": "int4"}}, ["cache.codec is 'int4'", "'none', 'int8' or 'fp8'"]),
+        ({"cache": {"codec": "int8", "l2": None}}, ["cache.codec int8 has no effect", "Set cache.l2"]),
+        ({"cache": {"codec": "fp8", "prefix_caching": False}}, ["no effect without cache.prefix_caching"]),
         ({"cache": {"write_threshold": 3}}, ["cache.write_threshold has no effect", "write_through_selective"]),
         ({"parallel": {"tp": 2}}, ["parallel.tp is 2", "not supported"]),
         ({"model": {"max_model_len": 20_000}}, ["16384 tokens", "raise cache.l1.num_pages to 1250"]),
@@ -172,7 +175,7 @@ def test_the_schema_describes_every_key() -> None:
     undescribed = [
         (section["title"], name)
         for section in sections
-        for name, field in section["properties"].items()
+        for name, field in section.get("properties", {}).items()
         if "description" not in field and "$ref" not in field and name != "backend"
     ]
     assert undescribed == []

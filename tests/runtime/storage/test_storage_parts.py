@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
@@ -24,7 +25,7 @@ def test_header_names_what_differs() -> None:
     page = memoryview(bytearray(64 + 100))
     fill_header(page, IDENTITY)
     assert verify_object(page, IDENTITY) is ObjectStatus.OK
-    assert verify_object(page, replace(IDENTITY, codec=1)) is ObjectStatus.WRONG_CODEC
+    assert verify_object(page, replace(IDENTITY, codec=Codec.INT8)) is ObjectStatus.WRONG_CODEC
     assert verify_object(page, replace(IDENTITY, group=0)) is ObjectStatus.WRONG_KEY
     assert verify_object(page[:-1], IDENTITY) is ObjectStatus.WRONG_LENGTH
     assert verify_object(page[:63], IDENTITY) is ObjectStatus.TOO_SHORT
@@ -46,9 +47,9 @@ def test_every_field_changes_the_namespace() -> None:
     layouts = [LAYOUT, bf16, replace(LAYOUT, page_size=8), replace(LAYOUT, version=2)]
     layouts += [replace(LAYOUT, groups=(replace(GROUP, **change),)) for change in ({"head_dim": 6}, {"layers": (0, 2)})]
     layouts += [replace(LAYOUT, groups=(GROUP, GROUP))]
+    layouts += [replace(LAYOUT, codec=codec, page_size=16) for codec in Codec]
     namespaces = [make_namespace(b"m", "v", layout) for layout in layouts]
     namespaces += [make_namespace(b"mv", "", LAYOUT), make_namespace(b"m", "w", LAYOUT)]
-    namespaces += [make_namespace(b"m", "v", LAYOUT, codec="fp8")]
     assert len({namespace.digest for namespace in namespaces}) == len(namespaces)
     assert make_namespace(b"m", "v", LAYOUT).digest == namespaces[0].digest
     assert len(namespaces[0].hex) == 16
