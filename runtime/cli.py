@@ -23,7 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cache_app = typer.Typer(help="Look into a running engine's cache, or empty it.", no_args_is_help=True)
+cache_app = typer.Typer(
+    help="Look into a running engine's cache, empty it, or change its storage.", no_args_is_help=True
+)
 config_app = typer.Typer(help="About the configuration.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(config_app, name="config")
@@ -221,6 +223,31 @@ def cache_flush(
     from raydix.runtime.session import cache_flush as flush
 
     _print_values(asyncio.run(flush(connect, address, l3)), as_json)
+
+
+@cache_app.command("attach")
+def cache_attach(
+    connect: Engine = "raydix", address: Address = None, settings: Settings = None, as_json: Json = False
+) -> None:
+    """Use another L3 backend from now on: --set cache.l3.backend=file --set cache.l3.path=DIR. Requests go on."""
+    sections = _sections(settings)
+    section = sections.get("cache", {}).get("l3") if set(sections) == {"cache"} else None
+    if not isinstance(section, dict) or set(sections["cache"]) != {"l3"}:
+        raise ConfigError(
+            "cache attach sets cache.l3 and nothing else. Give --set cache.l3.backend=NAME and what that backend "
+            "needs; cache detach takes it away."
+        )
+    from raydix.runtime.session import cache_attach as attach
+
+    _print_values(asyncio.run(attach(connect, address, section)), as_json)
+
+
+@cache_app.command("detach")
+def cache_detach(connect: Engine = "raydix", address: Address = None, as_json: Json = False) -> None:
+    """Go on without L3. Requests go on, and what L3 holds stays there."""
+    from raydix.runtime.session import cache_detach as detach
+
+    _print_values(asyncio.run(detach(connect, address)), as_json)
 
 
 @cache_app.command("explain")

@@ -145,6 +145,20 @@ class AsyncLLM:
         flushed: dict[str, Any] = await (await self._found()).call("flush", l3)
         return flushed
 
+    async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Use another L3 backend from now on, while requests run: `section` is what `cache.l3` would say.
+
+        What was in use is left once its operations have ended. Returns the names of both backends. Raises ConfigError,
+        and changes nothing, if the section is wrong or its backend cannot work.
+        """
+        names: dict[str, Any] = await (await self._found()).call("attach_storage", dict(section))
+        return names
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3, while requests run; what it holds stays there. Returns the name of the backend, or None."""
+        names: dict[str, Any] = await (await self._found()).call("detach_storage")
+        return names
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a recent request's prompt came from, or why it was computed (the last 1,024 requests)."""
         explanation: dict[str, Any] = await (await self._found()).call("explain", request_id)

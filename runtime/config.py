@@ -253,6 +253,12 @@ def load_config(
         raise ConfigError(describe(error, EngineConfig)) from None
 
 
+def replace_l3(config: EngineConfig, section: Mapping[str, Any] | None) -> EngineConfig:
+    """The configuration with another section `cache.l3`, or none. Raises ConfigError as `load_config` does."""
+    values = config.model_dump(exclude_unset=True)
+    return load_config(values | {"cache": {**values.get("cache", {}), "l3": section}})
+
+
 def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     """Lay `cache.l1.num_pages=64` over nested sections and return the result. The value is read as YAML."""
     key, equals, text = assignment.partition("=")

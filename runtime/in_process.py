@@ -74,6 +74,14 @@ class InProcessEngine:
         assert scheduler is not None, "an engine that runs has one"
         return int(await scheduler.call("flush"))
 
+    async def attach_storage(self, section: dict[str, Any]) -> dict[str, Any]:
+        """Use another L3 backend from now on."""
+        return await self._supervisor.attach_storage(section)
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3."""
+        return await self._supervisor.detach_storage()
+
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range."""
         return await self._supervisor.explain(request_id)

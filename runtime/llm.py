@@ -86,6 +86,14 @@ class LLM:
         """Drop cached pages; see `AsyncLLM.flush`."""
         return self._wait(self._engine.flush(l3))
 
+    def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Use another L3 backend from now on; see `AsyncLLM.attach_storage`."""
+        return self._wait(self._engine.attach_storage(section))
+
+    def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3; see `AsyncLLM.detach_storage`."""
+        return self._wait(self._engine.detach_storage())
+
     def explain(self, request_id: str) -> dict[str, Any]:
         """Where a recent request's prompt came from; see `AsyncLLM.explain`."""
         return self._wait(self._engine.explain(request_id))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,18 @@ async def cache_flush(name: str, address: str | None, l3: bool) -> dict[str, Any
     """Empty L1 and L2 of a running engine, and its objects in L3 if asked; what was dropped."""
     async with open_engine(None, name, address) as engine:
         return await engine.flush(l3=l3)
+
+
+async def cache_attach(name: str, address: str | None, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a running engine another L3 backend; the names of the new and the former one."""
+    async with open_engine(None, name, address) as engine:
+        return await engine.attach_storage(section)
+
+
+async def cache_detach(name: str, address: str | None) -> dict[str, Any]:
+    """Take a running engine's L3 away; the name of its backend."""
+    async with open_engine(None, name, address) as engine:
+        return await engine.detach_storage()
 
 
 async def cache_explain(name: str, address: str | None, request_id: str) -> dict[str, Any]:

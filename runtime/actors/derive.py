@@ -51,11 +51,11 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
     )
 
 
-def host_settings(config: EngineConfig, incarnation: int) -> HostSettings:
-    """Settings of the HostMemory core."""
+def host_settings(config: EngineConfig, incarnation: int, *, has_storage: bool) -> HostSettings:
+    """Settings of the HostMemory core. `has_storage`: whether there is L3 now."""
     return HostSettings(
         page_size=config.cache.page_size,
         incarnation=incarnation,
         storage=StorageSettings(min_tokens=config.cache.prefetch.min_tokens),
-        has_storage=config.has_l3,
+        has_storage=has_storage,
     )

@@ -152,6 +152,8 @@ class HostMemoryActor:
 
     def detach_storage(self) -> None:
         """No storage actor is left: L3 is not in use until another one attaches."""
+        if self._storage is not None:
+            self._storage.close()
         self._storage = None
         self._backend = None
         self._storage_attached.clear()

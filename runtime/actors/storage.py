@@ -44,6 +44,7 @@ class StorageActor:
         self._incarnation = incarnation
         self._on_fatal = on_fatal
         self._arena: HostArena | None = None
+        self._setup: StorageSetup | None = None
         self._worker: StorageWorker | None = None
         self._link: Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,12 +54,18 @@ class StorageActor:
         return f"Storage({self._name}, incarnation {self._incarnation})"
 
     async def start(self, setup: StorageSetup) -> None:
-        """Map the arena, open the backend and connect to HostMemory. Raises ConfigError if the backend cannot work."""
+        """Map the arena and open the backend. Raises ConfigError if the backend cannot work."""
         self._loop = asyncio.get_running_loop()
         self._arena = HostArena.attach(setup.arena.pid, setup.arena.fd, setup.arena.geometry)
         backend = create_backend(setup.backend)
         self._worker = await asyncio.to_thread(StorageWorker, backend, self._arena, setup.namespace, self._on_done)
-        self._task = self._loop.create_task(self._follow_host(setup, self._worker))
+        self._setup = setup
+
+    async def serve(self) -> None:
+        """Connect to HostMemory and carry out its orders."""
+        if self._worker is None or self._setup is None:
+            raise AccountingError("storage is to serve before its start")
+        self._task = asyncio.create_task(self._follow_host(self._setup, self._worker))
 
     def stats(self) -> dict[str, Any]:
         """The worker's and the backend's figures."""

@@ -5,11 +5,12 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.arenas import ArenaRegistry
+from raydix.runtime.actors.attached_storage import StorageSwitch
 from raydix.runtime.actors.derive import host_settings, scheduler_settings
 from raydix.runtime.actors.engine_facts import EngineFacts, actor_name
 from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
@@ -21,7 +22,8 @@ from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.spawn import ActorKind, RunningActor, Spawner
 from raydix.runtime.actors.storage import StorageSetup
 from raydix.runtime.capacity import host_bytes_per_node
-from raydix.runtime.config import EngineConfig
+from raydix.runtime.config import EngineConfig, replace_l3
+from raydix.runtime.config_l3 import L3Section
 from raydix.runtime.storage.namespace import make_namespace
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ class SupervisorActor:
         self._gpus = [self._gpu_keeper(rank) for rank in range(num_ranks)]
         self._scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
         self._host = self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
-        self._storage = self._keeper(ActorKind.STORAGE, self._bring_up_storage) if config.has_l3 else None
+        self._storage = StorageSwitch(self, supervision)
 
     def __repr__(self) -> str:
         return f"Supervisor({self._name})"
@@ -61,14 +63,17 @@ class SupervisorActor:
 
     async def start(self) -> EngineFacts:
         """Create the engine and return once it serves. Raises the first actor's typed error if it cannot."""
-        keepers = [asyncio.create_task(keeper.run()) for keeper in self._keepers()]
+        if self._config.has_l3 and self._config.cache.l3 is not None:
+            self._storage.start(self._config.cache.l3)
+        keepers = [asyncio.create_task(keeper.run()) for keeper in self._lasting_keepers()]
         self._guard = asyncio.create_task(self._watch(keepers))
         ready = asyncio.create_task(self._wait_ready())
         await asyncio.wait({ready, self._guard}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done() or self._failure is not None:
+        failure = self._failure or (ready.exception() if ready.done() else None)
+        if not ready.done() or failure is not None:
             ready.cancel()
             await self.stop()
-            raise self._failure or EngineDead(f"engine {self._name} was stopped while it started")
+            raise failure or EngineDead(f"engine {self._name} was stopped while it started")
         self._facts = ready.result()
         return self._facts
 
@@ -104,9 +109,24 @@ class SupervisorActor:
         if self._host is not None:
             host = await self._host.serving()
             dropped["l2_pages"] = await host.call("flush")
-            if l3 and self._storage is not None:
+            if l3 and self._storage.current is not None:
                 dropped["l3"] = await host.call("flush_storage")
         return dropped
+
+    async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Use the backend of this section `cache.l3` from now on, instead of the one in use, if there is one.
+
+        Raises ConfigError, and changes nothing, if the section is wrong or its backend cannot work.
+        """
+        config = replace_l3(self._config, section)
+        if not config.has_l3 or config.cache.l3 is None:
+            raise ConfigError("cache.prefix_caching is false, so that L3 has no effect. Start the engine with true.")
+        former = await self._storage.attach(config.cache.l3)
+        return {"attached": config.cache.l3.backend, "detached": former}
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3; nothing happens if there is none. What it holds stays there."""
+        return {"detached": await self._storage.detach()}
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range; None if it is not known."""
@@ -134,19 +154,25 @@ class SupervisorActor:
         if self._guard is not None:
             self._guard.cancel()
             await asyncio.gather(self._guard, return_exceptions=True)
+        await self._storage.end()
         remove_private_folder(self._folder)
 
     # Keepers ---------------------------------------------------------------------------------------------------------
 
     def _keepers(self) -> list[Keeper]:
-        others = [keeper for keeper in (self._host, self._storage) if keeper is not None]
-        return [self._scheduler, *others, *self._gpus]
+        storage = self._storage.current
+        return [*self._lasting_keepers(), *([] if storage is None else [storage.keeper])]
+
+    def _lasting_keepers(self) -> list[Keeper]:
+        """Of the actors without which there is no engine."""
+        return [self._scheduler, *([] if self._host is None else [self._host]), *self._gpus]
 
     def _keeper(self, kind: ActorKind, bring_up: Any) -> Keeper:
         async def make(incarnation: int) -> RunningActor:
-            if kind is ActorKind.HOST_MEMORY and self._storage is not None and incarnation > 1:
+            storage = self._storage.current
+            if kind is ActorKind.HOST_MEMORY and storage is not None and incarnation > 1:
                 # The storage actor may still be writing what the last HostMemory ordered.
-                await self._storage.end("its HostMemory is made again")
+                await storage.keeper.end("its HostMemory is made again")
             name = actor_name(self._name, kind)
             return await self._spawner.spawn(kind, name, name=self._name, incarnation=incarnation)
 
@@ -231,7 +257,7 @@ class SupervisorActor:
         else:
             arena = await actor.call("adopt_arena", held)
         setup = HostMemorySetup(
-            settings=host_settings(self._config, incarnation),
+            settings=host_settings(self._config, incarnation, has_storage=self._storage.current is not None),
             scheduler_address=self._scheduler_address,
             storage_address=self._storage_address,
             secret=self._secret,
@@ -240,11 +266,17 @@ class SupervisorActor:
         for rank in self._arenas.publish(arena, is_new=held is None):
             self._gpus[rank].condemn("the arena that it maps is not in use any more")
 
-    async def _bring_up_storage(self, actor: RunningActor, incarnation: int) -> None:
+    # Storage, for its switch -----------------------------------------------------------------------------------------
+
+    async def make_storage(self, number: int, incarnation: int) -> RunningActor:
+        """See `StorageSurroundings`."""
+        name = actor_name(self._name, ActorKind.STORAGE, number)
+        return await self._spawner.spawn(ActorKind.STORAGE, name, name=self._name, incarnation=incarnation)
+
+    async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
+        """See `StorageSurroundings`."""
         facts = await self._engine_facts()
         arena, _ = await self._arenas.current()
-        section = self._config.cache.l3
-        assert section is not None, "without L3 there is no storage actor"
         setup = StorageSetup(
             backend=section,
             namespace=make_namespace(self._gpu_facts[0].fingerprint, _WEIGHT_VERSION, facts.layout),
@@ -253,6 +285,18 @@ class SupervisorActor:
             secret=self._secret,
         )
         await actor.call("start", setup)
+
+    async def tell_host(self, method: str, *arguments: Any) -> Any:
+        """See `StorageSurroundings`."""
+        assert self._host is not None, "there is no L3 without L2"
+        while True:
+            host = await self._host.serving()
+            try:
+                return await host.call(method, *arguments)
+            except EngineDead:
+                await asyncio.sleep(self._supervision.first_backoff_s)
+
+    # What the actors share -------------------------------------------------------------------------------------------
 
     async def _engine_facts(self) -> EngineFacts:
         """Once every rank has loaded."""
@@ -288,9 +332,13 @@ class SupervisorActor:
         return await self._engine_facts()
 
     async def _wait_attached(self) -> None:
-        await asyncio.gather(*(keeper.serving() for keeper in self._keepers()))
+        serving: list[Awaitable[Any]] = [keeper.serving() for keeper in self._lasting_keepers()]
+        storage = self._storage.current
+        if storage is not None:
+            serving.append(storage.serving())
+        await asyncio.gather(*serving)
         waits: list[Awaitable[Any]] = [(await self._scheduler.serving()).call("wait_ready")]
-        if self._host is not None and self._storage is not None:
+        if self._host is not None and storage is not None:
             waits.append((await self._host.serving()).call("wait_storage"))
         await asyncio.gather(*waits)
 

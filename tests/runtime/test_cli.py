@@ -31,6 +31,8 @@ def test_the_schema_is_json_with_every_section(
         (["generate", "no/such/folder", "--prompt", "x"], "neither a YAML file nor a checkpoint folder"),
         (["serve", ".", "--set", "cache.l1.num_page=4"], "Did you mean cache.l1.num_pages?"),
         (["bench", ".", "--set", "cache.l1"], "expected KEY=VALUE"),
+        (["cache", "attach", "--set", "model.path=x"], "sets cache.l3 and nothing else"),
+        (["cache", "attach"], "Give --set cache.l3.backend=NAME"),
         (["generate", ".", "--connect", "raydix", "--prompt", "x"], "--connect uses a running engine as it is"),
     ],
 )

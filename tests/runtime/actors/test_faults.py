@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from raydix.errors import EngineDead
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.client import AsyncLLM
 from raydix.runtime.outputs import RequestOutput
 from tests.ray_cluster import SharedEngine
@@ -135,6 +136,35 @@ async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> No
     stats = await settle(shared_engine)
     assert stats["scheduler"]["num_requests_running"] == stats["scheduler"]["num_requests_waiting"] == 0
     await engine.disconnect()
+
+
+async def test_requests_do_not_notice_that_storage_is_switched_detached_and_attached(
+    shared_engine: SharedEngine, tmp_path: Path
+) -> None:
+    section = shared_engine.config.cache.l3
+    assert section is not None
+    former, other = section.model_dump(exclude_unset=True), {"backend": "file", "path": str(tmp_path)}
+
+    async def change() -> None:
+        assert await shared_engine.handle.call("attach_storage", other) == {"attached": "file", "detached": "file"}
+        with pytest.raises(ConfigError, match="Did you mean"):
+            await shared_engine.handle.call("attach_storage", {"backend": "file", "pth": "x"})
+        await shared_engine.handle.call("flush")
+        for _ in range(2):
+            await shared_engine.handle.call("detach_storage")
+        assert "storage" not in await shared_engine.handle.call("stats")
+        assert await shared_engine.handle.call("attach_storage", former) == {"attached": "file", "detached": None}
+
+    async with await AsyncLLM.connect(shared_engine.name) as engine:
+        expected = await generate_all(engine, range(60, 64))
+        await shared_engine.handle.call("flush")
+        assert await generate_all(engine, range(60, 64), change) == expected
+        await settle(shared_engine)
+        await shared_engine.handle.call("flush")
+        assert await generate_all(engine, range(60, 64)) == expected
+        output = await generate(engine, 60)
+        assert output.metrics.cached_tokens_by_source.get("computed:not_found", 0) == 0
+    restarts_before.pop("storage", None)
 
 
 async def until_restarted(shared: SharedEngine, actor: str) -> None:

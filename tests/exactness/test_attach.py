@@ -1,0 +1,145 @@
+"""Storage backends that come, change and go while requests run: no request fails, no token differs."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.spawn import ActorKind
+from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.model.spec import Family
+from raydix.runtime.outputs import RequestOutput
+from tests.exactness.engines import (
+    assert_all_exact,
+    cacheable_tokens,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
+from tests.exactness.reference import References
+
+PROMPTS = make_prompts(71, [100, 90, 80, 70], num_shared=40)
+NUM_TOKENS = 8
+NUM_CACHEABLE = sum(map(cacheable_tokens, PROMPTS))
+
+
+def file_section(folder: Path) -> dict[str, Any]:
+    return {"backend": "file", "path": str(folder)}
+
+
+async def run_cold(engine: InProcessEngine) -> list[RequestOutput]:
+    """Nothing comes from L1 or L2."""
+    await engine.flush()
+    return await run(engine, PROMPTS, NUM_TOKENS)
+
+
+async def test_attach_switch_and_detach_under_traffic_cost_no_request_and_no_token(
+    references: References, tmp_path: Path
+) -> None:
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    async with in_process_engine(engine_config(reference.folder)) as engine:
+        is_over = asyncio.Event()
+        rounds: list[list[RequestOutput]] = []
+
+        async def keep_asking() -> None:
+            while not is_over.is_set():
+                rounds.append(await run_cold(engine))
+
+        async def next_round() -> None:
+            num_rounds = len(rounds)
+            while len(rounds) < num_rounds + 2:
+                await asyncio.sleep(0.01)
+
+        asking = asyncio.create_task(keep_asking())
+        a, b = file_section(tmp_path / "a"), file_section(tmp_path / "b")
+        names = []
+        for step in (a, b, None, None, a):
+            await next_round()
+            names.append(await (engine.detach_storage() if step is None else engine.attach_storage(step)))
+        await next_round()
+        is_over.set()
+        await asking
+
+        for outputs in rounds:
+            await assert_all_exact(engine, expected, outputs)
+        assert names == [
+            {"attached": "file", "detached": None},
+            {"attached": "file", "detached": "file"},
+            {"detached": "file"},
+            {"detached": None},
+            {"attached": "file", "detached": None},
+        ]
+        last = await run_cold(engine)
+        assert count_tokens(last, "l3") > 0
+        await engine.check()
+
+
+async def test_pages_of_an_attached_storage_are_those_that_a_cold_start_looks_for(
+    references: References, tmp_path: Path
+) -> None:
+    reference = references(Family.QWEN3)
+    async with in_process_engine(engine_config(reference.folder)) as engine:
+        await engine.attach_storage(file_section(tmp_path))
+        await run(engine, PROMPTS, 1)
+        await engine.check()
+    async with in_process_engine(engine_config(reference.folder, tmp_path)) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+
+
+async def test_failed_attach_changes_nothing(references: References, tmp_path: Path) -> None:
+    reference = references(Family.QWEN3)
+    (tmp_path / "file").touch()
+    async with in_process_engine(engine_config(reference.folder, tmp_path / "l3")) as engine:
+        await run(engine, PROMPTS, 1)
+        await engine.settle()
+        for section, words in (
+            (file_section(tmp_path / "file"), "cache.l3.path"),
+            ({"backend": "file"}, "cache.l3.path"),
+            ({"backend": "fil", "path": "x"}, "cache.l3"),
+            ({"backend": "redis", "url": "http://nowhere"}, "cache.l3.url"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                await engine.attach_storage(section)
+        outputs = await run_cold(engine)
+        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
+        stats = await engine.check()
+        assert stats["restarts"]["storage"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [({"l2": None}, "cache.l3 needs cache.l2"), ({"prefix_caching": False}, "cache.prefix_caching is false")],
+)
+async def test_attach_to_an_engine_that_cannot_use_it_is_refused(
+    references: References, tmp_path: Path, cache: dict[str, Any], words: str
+) -> None:
+    async with in_process_engine(engine_config(references(Family.QWEN3).folder, cache=cache)) as engine:
+        with pytest.raises(ConfigError, match=words):
+            await engine.attach_storage(file_section(tmp_path))
+
+
+async def test_storage_that_cannot_be_kept_is_given_up_and_the_engine_goes_on(
+    references: References, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = references(Family.QWEN3)
+    async with in_process_engine(engine_config(reference.folder, tmp_path)) as engine:
+        await run(engine, PROMPTS, 1)
+        await engine.settle()
+        storage = engine.spawner.latest(ActorKind.STORAGE)
+        assert storage is not None
+        storage.kill()
+        while "storage" in await engine.stats():
+            await asyncio.sleep(0.01)
+        assert "is given up" in caplog.text
+        outputs = await run_cold(engine)
+        assert count_tokens(outputs, "l3") == 0
+        assert await engine.attach_storage(file_section(tmp_path)) == {"attached": "file", "detached": None}
+        outputs = await run_cold(engine)
+        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
