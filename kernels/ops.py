@@ -33,7 +33,11 @@ class ModelOps(Protocol):
 
     @property
     def is_capturable(self) -> bool:
-        """May a decode step be captured in a CUDA graph?"""
+        """May a step be captured in a CUDA graph?"""
+
+    @property
+    def extension_tokens(self) -> int:
+        """Tokens per tile of `extensions_4Y`, and of captured steps that extend a prefix."""
 
     def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """`torch.nn.functional.linear`."""
@@ -58,8 +62,12 @@ class ModelOps(Protocol):
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         """See `reference.most_likely`."""
 
-    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """`tiles_X4` and `extensions_4Y` of `PrefillTiles`, on the host."""
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Cut rows into tiles: `tiles_X4` of `AttentionRows`, and extensions_4Y.
+
+        Those are few tokens after a long prefix, whose keys are better split over programs: int64 columns of
+        `DecodeRows`, namely rows, first indices in T, tokens, contexts.
+        """
 
     def paged_attention(
         self,
@@ -70,7 +78,7 @@ class ModelOps(Protocol):
         rows: AttentionRows,
         scale: float,
     ) -> Tensor:
-        """See `reference.paged_attention`. `rows.tiles` comes from `plan_tiles`."""
+        """See `reference.paged_attention`. `rows.tiles_X4` comes from `plan_tiles`."""
 
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
@@ -87,6 +95,7 @@ class ReferenceOps:
     """`ModelOps` in plain PyTorch, on any device."""
 
     is_capturable = False
+    extension_tokens = 16
     linear = staticmethod(functional.linear)
     rms_norm = staticmethod(reference.rms_norm)
     silu_mul = staticmethod(reference.silu_mul)
@@ -96,9 +105,9 @@ class ReferenceOps:
     fused_experts = staticmethod(reference.fused_experts)
     most_likely = staticmethod(reference.most_likely)
 
-    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """No tiles: the twins read the rows themselves."""
-        return np.empty((0, 4), dtype=np.int32), np.empty((4, 0), dtype=np.int32)
+        return np.empty((0, 4), dtype=np.int32), np.empty((4, 0), dtype=np.int64)
 
 
 def choose_ops(

@@ -113,29 +113,21 @@ class PrefillRow:
     """Tokens in the cache after this step, those of this row included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeRows:
-    """All rows of one token, padded to the longest of them."""
+    """Rows, or tiles of rows, of a few tokens each; all int64. The host need not know them."""
 
     rows_B: Tensor
-    """int64, row in the block tables."""
+    """Row in the block tables."""
     tokens_B: Tensor
-    """int64, index in T."""
+    """Index in T of the first token."""
     context_tokens_B: Tensor
-    """int64, as in `PrefillRow`."""
+    """Cached tokens up to and including the last token; 0 skips a tile."""
     max_context_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrefillTiles:
-    """Rows of several tokens, cut up for the GPU; all int32. The twins do without."""
-
-    tiles_X4: Tensor
-    """(row in the block tables, first index in T, tokens, position of the first token)."""
-    extensions_4Y: Tensor
-    """Tiles of few tokens after a long prefix, whose keys are split over programs: rows, first indices in T, tokens,
-    context tokens up to and including the last."""
-    max_context_tokens: int
+    """None of them has a longer context."""
+    num_tokens_B: Tensor | None = None
+    """At most `tokens_per_tile`; None: one each."""
+    tokens_per_tile: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +135,10 @@ class AttentionRows:
     """How the tokens of a step divide into rows."""
 
     prefill: tuple[PrefillRow, ...]
-    decode: DecodeRows | None
-    tiles: PrefillTiles | None = None
-    """The rows of `prefill` once more, where the operations ask for them."""
+    decode: tuple[DecodeRows, ...]
+    tiles_X4: Tensor | None = None
+    """int32, those of `prefill` that are not in `decode` too, cut up for the GPU: (row in the block tables, first index
+    in T, tokens, position of the first token). The twins do without."""
 
 
 def paged_attention(
@@ -156,20 +149,33 @@ def paged_attention(
     block_tables_RN: int, one row per request. The softmax is in float32. Returns [T, Q, D].
     """
     out_TQD = torch.empty_like(q_TQD)
-    if rows.decode is not None:
-        decode = rows.decode
-        num_pages = -(-decode.max_context_tokens // pool_PLH2SD.shape[4])
-        tables_BN = block_tables_RN[decode.rows_B, :num_pages]
-        out_TQD[decode.tokens_B] = _decode_attention(
-            q_TQD[decode.tokens_B], pool_PLH2SD, layer, tables_BN, decode.context_tokens_B, scale
-        )
-    for row in rows.prefill:
+    for decode in rows.decode:
+        if decode.num_tokens_B is None:
+            num_pages = -(-decode.max_context_tokens // pool_PLH2SD.shape[4])
+            tables_BN = block_tables_RN[decode.rows_B, :num_pages]
+            out_TQD[decode.tokens_B] = _decode_attention(
+                q_TQD[decode.tokens_B], pool_PLH2SD, layer, tables_BN, decode.context_tokens_B, scale
+            )
+    tiles = [tile for decode in rows.decode for tile in _tiles(decode)]
+    for row in (*rows.prefill, *tiles):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
         num_pages = -(-row.context_tokens // pool_PLH2SD.shape[4])
         k_1HSD, v_1HSD = _gather_pages(pool_PLH2SD, layer, block_tables_RN[row.row : row.row + 1, :num_pages])
         k_HSD, v_HSD = k_1HSD[0, :, : row.context_tokens], v_1HSD[0, :, : row.context_tokens]
         out_TQD[tokens] = _prefill_attention(q_TQD[tokens], k_HSD, v_HSD, scale)
     return out_TQD
+
+
+def _tiles(decode: DecodeRows) -> list[PrefillRow]:
+    """Tiles of several tokens as rows of their own. Waits for the device."""
+    if decode.num_tokens_B is None:
+        return []
+    columns = (decode.rows_B, decode.tokens_B, decode.num_tokens_B, decode.context_tokens_B)
+    return [
+        PrefillRow(row=row, first_token=first_token, num_tokens=num_tokens, context_tokens=context_tokens)
+        for row, first_token, num_tokens, context_tokens in zip(*(c.tolist() for c in columns), strict=True)
+        if context_tokens
+    ]
 
 
 def _gather_pages(pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, PrefillTiles, QkNorm, RopeTables
+from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, QkNorm, RopeTables
 from raydix.kernels.sampling import sample_tokens
 from raydix.kernels.small_linear import fits, small_linear
 from raydix.kernels.topk_gating import topk_gating
@@ -40,7 +40,7 @@ class TritonOps:
         self._num_query_heads = num_query_heads
         self._num_kv_heads = num_kv_heads
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self._extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
+        self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
     def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `ModelOps`."""
@@ -66,19 +66,18 @@ class TritonOps:
         num_tokens, head_dim = qkv_TX.shape[0], pool_PLH2SD.shape[5]
         return qkv_TX.view(num_tokens, -1, head_dim)[:, : self._num_query_heads]
 
-    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """See `ModelOps`."""
         extensions = [row for row in rows if is_extension(row, self._num_query_heads, self._num_sms)]
         others = [row for row in rows if not is_extension(row, self._num_query_heads, self._num_sms)]
-        size = self._extension_tokens
+        size = self.extension_tokens
         split = [
             (row.row, row.first_token + start, stop - start, row.context_tokens - row.num_tokens + stop)
             for row in extensions
             for start in range(0, row.num_tokens, size)
             for stop in [min(start + size, row.num_tokens)]
         ]
-        columns_4Y = np.array(split, dtype=np.int32).reshape(-1, 4).T
-        return plan_tiles(others, self._dtype), np.ascontiguousarray(columns_4Y)
+        return plan_tiles(others, self._dtype), np.array(split, dtype=np.int64).reshape(-1, 4).T
 
     def paged_attention(
         self,
@@ -91,38 +90,32 @@ class TritonOps:
     ) -> Tensor:
         """See `ModelOps`."""
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
-        batches = [] if rows.decode is None else [self._decode_batch(rows.decode)]
-        if rows.tiles is not None:
-            batches.append(self._extension_batch(rows.tiles))
-            tiles_X4 = rows.tiles.tiles_X4
-            paged_prefill(q_TQD, pool_PLH2SD, layer, block_tables_RN, tiles_X4, scale=scale, out_TQD=out_TQD)
-        for tiles, num_splits in batches:
+        if rows.tiles_X4 is not None:
+            paged_prefill(q_TQD, pool_PLH2SD, layer, block_tables_RN, rows.tiles_X4, scale=scale, out_TQD=out_TQD)
+        for decode in rows.decode:
             paged_decode(
                 q_TQD,
                 pool_PLH2SD,
                 layer,
                 block_tables_RN,
-                tiles,
+                _decode_tiles(decode),
                 scale=scale,
-                num_splits=num_splits,
+                num_splits=self._num_splits(decode, q_TQD.shape[0]),
                 out_TQD=out_TQD,
             )
         return out_TQD
 
-    def _decode_batch(self, rows: DecodeRows) -> tuple[DecodeTiles, int]:
-        tiles = DecodeTiles(rows_B=rows.rows_B, tokens_B=rows.tokens_B, context_tokens_B=rows.context_tokens_B)
-        return tiles, self._num_splits(len(rows.rows_B), rows.max_context_tokens)
+    def _num_splits(self, rows: DecodeRows, num_tokens: int) -> int:
+        # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
+        num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
+        return choose_num_splits(num_tiles, self._num_kv_heads, rows.max_context_tokens, self._num_sms)
 
-    def _extension_batch(self, tiles: PrefillTiles) -> tuple[DecodeTiles, int]:
-        rows_Y, tokens_Y, counts_Y, contexts_Y = tiles.extensions_4Y
-        extensions = DecodeTiles(
-            rows_B=rows_Y,
-            tokens_B=tokens_Y,
-            context_tokens_B=contexts_Y,
-            num_tokens_B=counts_Y,
-            tokens_per_tile=self._extension_tokens,
-        )
-        return extensions, self._num_splits(len(rows_Y), tiles.max_context_tokens)
 
-    def _num_splits(self, num_tiles: int, max_context_tokens: int) -> int:
-        return choose_num_splits(num_tiles, self._num_kv_heads, max_context_tokens, self._num_sms)
+def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
+    return DecodeTiles(
+        rows_B=rows.rows_B,
+        tokens_B=rows.tokens_B,
+        context_tokens_B=rows.context_tokens_B,
+        num_tokens_B=rows.num_tokens_B,
+        tokens_per_tile=rows.tokens_per_tile,
+    )

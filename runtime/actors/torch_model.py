@@ -116,7 +116,7 @@ def _warm_up(config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device
     torch.cuda.synchronize(device)
     # What the allocator took, for steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
-    # Graphs keep the memory of a step of decoding; a prompt's step needs its own beside that.
+    # Graphs keep the memory of captured steps; a prompt's step needs its own beside that.
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_reserved(device)
     runner.capture_graphs()

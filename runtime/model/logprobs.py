@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raydix.runtime.messages.plan import TokenLogprobs
-from raydix.runtime.model.request_slots import copy_to_device
+from raydix.runtime.model.columns import copy_to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

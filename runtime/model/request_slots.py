@@ -1,24 +1,14 @@
 """Per-request state on the device: tokens, block tables and sampling parameters, one row per slot."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, TableChanges
+from raydix.runtime.model.columns import copy_to_device
 
 _GREEDY = DeviceSampling(seed=0)
-
-
-def copy_to_device(columns: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
-    """Copy int64 columns in one transfer, without waiting for the device."""
-    packed = torch.from_numpy(np.concatenate(columns))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    return list(packed.split([len(column) for column in columns]))
 
 
 class RequestSlots:

@@ -12,23 +12,26 @@ import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillTiles, RopeTables
+from raydix.kernels.reference import AttentionRows, DecodeRows, RopeTables
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
-from raydix.runtime.model.decode_graphs import DecodeGraphs, DecodeOutput
+from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
+from raydix.runtime.model.columns import Column, copy_to_device, split_columns
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs, copy_to_host
-from raydix.runtime.model.request_slots import RequestSlots, copy_to_device
+from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.sampling import SamplingRows, sample
 from raydix.runtime.model.step_rows import (
     StepRows,
-    decode_columns,
+    choose_shape,
     padding_columns,
     padding_row,
     read_rows,
+    step_columns,
     token_columns,
 )
+from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
 
 WaitLayer = Callable[[int, int], None]
 """Called with (transfer id, layer) before a layer uses KV that this load brings."""
@@ -77,7 +80,7 @@ class ModelRunner:
         self._pools = pools
         self._device = device
         self._rope_XD = decoder.rotary.tables(torch.arange(max_model_len, device=device), decoder.dtype)
-        self._graphs: DecodeGraphs | None = None
+        self._captured: CapturedSteps | None = None
         self.slots = RequestSlots(
             num_groups=len(pools),
             page_size=page_size,
@@ -98,15 +101,15 @@ class ModelRunner:
                 self._run_padding(num_tokens, context - num_tokens)
 
     @torch.inference_mode()
-    def warm_up_decode(self) -> None:
-        """Run the largest step of decoding, over the padding page."""
-        self._decode(torch.from_numpy(padding_columns(self.slots)).to(self._device))
-
-    @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture decode steps of all sizes, if the operations allow it. Call once, before the first plan."""
+        """Capture small steps of all sizes, if the operations allow it. Call once, before the first plan."""
         if self._decoder.ops.is_capturable:
-            self._graphs = DecodeGraphs(self._decode, padding_columns(self.slots), self.slots.max_slots, self._device)
+            self._captured = CapturedSteps(self._run_columns, self._padding, self.captured_shapes(), self._device)
+
+    def captured_shapes(self) -> tuple[StepShape, ...]:
+        """Shapes of the steps that are captured; a step takes the first that holds it."""
+        extensions = extension_shapes(self.slots.max_model_len, self._decoder.ops.extension_tokens)
+        return (*decode_shapes(self.slots.max_slots), *extensions)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
@@ -126,9 +129,11 @@ class ModelRunner:
         if not len(rows.slots):
             return self._output(torch.empty(0, dtype=torch.int32), None)
         on_layer = _layer_waiter(plan, wait_layer)
-        # A load's events are the plan's own, so no graph can hold them.
-        if self._graphs is not None and on_layer is None and rows.is_decode:
-            return self._replay(self._graphs, rows)
+        if self._captured is not None and (shape := choose_shape(rows, self._captured.shapes)) is not None:
+            if on_layer is not None:
+                # A load's events are the plan's own, so no graph can hold them: all of it has to arrive first.
+                on_layer(self._decoder.spec.num_layers - 1)
+            return self._replay(self._captured, rows, shape)
         token_ids_T, batch, sampled_T = self._batch(rows)
         hidden_TC = self._decoder(token_ids_T, batch, on_layer)
         if not len(rows.sampling):
@@ -147,8 +152,7 @@ class ModelRunner:
     def _batch(self, rows: StepRows) -> tuple[Tensor, AttentionBatch, Tensor]:
         """Return token_ids_T, the attention batch, and the index in T of each sampled row's last token."""
         tokens = token_columns(rows, self.slots)
-        last_tokens = np.cumsum(rows.num_tokens) - 1
-        decode = np.flatnonzero(rows.num_tokens == 1)
+        is_decode = rows.num_tokens == 1
         prefill = rows.prefill_rows()
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
         columns = copy_to_device(
@@ -157,26 +161,28 @@ class ModelRunner:
                 tokens.page_index_T,
                 tokens.page_offset_T,
                 tokens.positions_T,
-                last_tokens[rows.sampling],
-                rows.slots[decode],
-                last_tokens[decode],
-                rows.ends[decode],
+                rows.last_tokens[rows.sampling],
                 tiles_X4.reshape(-1).view(np.int64),
-                extensions_4Y.reshape(-1).view(np.int64),
+                rows.slots[is_decode],
+                rows.last_tokens[is_decode],
+                rows.ends[is_decode],
+                *extensions_4Y,
             ],
             self._device,
         )
-        token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, *decode_columns_B, tiles, extensions = (
-            columns
+        token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, tiles, *decode_columns = columns
+        slots_B, tokens_B, contexts_B, *extension_columns = decode_columns
+        singles = DecodeRows(
+            rows_B=slots_B,
+            tokens_B=tokens_B,
+            context_tokens_B=contexts_B,
+            max_context_tokens=int(rows.ends[is_decode].max(initial=0)),
         )
+        extensions = _tiles(extension_columns, self._decoder.ops.extension_tokens, int(extensions_4Y[3].max(initial=0)))
         attention_rows = AttentionRows(
             prefill=prefill,
-            decode=_decode_rows(decode_columns_B, int(rows.ends[decode].max())) if len(decode) else None,
-            tiles=PrefillTiles(
-                tiles_X4=tiles.view(torch.int32).view(-1, 4),
-                extensions_4Y=extensions.view(torch.int32).view(4, -1),
-                max_context_tokens=max((row.context_tokens for row in prefill), default=0),
-            ),
+            decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
+            tiles_X4=tiles.view(torch.int32).view(-1, 4),
         )
         batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
         return self.slots.tokens_XL.view(-1)[token_index_T], batch, sampled_T
@@ -193,24 +199,30 @@ class ModelRunner:
         rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
         return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
 
-    def _replay(self, graphs: DecodeGraphs, rows: StepRows) -> StepOutput:
-        """A decode step by graph. Its tokens are the most likely ones; rows that want others are sampled again."""
+    def _replay(self, captured: CapturedSteps, rows: StepRows, shape: StepShape) -> StepOutput:
+        """A captured step. Its tokens are the most likely ones; rows that want others are sampled again."""
         num_rows = len(rows.slots)
-        output = graphs.replay(decode_columns(rows, self.slots, graphs.bucket(num_rows)))
+        output = captured.replay(step_columns(rows, self.slots, shape), shape)
         if self.slots.takes_likeliest[rows.slots].all():
-            return self._output(output.token_ids_B[:num_rows], None)
-        return self._sample(output.logits_BV[:num_rows], rows)
+            return self._output(output.token_ids_R[:num_rows], None)
+        return self._sample(output.logits_RV[:num_rows], rows)
 
-    def _decode(self, columns_XB: Tensor) -> DecodeOutput:
-        """One step of the rows that `decode_columns` describes. Reads nothing from the host but shapes."""
-        token_index_B, page_index_B, page_offset_B, positions_B, *decode_columns_B, next_index_B = columns_XB
-        attention_rows = AttentionRows(prefill=(), decode=_decode_rows(decode_columns_B, self.slots.max_model_len))
-        batch = self._attention_batch(attention_rows, positions_B, page_index_B, page_offset_B)
+    def _run_columns(self, packed: Tensor, shape: StepShape) -> CapturedOutput:
+        """The step that `step_columns` describes. Reads nothing from the host but the shape."""
+        columns = split_columns(packed, shape.lengths)
+        token_index_T, page_index_T, page_offset_T, positions_T, *tile_columns, last_tokens_R, next_index_R = columns
+        tiles = _tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
+        attention_rows = AttentionRows(prefill=(), decode=(tiles,))
+        batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
         tokens = self.slots.tokens_XL.view(-1)
-        logits_BV = self._decoder.logits(self._decoder(tokens[token_index_B], batch))
-        token_ids_B = self._decoder.ops.most_likely(logits_BV)
-        tokens.scatter_(0, next_index_B, token_ids_B)
-        return DecodeOutput(logits_BV=logits_BV, token_ids_B=token_ids_B)
+        hidden_TC = self._decoder(tokens[token_index_T], batch)
+        logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
+        token_ids_R = self._decoder.ops.most_likely(logits_RV)
+        tokens.scatter_(0, next_index_R, token_ids_R)
+        return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
+
+    def _padding(self, shape: StepShape) -> Column:
+        return padding_columns(self.slots, shape)
 
     def _sample(self, logits_RV: Tensor, rows: StepRows) -> StepOutput:
         chosen = rows.sampling
@@ -243,10 +255,16 @@ class ModelRunner:
         self._decoder.logits(self._decoder(token_ids_T, batch)[sampled_T])
 
 
-def _decode_rows(columns_B: list[Tensor], max_context_tokens: int) -> DecodeRows:
-    slots_B, tokens_B, contexts_B = columns_B
+def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: int) -> DecodeRows:
+    """Columns in the order of `ModelOps.plan_tiles`."""
+    rows_Y, first_tokens_Y, counts_Y, contexts_Y = columns_4Y
     return DecodeRows(
-        rows_B=slots_B, tokens_B=tokens_B, context_tokens_B=contexts_B, max_context_tokens=max_context_tokens
+        rows_B=rows_Y,
+        tokens_B=first_tokens_Y,
+        context_tokens_B=contexts_Y,
+        max_context_tokens=max_context_tokens,
+        num_tokens_B=None if tokens_per_tile == 1 else counts_Y,
+        tokens_per_tile=tokens_per_tile,
     )
 
 

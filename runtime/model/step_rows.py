@@ -1,20 +1,19 @@
 """A plan's rows on the host: what a step computes, as columns that one copy takes to the device.
 
-Legend: T tokens of the step, R rows, B rows of a decode step.
+Legend: T tokens of the step, R rows that sample, Y tiles of attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.kernels.reference import PrefillRow
 from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.model.columns import Column, pack_columns
 from raydix.runtime.model.request_slots import RequestSlots, run_offsets
-
-Column = NDArray[np.int64]
-NUM_DECODE_COLUMNS = 8
+from raydix.runtime.model.step_shapes import StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +51,19 @@ class StepRows:
         return np.flatnonzero(self.output_positions >= 0)
 
     @property
-    def is_decode(self) -> bool:
-        """Is every row one token that samples the next?"""
-        return bool((self.num_tokens == 1).all() and (self.output_positions >= 0).all())
+    def last_tokens(self) -> Column:
+        """Index in T of each row's last token."""
+        return np.cumsum(self.num_tokens) - 1
+
+    @property
+    def first_tokens(self) -> Column:
+        """Index in T of each row's first token."""
+        return np.cumsum(self.num_tokens) - self.num_tokens
 
     def prefill_rows(self) -> tuple[PrefillRow, ...]:
         """The rows of several tokens; their row in the block tables is their slot."""
         ends = self.ends
-        first_tokens = np.cumsum(self.num_tokens) - self.num_tokens
+        first_tokens = self.first_tokens
         return tuple(
             PrefillRow(
                 row=int(self.slots[row]),
@@ -105,32 +109,42 @@ def token_columns(rows: StepRows, slots: RequestSlots) -> TokenColumns:
     )
 
 
-def decode_columns(rows: StepRows, slots: RequestSlots, num_rows: int) -> NDArray[np.int64]:
-    """[NUM_DECODE_COLUMNS, `num_rows`] of a decode step, padded with rows of the scratch slot.
+def choose_shape(rows: StepRows, shapes: Sequence[StepShape]) -> StepShape | None:
+    """The first shape with room for these rows; None if there is none, or a row samples nothing."""
+    if (rows.output_positions < 0).any():
+        return None
+    num_rows, num_tokens = len(rows.slots), int(rows.num_tokens.sum())
+    return next((shape for shape in shapes if shape.holds(num_rows, num_tokens)), None)
 
-    In order: the `TokenColumns`, slots, indices in T, contexts, and where in the slots' tokens the sampled one goes.
+
+def step_columns(rows: StepRows, slots: RequestSlots, shape: StepShape) -> Column:
+    """Packed columns of a captured step: the rows, then padding up to its shape.
+
+    In order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and including the last
+    of them; of each row that samples its last token's index in T, and where in the slots' tokens the sampled one goes.
     """
-    count = len(rows.slots)
-    tokens = token_columns(rows, slots)
-    first_token, first_page = slots.scratch_slot * slots.tokens_per_slot, slots.scratch_slot * slots.max_pages
-    columns = np.empty((NUM_DECODE_COLUMNS, num_rows), dtype=np.int64)
-    columns[:, count:] = np.array([first_token, first_page, 0, 0, slots.scratch_slot, 0, 1, first_token + 1])[:, None]
-    columns[0, :count] = tokens.token_index_T
-    columns[1, :count] = tokens.page_index_T
-    columns[2, :count] = tokens.page_offset_T
-    columns[3, :count] = tokens.positions_T
-    columns[4, :count] = rows.slots
-    columns[5] = np.arange(num_rows)
-    columns[6, :count] = rows.ends
-    columns[7, :count] = tokens.token_index_T + 1
-    return columns
+    padded = _add_padding(rows, slots, shape)
+    tokens = token_columns(padded, slots)
+    last_tokens_R = padded.last_tokens[padded.sampling]
+    spare_token = slots.scratch_slot * slots.tokens_per_slot + 1
+    return pack_columns(
+        [
+            tokens.token_index_T,
+            tokens.page_index_T,
+            tokens.page_offset_T,
+            tokens.positions_T,
+            *(_fill(column_Y, shape.num_tiles, 0) for column_Y in _tile_columns(padded, shape.tokens_per_tile)),
+            _fill(last_tokens_R, shape.num_rows, 0),
+            _fill(tokens.token_index_T[last_tokens_R] + 1, shape.num_rows, spare_token),
+        ]
+    )
 
 
-def padding_columns(slots: RequestSlots) -> NDArray[np.int64]:
-    """`decode_columns` of a step that is all padding."""
+def padding_columns(slots: RequestSlots, shape: StepShape) -> Column:
+    """`step_columns` of a step that is all padding."""
     nothing = np.empty(0, dtype=np.int64)
     rows = StepRows(slots=nothing, starts=nothing, num_tokens=nothing, write_starts=nothing, output_positions=nothing)
-    return decode_columns(rows, slots, slots.max_slots)
+    return step_columns(rows, slots, shape)
 
 
 def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
@@ -143,3 +157,31 @@ def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
         write_starts=column[3],
         output_positions=column[4],
     )
+
+
+def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepRows:
+    """Fill the shape's tokens with rows of the scratch slot, a tile each, of which nothing is kept or sampled."""
+    missing = shape.num_tokens - int(rows.num_tokens.sum())
+    starts = np.arange(0, missing, shape.tokens_per_tile)
+    num_tokens = np.minimum(missing - starts, shape.tokens_per_tile)
+    return StepRows(
+        slots=np.append(rows.slots, np.full_like(starts, slots.scratch_slot)),
+        starts=np.append(rows.starts, np.zeros_like(starts)),
+        num_tokens=np.append(rows.num_tokens, num_tokens),
+        write_starts=np.append(rows.write_starts, num_tokens),
+        output_positions=np.append(rows.output_positions, np.full_like(starts, -1)),
+    )
+
+
+def _tile_columns(rows: StepRows, tokens_per_tile: int) -> tuple[Column, Column, Column, Column]:
+    """Cut the rows into tiles."""
+    num_tiles = -(-rows.num_tokens // tokens_per_tile)
+    row_of_tile = np.repeat(np.arange(len(rows.slots)), num_tiles)
+    first_Y = run_offsets(num_tiles) * tokens_per_tile
+    count_Y = np.minimum(rows.num_tokens[row_of_tile] - first_Y, tokens_per_tile)
+    context_Y = rows.starts[row_of_tile] + first_Y + count_Y
+    return rows.slots[row_of_tile], rows.first_tokens[row_of_tile] + first_Y, count_Y, context_Y
+
+
+def _fill(column: Column, length: int, value: int) -> Column:
+    return np.append(column, np.full(length - len(column), value))

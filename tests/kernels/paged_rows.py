@@ -49,7 +49,7 @@ class PagedRows:
             self.pool_PLH2SD.float(),
             LAYER,
             self.tables_RN,
-            AttentionRows(prefill=self.rows, decode=None),
+            AttentionRows(prefill=self.rows, decode=()),
             self.scale,
         )
         is_float32 = self.q_TQD.dtype == torch.float32

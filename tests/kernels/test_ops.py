@@ -5,7 +5,7 @@ import torch
 
 from raydix.kernels import reference
 from raydix.kernels.ops import ModelOps, ReferenceOps, choose_ops
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, PrefillTiles, QkNorm, RopeTables
+from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, QkNorm, RopeTables
 
 QUERY_HEADS, KV_HEADS, DIM, PAGE_SIZE, PAGES_PER_ROW = 8, 2, 32, 16, 40
 
@@ -86,9 +86,17 @@ def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(dtype: t
     )
     q = torch.randn(220, QUERY_HEADS, DIM, device=device, dtype=dtype)
     ops = make_ops("cuda", dtype)
-    tiles_X4, extensions_4Y = (torch.from_numpy(table).to(device) for table in ops.plan_tiles(prefill))
-    tiles = PrefillTiles(tiles_X4=tiles_X4, extensions_4Y=extensions_4Y, max_context_tokens=600)
-    rows = AttentionRows(prefill=prefill, decode=decode, tiles=tiles)
+    tiles_X4, extensions_4Y = (torch.from_numpy(table.copy()).to(device) for table in ops.plan_tiles(prefill))
+    rows_Y, first_tokens_Y, counts_Y, contexts_Y = extensions_4Y
+    extensions = DecodeRows(
+        rows_B=rows_Y,
+        tokens_B=first_tokens_Y,
+        context_tokens_B=contexts_Y,
+        max_context_tokens=600,
+        num_tokens_B=counts_Y,
+        tokens_per_tile=ops.extension_tokens,
+    )
+    rows = AttentionRows(prefill=prefill, decode=(decode, extensions), tiles_X4=tiles_X4)
 
     out = ops.paged_attention(q, pool, 1, tables, rows, DIM**-0.5)
 

@@ -48,23 +48,45 @@ def test_paged_attention_matches_the_definition(
     torch.testing.assert_close(out, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
+def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
+    pool = torch.randn(40, LAYERS, HEADS, 2, PAGE, DIM)
+    tables = (torch.randperm(39)[: 4 * 6] + 1).view(4, 6).int()
+    q = torch.randn(16, HEADS * GROUP, DIM)
+    tiles = DecodeRows(
+        rows_B=torch.tensor([2, 2, 0, 1]),
+        tokens_B=torch.tensor([9, 13, 0, 0]),
+        context_tokens_B=torch.tensor([14, 17, 9, 0]),
+        max_context_tokens=17,
+        num_tokens_B=torch.tensor([4, 3, 9, 0]),
+        tokens_per_tile=9,
+    )
+    whole = (
+        PrefillRow(row=0, first_token=0, num_tokens=9, context_tokens=9),
+        PrefillRow(row=2, first_token=9, num_tokens=7, context_tokens=17),
+    )
+
+    out = reference.paged_attention(q, pool, 1, tables, AttentionRows(prefill=(), decode=(tiles,)), DIM**-0.5)
+
+    expected = reference.paged_attention(q, pool, 1, tables, AttentionRows(prefill=whole, decode=()), DIM**-0.5)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
 def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> AttentionRows:
     firsts = [sum(num_tokens[:row]) for row in range(len(num_tokens))]
-    decode = [row for row, count in enumerate(num_tokens) if count == 1]
+    single = [row for row, count in enumerate(num_tokens) if count == 1]
+    decode = DecodeRows(
+        rows_B=torch.tensor(single),
+        tokens_B=torch.tensor([firsts[row] for row in single]),
+        context_tokens_B=torch.tensor([contexts[row] for row in single]),
+        max_context_tokens=max((contexts[row] for row in single), default=0),
+    )
     return AttentionRows(
         prefill=tuple(
             PrefillRow(row=row, first_token=firsts[row], num_tokens=count, context_tokens=contexts[row])
             for row, count in enumerate(num_tokens)
             if count > 1
         ),
-        decode=DecodeRows(
-            rows_B=torch.tensor(decode),
-            tokens_B=torch.tensor([firsts[row] for row in decode]),
-            context_tokens_B=torch.tensor([contexts[row] for row in decode]),
-            max_context_tokens=max(contexts[row] for row in decode),
-        )
-        if decode
-        else None,
+        decode=(decode,) if single else (),
     )
 
 

@@ -1,6 +1,5 @@
 """What a plan's rows become before they go to the device."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,8 +7,17 @@ from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
+from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.request_slots import RequestSlots
-from raydix.runtime.model.step_rows import decode_columns, padding_columns, padding_row, read_rows, token_columns
+from raydix.runtime.model.step_rows import (
+    choose_shape,
+    padding_columns,
+    padding_row,
+    read_rows,
+    step_columns,
+    token_columns,
+)
+from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
 
 PAGE_SIZE, MAX_MODEL_LEN, MAX_SLOTS = 8, 50, 4
 PAGES, TOKENS = 7, MAX_MODEL_LEN + 1
@@ -68,15 +76,59 @@ def test_what_is_not_kept_goes_to_the_padding_page(slots: RequestSlots) -> None:
     assert pages[:2].tolist() == [0, 0]
 
 
-def test_padding_stays_in_the_scratch_slot(slots: RequestSlots) -> None:
-    columns = decode_columns(read_rows(plan([(1, 20, 1, 20, 0)]), slots), slots, 3)
+def unpack(packed: Column, shape: StepShape) -> list[list[int]]:
+    return [column.tolist() for column in split_columns(torch.from_numpy(packed), shape.lengths)]
 
-    assert columns[:, 0].tolist() == [TOKENS + 20, PAGES + 2, 4, 20, 1, 0, 21, TOKENS + 21]
-    scratch_token, scratch_page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
-    for row in (1, 2):
-        expected = [scratch_token, scratch_page, 0, 0, MAX_SLOTS, row, 1, scratch_token + 1]
-        assert columns[:, row].tolist() == expected
-    assert np.array_equal(padding_columns(slots)[:, 1:3], columns[:, 1:])
+
+def test_padding_of_a_decode_step_is_single_tokens_of_the_scratch_slot(slots: RequestSlots) -> None:
+    shape = StepShape(num_tokens=3, num_rows=3, tokens_per_tile=1)
+
+    columns = unpack(step_columns(read_rows(plan([(1, 20, 1, 20, 0)]), slots), slots, shape), shape)
+
+    token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
+    by_token, by_tile, by_row = columns[:4], columns[4:8], columns[8:]
+    assert by_token == [[TOKENS + 20, token, token], [PAGES + 2, page, page], [4, 0, 0], [20, 0, 0]]
+    assert by_tile == [[1, MAX_SLOTS, MAX_SLOTS], [0, 1, 2], [1, 1, 1], [21, 1, 1]]
+    assert by_row == [[0, 0, 0], [TOKENS + 21, token + 1, token + 1]]
+
+
+def test_an_extension_is_cut_into_tiles_and_padded_in_the_scratch_slot(slots: RequestSlots) -> None:
+    shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
+
+    columns = unpack(step_columns(read_rows(plan([(3, 14, 6, 14, 0)]), slots), slots, shape), shape)
+
+    token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
+    assert columns[0] == [3 * TOKENS + position for position in range(14, 20)] + [token, token + 1]
+    assert columns[1] == [3 * PAGES + 1] * 2 + [3 * PAGES + 2] * 4 + [page, page]
+    assert columns[2:4] == [[6, 7, 0, 1, 2, 3, 0, 1], [14, 15, 16, 17, 18, 19, 0, 1]]
+    assert columns[4:8] == [[3, 3, MAX_SLOTS], [0, 4, 6], [4, 2, 2], [18, 20, 2]]
+    assert columns[8:] == [[5], [3 * TOKENS + 20]]
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 9))
+def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_tokens: int) -> None:
+    shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=3)
+
+    rows = read_rows(plan([(3, 10, num_tokens, 10, 0)]), slots)
+    *_, firsts, counts, contexts, _, _ = unpack(step_columns(rows, slots, shape), shape)
+
+    covered = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
+    assert covered == list(range(8))
+    ends = [context for context, first in zip(contexts, firsts, strict=True) if context and first < num_tokens]
+    assert ends[-1] == 10 + num_tokens
+
+
+@pytest.mark.parametrize("shape", [*decode_shapes(MAX_SLOTS), *extension_shapes(MAX_MODEL_LEN, 16)])
+def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone(
+    slots: RequestSlots, shape: StepShape
+) -> None:
+    tokens, pages, _, positions, tile_slots, *_, next_tokens = unpack(padding_columns(slots, shape), shape)
+
+    assert min(*tokens, *next_tokens) >= MAX_SLOTS * TOKENS
+    assert max(*tokens, *next_tokens) < (MAX_SLOTS + 1) * TOKENS
+    assert set(pages) == {MAX_SLOTS * PAGES}
+    assert max(positions) < MAX_MODEL_LEN
+    assert set(tile_slots) <= {MAX_SLOTS, 0}
 
 
 def test_a_padding_row_keeps_nothing(slots: RequestSlots) -> None:
@@ -85,12 +137,17 @@ def test_a_padding_row_keeps_nothing(slots: RequestSlots) -> None:
     assert set(tokens.page_index_T.tolist()) == {MAX_SLOTS * PAGES}
 
 
-def test_only_steps_of_sampling_single_tokens_are_decode_steps(slots: RequestSlots) -> None:
-    decode, prefill, silent = (1, 20, 1, 20, 0), (3, 0, 5, 0, 0), (3, 4, 1, 4, -1)
+def test_a_step_takes_the_first_shape_that_holds_its_rows(slots: RequestSlots) -> None:
+    decode, extension, silent = (1, 19, 1, 19, 0), (3, 3, 17, 3, 0), (3, 4, 1, 4, -1)
+    shapes = (*decode_shapes(MAX_SLOTS), *extension_shapes(MAX_MODEL_LEN, 16))
 
-    assert read_rows(plan([decode]), slots).is_decode
-    assert not read_rows(plan([decode, prefill]), slots).is_decode
-    assert not read_rows(plan([decode, silent]), slots).is_decode
+    def chosen(*rows: tuple[int, int, int, int, int]) -> StepShape | None:
+        return choose_shape(read_rows(plan(list(rows)), slots), shapes)
+
+    assert chosen(decode) == shapes[0]
+    assert chosen(extension) == extension_shapes(32, 16)[1]
+    assert chosen(decode, extension) is None
+    assert chosen(decode, silent) is None
 
 
 @pytest.mark.parametrize("row", [(1, 0, 0, 0, -1), (1, -1, 2, 0, -1), (1, 40, 11, 40, -1), (2, 0, 1, 0, -1)])

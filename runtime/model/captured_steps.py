@@ -1,0 +1,81 @@
+"""CUDA graphs of steps, one per shape: such a step is one small copy to the device and one launch.
+
+Legend: R sampling rows of a shape, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydix.runtime.model.columns import Column
+from raydix.runtime.model.step_shapes import StepShape
+
+RING_ENTRIES = 16
+"""Steps whose columns may be on their way at once. More than are ever in flight, so that the host does not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CapturedOutput:
+    """What a captured step leaves on the device, until the next one."""
+
+    logits_RV: Tensor
+    token_ids_R: Tensor
+    """int32, the most likely tokens."""
+
+
+RunColumns = Callable[[Tensor, StepShape], CapturedOutput]
+"""Enqueues the step that packed columns describe."""
+
+
+class CapturedSteps:
+    """Owns: the captured steps, their inputs and outputs, and the pinned memory that columns pass through."""
+
+    def __init__(
+        self, run: RunColumns, padding: Callable[[StepShape], Column], shapes: Sequence[StepShape], device: torch.device
+    ) -> None:
+        """Capture `run` for all shapes; `padding`: packed columns that do no harm."""
+        self.shapes = shapes
+        largest = max(shape.packed_size for shape in shapes)
+        self._inputs = torch.zeros(largest, dtype=torch.int64, device=device)
+        self._ring = torch.empty(RING_ENTRIES, largest, dtype=torch.int64, pin_memory=True)
+        self._copied = [torch.cuda.Event() for _ in range(RING_ENTRIES)]
+        self._num_replays = 0
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, CapturedOutput]] = {}
+        memory = torch.cuda.graph_pool_handle()
+        # Largest first: the smaller ones then fit into its memory.
+        for shape in sorted(shapes, key=lambda shape: -shape.num_tokens):
+            columns = self._inputs[: shape.packed_size]
+            columns.copy_(torch.from_numpy(padding(shape)))
+            self._graphs[shape] = _capture(run, columns, shape, memory)
+
+    def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
+        """Enqueue the step that the packed columns describe."""
+        entry = self._num_replays % RING_ENTRIES
+        self._num_replays += 1
+        self._copied[entry].synchronize()
+        staged = self._ring[entry, : columns.size]
+        staged.numpy()[:] = columns
+        self._inputs[: columns.size].copy_(staged, non_blocking=True)
+        self._copied[entry].record()
+        graph, output = self._graphs[shape]
+        graph.replay()
+        return output
+
+
+def _capture(
+    run: RunColumns, columns: Tensor, shape: StepShape, memory: Any
+) -> tuple[torch.cuda.CUDAGraph, CapturedOutput]:
+    # A first run outside of the graph compiles kernels and lets libraries allocate.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(columns, shape)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads of the process may use CUDA meanwhile.
+    with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
+        output = run(columns, shape)
+    return graph, output

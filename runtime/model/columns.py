@@ -1,0 +1,52 @@
+"""Columns of integers on their way to the device: a step's many in one copy.
+
+Each begins at a multiple of 16 bytes: kernels are compiled for aligned and for other pointers apart, and meet one kind.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Column = NDArray[np.int64]
+_ALIGNED = 2
+"""Numbers in 16 bytes."""
+
+
+def packed_size(lengths: Sequence[int]) -> int:
+    """Numbers that columns of these lengths take up, packed."""
+    return sum(_aligned(length) for length in lengths)
+
+
+def pack_columns(columns: Sequence[Column]) -> Column:
+    """One column behind another."""
+    packed = np.zeros(packed_size([len(column) for column in columns]), dtype=np.int64)
+    start = 0
+    for column in columns:
+        packed[start : start + len(column)] = column
+        start += _aligned(len(column))
+    return packed
+
+
+def split_columns(packed: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Views of the columns that `pack_columns` has put there."""
+    columns = []
+    start = 0
+    for length in lengths:
+        columns.append(packed[start : start + length])
+        start += _aligned(length)
+    return columns
+
+
+def copy_to_device(columns: Sequence[Column], device: torch.device) -> list[Tensor]:
+    """Copy columns in one transfer, without waiting for the device."""
+    packed = torch.from_numpy(pack_columns(columns))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return split_columns(packed, [len(column) for column in columns])
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNED) * _ALIGNED

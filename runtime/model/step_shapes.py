@@ -1,0 +1,58 @@
+"""Sizes of the steps that are captured in CUDA graphs: decode steps, and small extensions of a cached prefix."""
+
+from dataclasses import dataclass
+
+from raydix.runtime.model.columns import packed_size
+
+EXTENSION_TOKENS = (16, 32, 64, 128)
+"""Beyond, a step has work enough to hide its launches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What a captured step has room for; what its rows leave is padding."""
+
+    num_tokens: int
+    num_rows: int
+    tokens_per_tile: int
+    """Of attention."""
+
+    @property
+    def is_decode(self) -> bool:
+        """Is it made for rows of one token?"""
+        return self.num_rows == self.num_tokens
+
+    @property
+    def num_tiles(self) -> int:
+        """Enough for any rows that fit: each may end within a tile, and so may the padding."""
+        if self.tokens_per_tile == 1:
+            return self.num_tokens
+        return -(-self.num_tokens // self.tokens_per_tile) + self.num_rows
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the step's columns: 4 by token, 4 by tile, 2 by row that samples."""
+        return (self.num_tokens,) * 4 + (self.num_tiles,) * 4 + (self.num_rows,) * 2
+
+    @property
+    def packed_size(self) -> int:
+        """Numbers in its packed columns."""
+        return packed_size(self.lengths)
+
+    def holds(self, num_rows: int, num_tokens: int) -> bool:
+        """Is there room for so many rows, of so many tokens together?"""
+        is_enough = num_rows <= self.num_rows and num_tokens <= self.num_tokens
+        return is_enough and (num_rows == num_tokens or not self.is_decode)
+
+
+def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:
+    """Batches of single tokens, by rising size: a step is padded to the next one. The last is `max_rows`."""
+    fine = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
+    sizes = (*(size for size in fine if size < max_rows), max_rows)
+    return tuple(StepShape(num_tokens=size, num_rows=size, tokens_per_tile=1) for size in sizes)
+
+
+def extension_shapes(max_tokens: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
+    """One row of a few tokens, by rising size, up to `max_tokens`."""
+    sizes = [size for size in EXTENSION_TOKENS if size <= max_tokens]
+    return tuple(StepShape(num_tokens=size, num_rows=1, tokens_per_tile=tokens_per_tile) for size in sizes)

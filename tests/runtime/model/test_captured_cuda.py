@@ -1,0 +1,173 @@
+"""Captured steps on a GPU: they give what the same steps give when run operation by operation, and compile nothing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from raydix.ids import RequestId, Slot
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, StepResult, TableChanges
+from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.spec import DefaultRope, Family, ModelSpec
+
+pytestmark = pytest.mark.gpu
+MAX_MODEL_LEN, NUM_PAGES, MAX_SLOTS = 1100, 160, 3
+SPEC = ModelSpec(
+    family=Family.QWEN3,
+    vocab_size=500,
+    hidden_size=512,
+    intermediate_size=512,
+    num_layers=3,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    rms_norm_eps=1e-6,
+    rope=DefaultRope(theta=10_000.0),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+    tied_embeddings=False,
+    moe=None,
+    max_position_embeddings=MAX_MODEL_LEN,
+    eos_token_ids=(),
+    dtype="float32",
+)
+TOKENS = np.random.default_rng(0).integers(0, SPEC.vocab_size, (2, MAX_MODEL_LEN))
+LOGPROBS = DeviceSampling(seed=0, num_logprobs=20)
+CONTEXTS = (0, 1, 63, 500, 940)
+EXTENSIONS = (2, 16, 17, 31, 64, 65, 127, 128)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    torch.manual_seed(0)
+    decoder = make_decoder(SPEC, device=torch.device("cuda"), dtype=request.param)
+    for parameter in decoder.parameters():
+        parameter.normal_(std=0.05)
+    return decoder
+
+
+@pytest.fixture(params=[16, 64])
+def runners(decoder: Decoder, request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
+    """Without and with captured steps."""
+    eager, captured = (make_runner(decoder, request.param) for _ in range(2))
+    captured.capture_graphs()
+    return eager, captured
+
+
+def make_runner(decoder: Decoder, page_size: int) -> ModelRunner:
+    shape = (NUM_PAGES + 1, SPEC.num_layers, SPEC.num_kv_heads, 2, page_size, SPEC.head_dim)
+    pool = torch.zeros(shape, device="cuda", dtype=decoder.dtype)
+    return ModelRunner(
+        decoder,
+        (pool,),
+        page_size=page_size,
+        max_slots=MAX_SLOTS,
+        max_model_len=MAX_MODEL_LEN,
+        device=torch.device("cuda"),
+    )
+
+
+def start(runner: ModelRunner, num_tokens: int, sampling: DeviceSampling = LOGPROBS) -> None:
+    """One request in slot 1 and as few pages as its tokens and one more need."""
+    num_pages = num_tokens // runner.slots.page_size + 1
+    added = AddedRequest(
+        slot=Slot(1),
+        request_id=RequestId("1"),
+        token_ids=int32_array(TOKENS[0, :num_tokens]),
+        num_prompt_tokens=num_tokens,
+        sampling=sampling,
+    )
+    tables = TableChanges(
+        slots=int32_array([1]),
+        starts=int32_array([0]),
+        counts=int32_array([num_pages]),
+        page_ids=int32_array(np.random.default_rng(1).permutation(NUM_PAGES)[:num_pages] + 1),
+    )
+    removed = int32_array(np.flatnonzero(runner.slots.is_taken))
+    runner.apply(StepPlan(step=0, removed_slots=removed, added=(added,), tables=(tables,)))
+
+
+def step(runner: ModelRunner, first: int, num_tokens: int, output_position: int) -> StepResult:
+    plan = StepPlan(
+        step=0,
+        row_slots=int32_array([1]),
+        row_starts=int32_array([first]),
+        row_num_tokens=int32_array([num_tokens]),
+        row_write_starts=int32_array([first]),
+        row_output_positions=int32_array([output_position]),
+        row_loads=int32_array([-1]),
+    )
+    runner.apply(plan)
+    return runner.execute(plan, lambda load, layer: None).to_result(0, 0, 0.0)
+
+
+def extend(runner: ModelRunner, context: int, num_tokens: int) -> tuple[list[StepResult], torch.Tensor]:
+    """Results of the extension and of the token after it, and the pool but for the padding page."""
+    start(runner, context + num_tokens)
+    runner._pools[0].zero_()
+    if context:
+        step(runner, 0, context, -1)
+    results = [step(runner, context, num_tokens, 0), step(runner, context + num_tokens, 1, 1)]
+    return results, runner._pools[0][1:].float()
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_replayed_extension_gives_what_its_operations_give(
+    runners: tuple[ModelRunner, ModelRunner], context: int
+) -> None:
+    is_float32 = runners[0]._pools[0].dtype == torch.float32
+    tolerance = 1e-4 if is_float32 else 0.15
+
+    for num_tokens in EXTENSIONS:
+        (expected, expected_pool), (results, pool) = (extend(runner, context, num_tokens) for runner in runners)
+
+        torch.testing.assert_close(pool, expected_pool, atol=tolerance, rtol=tolerance)
+        for result, other in zip(results, expected, strict=True):
+            entry, other_entry = result.logprobs[0], other.logprobs[0]
+            assert entry is not None
+            assert other_entry is not None
+            assert entry.logprobs == pytest.approx(other_entry.logprobs, abs=tolerance)
+            if is_float32:
+                assert result.token_ids.tolist() == other.token_ids.tolist()
+
+
+def test_replaying_again_gives_the_same_bits(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    _, captured = runners
+    (first, first_pool), (second, second_pool) = (extend(captured, 500, 40) for _ in range(2))
+
+    assert torch.equal(first_pool, second_pool)
+    assert [result.logprobs for result in first] == [result.logprobs for result in second]
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """Names of the kernels that Triton compiles from now on."""
+    knobs = pytest.importorskip("triton").knobs
+    names: list[str] = []
+
+    def record(**details: object) -> None:
+        names.append(str(details["repr"]))
+
+    knobs.runtime.jit_cache_hook = record
+    yield names
+    knobs.runtime.jit_cache_hook = None
+
+
+def test_no_step_compiles_a_kernel_after_start_up(decoder: Decoder, compiled: list[str]) -> None:
+    runner = make_runner(decoder, 16)
+    runner.warm_up(512)
+    runner.capture_graphs()
+    del compiled[:]
+
+    for context in CONTEXTS:
+        for num_tokens in (*EXTENSIONS, 129, 148):
+            extend(runner, context, num_tokens)
+
+    assert not compiled
+    extend(make_runner(decoder, 4), 63, 16)
+    assert compiled, "a page size that was not warmed up must be noticed"

@@ -1,0 +1,136 @@
+"""Steps that run from packed columns, as captured ones do, against the same steps run row by row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.model.captured_steps import CapturedOutput
+from raydix.runtime.model.checkpoint import LoadedModel
+from raydix.runtime.model.columns import Column
+from raydix.runtime.model.step_shapes import StepShape
+from tests.runtime.model.plan_driver import GREEDY, DrivenRequest, PlanDriver, Row, tokens_of
+
+PROMPT = np.random.default_rng(5).integers(0, 199, 90).tolist()
+RANDOM = DeviceSampling(seed=4, temperature=1.2, num_logprobs=2)
+
+
+class UncapturedSteps:
+    """Stands in for `CapturedSteps` where there are no graphs: the same columns, run one operation after another."""
+
+    def __init__(self, driver: PlanDriver) -> None:
+        self._run = driver.runner._run_columns
+        self.shapes: Sequence[StepShape] = driver.runner.captured_shapes()
+        self.replayed: list[StepShape] = []
+
+    def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
+        self.replayed.append(shape)
+        with torch.inference_mode():
+            return self._run(torch.from_numpy(columns), shape)
+
+
+def capture(driver: PlanDriver) -> UncapturedSteps:
+    steps = UncapturedSteps(driver)
+    driver.runner._captured = steps  # type: ignore[assignment]
+    return steps
+
+
+def with_prefix(driver: PlanDriver, num_cached: int, sampling: DeviceSampling = GREEDY) -> DrivenRequest:
+    """A request whose first tokens are computed already."""
+    request = driver.add(0, PROMPT, sampling=sampling)
+    if num_cached:
+        driver.step([Row(request=request, num_tokens=num_cached)])
+    return request
+
+
+@pytest.mark.parametrize("page_size", [8, 16])
+@pytest.mark.parametrize("num_cached", [88, 77, 75, 74, 41, 0])
+def test_an_extension_samples_and_writes_as_the_same_rows_do(
+    small_model: LoadedModel, num_cached: int, page_size: int
+) -> None:
+    plain, columns = (PlanDriver(small_model, page_size=page_size) for _ in range(2))
+    requests = [with_prefix(driver, num_cached) for driver in (plain, columns)]
+    steps = capture(columns)
+    rows = [Row(request=request, num_tokens=90 - num_cached) for request in requests]
+
+    tokens = [tokens_of(driver.step([row])) for driver, row in zip((plain, columns), rows, strict=True)]
+
+    assert len(steps.replayed) == 1
+    assert tokens[0] == tokens[1]
+    torch.testing.assert_close(plain.pool[1:], columns.pool[1:], atol=1e-5, rtol=1e-5)
+    tokens_XL = [driver.runner.slots.tokens_XL[0] for driver in (plain, columns)]
+    assert torch.equal(*tokens_XL)
+
+
+def test_decoding_goes_on_from_an_extension(small_model: LoadedModel) -> None:
+    plain, columns = PlanDriver(small_model), PlanDriver(small_model)
+    capture(columns)
+
+    expected, tokens = (
+        driver.generate([driver.add(0, PROMPT[:40]), driver.add(1, PROMPT[:9])], 8) for driver in (plain, columns)
+    )
+
+    assert tokens == expected
+
+
+def test_what_a_row_does_not_keep_goes_to_the_padding_page(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    request = with_prefix(driver, 80)
+    steps = capture(driver)
+    before = driver.pool[1:].clone()
+
+    driver.step([Row(request=request, num_tokens=10, write_start=90)])
+
+    assert len(steps.replayed) == 1
+    assert torch.equal(driver.pool[1:], before)
+
+
+def test_a_row_that_wants_more_than_the_likeliest_token_is_sampled_as_ever(small_model: LoadedModel) -> None:
+    plain, columns = PlanDriver(small_model), PlanDriver(small_model)
+    requests = [with_prefix(driver, 80, RANDOM) for driver in (plain, columns)]
+    capture(columns)
+
+    results = [
+        driver.step([Row(request=request, num_tokens=10)]).to_result(0, 0, 0.0)
+        for driver, request in zip((plain, columns), requests, strict=True)
+    ]
+
+    assert results[0].token_ids.tolist() == results[1].token_ids.tolist()
+    expected, logprobs = results[0].logprobs[0], results[1].logprobs[0]
+    assert expected is not None
+    assert logprobs is not None
+    assert logprobs.token_ids == expected.token_ids
+
+
+def test_a_captured_step_starts_when_all_of_its_load_has_arrived(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    first = driver.add(0, PROMPT)
+    expected = driver.generate([first], 1)[0]
+    pages = first.pages[:10]
+    stored = driver.pool[pages].clone()
+    driver.pool[pages] = 0
+    waits: list[tuple[int, int]] = []
+
+    def wait_layer(transfer_id: int, layer: int) -> None:
+        waits.append((transfer_id, layer))
+        driver.pool[pages, : layer + 1] = stored[:, : layer + 1]
+
+    second = driver.add(1, PROMPT, shared_pages=pages, num_cached=80)
+    capture(driver)
+    tokens = tokens_of(driver.step([Row(request=second, num_tokens=10, load=7)], wait_layer))
+
+    assert waits == [(7, small_model.spec.num_layers - 1)]
+    assert tokens == expected
+
+
+def test_other_steps_run_row_by_row(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    steps = capture(driver)
+    requests = [driver.add(slot, PROMPT) for slot in range(2)]
+
+    driver.step([Row(request=requests[0], num_tokens=90), Row(request=requests[1], num_tokens=3)])
+    driver.step([Row(request=requests[1], num_tokens=80)])
+
+    assert not steps.replayed
