@@ -142,7 +142,7 @@ def pattern_figures(copies: Copies, baselines: dict[CopyDirection, float]) -> li
         value = copies.gbps(copies.by_kernel, direction) / baseline
         bar = None if is_large else MIN_FRACTION
         figures.append(Figure(name=f"{name}, {num_ctas} CTAs", value=value, unit="1", min_value=bar))
-        if copies.piece_bytes >= MIN_PIECE_BYTES:
+        if copies.piece_bytes >= MIN_PIECE_BYTES[direction]:
             value = copies.gbps(copies.by_engine, direction) / baseline
             bar = MIN_FRACTION_LARGE if is_large else MIN_FRACTION
             figures.append(Figure(name=f"{name}, copy engine", value=value, unit="1", min_value=bar))

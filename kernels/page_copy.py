@@ -143,6 +143,14 @@ def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDire
     )
 
 
+def compile_copies(device: torch.device) -> None:
+    """Launch every variant of the kernel over a segment without pages, so that no copy has to wait for a compiler."""
+    table = torch.zeros(_SEGMENT_FIELDS, dtype=torch.int64, device=device)
+    arena = torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for direction in CopyDirection:
+        copy_pages(table, Launch(first_segment=0, num_segments=1, smallest_piece_bytes=0), arena, direction)
+
+
 def piece_places(segment: CopySegment) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Every piece's address in the pool and byte offset in the arena, pages in order, and the bytes of one piece."""
     pieces = np.arange(_num_pieces(segment))

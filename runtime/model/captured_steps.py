@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raydix.runtime.model.columns import Column
+from raydix.runtime.model.pinned_copies import on_device
 from raydix.runtime.model.step_shapes import StepShape
 
 RING_ENTRIES = 16
@@ -41,6 +42,7 @@ class CapturedSteps:
         largest = max(shape.packed_size for shape in shapes)
         self._inputs = torch.zeros(largest, dtype=torch.int64, device=device)
         self._ring = torch.empty(RING_ENTRIES, largest, dtype=torch.int64, pin_memory=True)
+        self._ring_on_device = on_device(self._ring)
         self._copied = [torch.cuda.Event() for _ in range(RING_ENTRIES)]
         self._num_replays = 0
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, CapturedOutput]] = {}
@@ -56,9 +58,9 @@ class CapturedSteps:
         entry = self._num_replays % RING_ENTRIES
         self._num_replays += 1
         self._copied[entry].synchronize()
-        staged = self._ring[entry, : columns.size]
-        staged.numpy()[:] = columns
-        self._inputs[: columns.size].copy_(staged, non_blocking=True)
+        self._ring[entry, : columns.size].numpy()[:] = columns
+        staged = self._ring_on_device[entry, : columns.size]
+        torch.add(staged, 0, out=self._inputs[: columns.size])  # see `pinned_copies`: a plain copy would queue
         self._copied[entry].record()
         graph, output = self._graphs[shape]
         graph.replay()

@@ -6,7 +6,6 @@ Each begins at a multiple of 16 bytes: kernels are compiled for aligned and for 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,14 +37,6 @@ def split_columns(packed: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         columns.append(packed[start : start + length])
         start += _aligned(length)
     return columns
-
-
-def copy_to_device(columns: Sequence[Column], device: torch.device) -> list[Tensor]:
-    """Copy columns in one transfer, without waiting for the device."""
-    packed = torch.from_numpy(pack_columns(columns))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    return split_columns(packed, [len(column) for column in columns])
 
 
 def _aligned(length: int) -> int:

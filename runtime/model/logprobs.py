@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from raydix.runtime.messages.plan import TokenLogprobs
-from raydix.runtime.model.columns import copy_to_device
+from raydix.runtime.model.pinned_copies import PinnedCopies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +22,15 @@ class LogprobTensors:
     top_ids_JK: Tensor
     top_logprobs_JK: Tensor
 
-    def to_host(self) -> "LogprobTensors":
+    def to_host(self, copies: PinnedCopies) -> "LogprobTensors":
         """Enqueue copies to pinned memory; on the cpu there is nothing to do."""
         return replace(
             self,
-            sampled_ids_J=copy_to_host(self.sampled_ids_J),
-            sampled_logprobs_J=copy_to_host(self.sampled_logprobs_J),
-            sampled_ranks_J=copy_to_host(self.sampled_ranks_J),
-            top_ids_JK=copy_to_host(self.top_ids_JK),
-            top_logprobs_JK=copy_to_host(self.top_logprobs_JK),
+            sampled_ids_J=copies.to_host(self.sampled_ids_J),
+            sampled_logprobs_J=copies.to_host(self.sampled_logprobs_J),
+            sampled_ranks_J=copies.to_host(self.sampled_ranks_J),
+            top_ids_JK=copies.to_host(self.top_ids_JK),
+            top_logprobs_JK=copies.to_host(self.top_logprobs_JK),
         )
 
     def to_messages(self) -> tuple[TokenLogprobs | None, ...]:
@@ -57,22 +56,15 @@ class LogprobTensors:
         return tuple(None if count is None else next(messages) for count in self.num_logprobs)
 
 
-def copy_to_host(tensor: Tensor) -> Tensor:
-    """Enqueue a copy to pinned memory; a tensor on the cpu is returned as it is."""
-    if tensor.device.type != "cuda":
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
 def compute_logprobs(
-    logits_RV: Tensor, token_ids_R: Tensor, num_logprobs: Sequence[int | None]
+    logits_RV: Tensor, token_ids_R: Tensor, num_logprobs: Sequence[int | None], copies: PinnedCopies
 ) -> LogprobTensors | None:
     """Log-softmax in float32 of the rows that asked; None if none did. A rank is 1 + the number of likelier tokens."""
     counts = [min(count, logits_RV.shape[1]) if count is not None else None for count in num_logprobs]
     asked = [row for row, count in enumerate(counts) if count is not None]
     if not asked:
         return None
-    (index_J,) = copy_to_device([np.array(asked, dtype=np.int64)], logits_RV.device)
+    (index_J,) = copies.to_device([np.array(asked, dtype=np.int64)])
     logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
     sampled_J1 = token_ids_R[index_J].long()[:, None]
     sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)

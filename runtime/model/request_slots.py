@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, TableChanges
-from raydix.runtime.model.columns import copy_to_device
+from raydix.runtime.model.pinned_copies import PinnedCopies
 
 _GREEDY = DeviceSampling(seed=0)
 
@@ -22,7 +22,7 @@ class RequestSlots:
     def __init__(
         self, *, num_groups: int, page_size: int, max_slots: int, max_model_len: int, device: torch.device
     ) -> None:
-        self.device = device
+        self.copies = PinnedCopies(device)
         self.max_slots = max_slots
         self.max_model_len = max_model_len
         self.page_size = page_size
@@ -62,7 +62,7 @@ class RequestSlots:
         self.sampling[slot] = request.sampling
         self.takes_likeliest[slot] = is_greedy(request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
-        (token_ids,) = copy_to_device([request.token_ids.astype(np.int64)], self.device)
+        (token_ids,) = self.copies.to_device([request.token_ids.astype(np.int64)])
         self.tokens_XL[slot, :num_tokens] = token_ids
         for table_XN in self.tables_XN:
             table_XN[slot] = 0
@@ -79,9 +79,7 @@ class RequestSlots:
                 f"{len(changes.page_ids)} page ids or tables of {max_pages} pages."
             )
         first = np.repeat(changes.slots.astype(np.int64) * max_pages + starts, counts)
-        indices, page_ids = copy_to_device(
-            [first + run_offsets(counts), changes.page_ids.astype(np.int64)], self.device
-        )
+        indices, page_ids = self.copies.to_device([first + run_offsets(counts), changes.page_ids.astype(np.int64)])
         table_XN.view(-1)[indices] = page_ids.to(torch.int32)
 
 

@@ -17,9 +17,9 @@ from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
-from raydix.runtime.model.columns import Column, copy_to_device, split_columns
+from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs, copy_to_host
+from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.sampling import SamplingRows, sample
 from raydix.runtime.model.step_rows import (
@@ -155,7 +155,7 @@ class ModelRunner:
         is_decode = rows.num_tokens == 1
         prefill = rows.prefill_rows()
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
-        columns = copy_to_device(
+        columns = self.slots.copies.to_device(
             [
                 tokens.token_index_T,
                 tokens.page_index_T,
@@ -167,8 +167,7 @@ class ModelRunner:
                 rows.last_tokens[is_decode],
                 rows.ends[is_decode],
                 *extensions_4Y,
-            ],
-            self._device,
+            ]
         )
         token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, tiles, *decode_columns = columns
         slots_B, tokens_B, contexts_B, *extension_columns = decode_columns
@@ -228,7 +227,7 @@ class ModelRunner:
         chosen = rows.sampling
         slots = rows.slots[chosen]
         sampling = [self.slots.sampling[slot] for slot in slots]
-        slots_R, ends_R = copy_to_device([slots, rows.ends[chosen]], self._device)
+        slots_R, ends_R = self.slots.copies.to_device([slots, rows.ends[chosen]])
         token_ids_R = sample(
             logits_RV,
             SamplingRows(
@@ -240,11 +239,13 @@ class ModelRunner:
             ),
         ).to(torch.int32)
         self.slots.tokens_XL[slots_R, ends_R] = token_ids_R
-        return self._output(token_ids_R, compute_logprobs(logits_RV, token_ids_R, [s.num_logprobs for s in sampling]))
+        return self._output(
+            token_ids_R, compute_logprobs(logits_RV, token_ids_R, [s.num_logprobs for s in sampling], self.slots.copies)
+        )
 
     def _output(self, token_ids_R: Tensor, logprobs: LogprobTensors | None) -> StepOutput:
-        token_ids = copy_to_host(token_ids_R)
-        on_host = None if logprobs is None else logprobs.to_host()
+        token_ids = self.slots.copies.to_host(token_ids_R)
+        on_host = None if logprobs is None else logprobs.to_host(self.slots.copies)
         ready = torch.cuda.Event() if self._device.type == "cuda" else None
         if ready is not None:
             ready.record()

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,33 +40,49 @@ RUN_BYTES = 8 << 20
 """Layers of a load share an event until they reach this size: fewer events, and still early ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive layers of a load; `arrived` is recorded after the last of them."""
-
-    first_layer: int
-    arrived: torch.cuda.Event
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A transfer whose copies are enqueued."""
+    """A transfer on its way."""
 
     transfer: Transfer
-    runs: tuple[_Run, ...]
+    runs: list[list[LayerCopy]]
     started_s: float
-    ended: torch.cuda.Event
+    after: torch.cuda.Event | None
+    """What its copies wait for; loads wait for nothing: their pages have left quarantine."""
+    arrived: list[torch.cuda.Event]
+    """One per run that is enqueued; guarded by the engine's lock."""
+
+    def runs_until(self, layer: int) -> int:
+        """How many runs bring `layer` and all before it."""
+        return sum(run[0].layer <= layer for run in self.runs)
+
+
+_Jobs = queue.SimpleQueue[_Job | None]
+"""Ends with None."""
+
+
+def _no_delay() -> None:
+    """Copies begin when they can."""
 
 
 class CudaTransfers:
     """A `TransferEngine` whose copies the device carries out by itself.
 
-    `start` and `wait_layer` are called with the compute stream current. One thread per direction waits for copies; the
-    caller waits only for copies of pages whose slab is not registered yet.
+    `start` and `wait_layer` are called with the compute stream current. Per direction one thread enqueues copies, as a
+    copy engine takes about 1 us of the host per piece, and one waits for them. The caller waits only, in `wait_layer`,
+    for a copy that is not enqueued yet. `delay` is called before each run of layers, with the copies' stream current;
+    tests enqueue something slow there.
     """
 
     def __init__(
-        self, layout: KvLayout, pools: Sequence[Tensor], arena: HostArena, *, on_done: OnDone, on_error: OnError
+        self,
+        layout: KvLayout,
+        pools: Sequence[Tensor],
+        arena: HostArena,
+        *,
+        on_done: OnDone,
+        on_error: OnError,
+        delay: Callable[[], None] = _no_delay,
     ) -> None:
         self._device = pools[0].device
         self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
@@ -79,6 +95,7 @@ class CudaTransfers:
         self._kernel_copies = _make_kernel_copies(layout.codec, pools, slabs, arena.geometry)
         self._on_done = on_done
         self._on_error = on_error
+        self._delay = delay
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._error: BaseException | None = None
@@ -87,12 +104,11 @@ class CudaTransfers:
             Direction.LOAD: torch.cuda.Stream(self._device, priority=-1),
             Direction.BACKUP: torch.cuda.Stream(self._device),
         }
-        self._queues: dict[Direction, queue.SimpleQueue[_Job | None]] = {
-            direction: queue.SimpleQueue() for direction in Direction
-        }
+        self._begun, self._enqueued = ({direction: _Jobs() for direction in Direction} for _ in range(2))
         self._threads = [
-            threading.Thread(target=self._complete, args=(direction,), name=f"copies-{direction.name}", daemon=True)
+            threading.Thread(target=self._guard, args=(body, direction), name=f"{name}-{direction.name}", daemon=True)
             for direction in Direction
+            for name, body in (("enqueue", self._enqueue_all), ("complete", self._complete_all))
         ]
         for thread in self._threads:
             thread.start()
@@ -100,40 +116,43 @@ class CudaTransfers:
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
         """See `TransferEngine`."""
         transfers = self._table.split(loads, backups)
+        computed = torch.cuda.current_stream(self._device).record_event() if len(backups) else None
+        started_s = time.monotonic()
         with self._changed:
             for transfer in transfers:
                 if transfer.transfer_id in self._jobs:
                     raise AccountingError(f"transfer {transfer.transfer_id} is in flight already")
-        if len(backups):
-            # A backup sees all that earlier plans computed. Loads need not wait: their pages have left quarantine.
-            self._streams[Direction.BACKUP].wait_stream(torch.cuda.current_stream(self._device))
-        for transfer in transfers:
-            job = self._enqueue(transfer)
-            with self._changed:
-                self._jobs[transfer.transfer_id] = job
-            self._queues[transfer.direction].put(job)
+            for transfer in transfers:
+                job = self._jobs[transfer.transfer_id] = _Job(
+                    transfer=transfer,
+                    runs=layer_runs(transfer),
+                    started_s=started_s,
+                    after=computed if transfer.direction is Direction.BACKUP else None,
+                    arrived=[],
+                )
+                self._begun[transfer.direction].put(job)
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`. The current stream waits, the caller does not."""
+        """See `TransferEngine`. The current stream waits; the caller only until the copies are enqueued."""
         with self._changed:
             job = self._jobs.get(transfer_id)
-        if job is None:
-            return
-        # The copies of one stream end in order: the last run that begins at or before this layer brings all before it.
-        needed = [run for run in job.runs if run.first_layer <= layer]
-        if needed:
-            torch.cuda.current_stream(self._device).wait_event(needed[-1].arrived)
+            if job is None or not (num_runs := job.runs_until(layer)):
+                return
+            self._changed.wait_for(lambda: len(job.arrived) >= num_runs or self._error is not None)
+            self._raise_error()
+            # The copies of one stream end in order, so this run brings all before it.
+            arrived = job.arrived[num_runs - 1]
+        torch.cuda.current_stream(self._device).wait_event(arrived)
 
     def drain(self) -> None:
         """See `TransferEngine`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs or self._error is not None)
-            if self._error is not None:
-                raise RuntimeError("page copies have failed") from self._error
+            self._raise_error()
 
     def close(self) -> None:
         """See `TransferEngine`."""
-        for jobs in self._queues.values():
+        for jobs in self._begun.values():
             jobs.put(None)
         for thread in self._threads:
             thread.join()
@@ -143,19 +162,35 @@ class CudaTransfers:
         """Return once the whole arena is registered, and all copies are asynchronous."""
         self._registration.wait()
 
-    # Caller's thread -------------------------------------------------------------------------------------------------
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("page copies have failed") from self._error
 
-    def _enqueue(self, transfer: Transfer) -> _Job:
-        started_s = time.monotonic()
-        stream = self._streams[transfer.direction]
-        layers = layer_runs(transfer)
-        runs = []
-        with torch.cuda.stream(stream):
-            for run, _ in zip(layers, self._copy_runs(transfer, layers), strict=True):
-                arrived = torch.cuda.Event(blocking=True)  # those who wait on the host sleep
-                arrived.record(stream)
-                runs.append(_Run(run[0].layer, arrived))
-        return _Job(transfer, tuple(runs), started_s, runs[-1].arrived)
+    # Enqueueing threads ----------------------------------------------------------------------------------------------
+
+    def _enqueue_all(self, direction: Direction) -> None:
+        try:
+            while (job := self._begun[direction].get()) is not None:
+                with torch.cuda.stream(self._streams[direction]):
+                    self._enqueue(job)
+                self._enqueued[direction].put(job)
+        finally:
+            self._enqueued[direction].put(None)
+
+    def _enqueue(self, job: _Job) -> None:
+        """On the current stream, run after run."""
+        stream = torch.cuda.current_stream(self._device)
+        if job.after is not None:
+            stream.wait_event(job.after)
+        copies = self._copy_runs(job.transfer, job.runs)
+        for _ in job.runs:
+            self._delay()
+            next(copies)
+            arrived = torch.cuda.Event(blocking=True)  # those who wait on the host sleep
+            arrived.record(stream)
+            with self._changed:
+                job.arrived.append(arrived)
+                self._changed.notify_all()
 
     def _copy_runs(self, transfer: Transfer, runs: list[list[LayerCopy]]) -> Iterator[None]:
         """Enqueue run after run on the current stream; yields after each."""
@@ -184,18 +219,10 @@ class CudaTransfers:
 
     # Completing threads ----------------------------------------------------------------------------------------------
 
-    def _complete(self, direction: Direction) -> None:
-        try:
-            torch.cuda.set_device(self._device)
-            while (job := self._queues[direction].get()) is not None:
-                job.ended.synchronize()
-                self._report(job)
-        except Exception as error:
-            logger.exception("page copies failed")
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-            self._on_error(error)
+    def _complete_all(self, direction: Direction) -> None:
+        while (job := self._enqueued[direction].get()) is not None:
+            job.arrived[-1].synchronize()
+            self._report(job)
 
     def _report(self, job: _Job) -> None:
         self._on_done(
@@ -210,6 +237,19 @@ class CudaTransfers:
         with self._changed:
             del self._jobs[job.transfer.transfer_id]
             self._changed.notify_all()
+
+    # All threads -----------------------------------------------------------------------------------------------------
+
+    def _guard(self, body: Callable[[Direction], None], direction: Direction) -> None:
+        try:
+            torch.cuda.set_device(self._device)
+            body(direction)
+        except Exception as error:
+            logger.exception("page copies failed")
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._on_error(error)
 
 
 def _make_kernel_copies(
@@ -247,7 +287,12 @@ def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocki
 
 
 def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
-    """Its layers in order, cut into runs of at least RUN_BYTES; the last one may be shorter."""
+    """Its layers in order, cut into runs of at least RUN_BYTES; the last one may be shorter.
+
+    Nobody waits for a layer of a backup, so that is one run: whole pages are the largest pieces.
+    """
+    if transfer.direction is Direction.BACKUP:
+        return [list(transfer.layer_copies)]
     runs: list[list[LayerCopy]] = []
     run_bytes = RUN_BYTES
     for copy in transfer.layer_copies:

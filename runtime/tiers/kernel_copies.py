@@ -14,6 +14,7 @@ from raydix.kernels.page_copy import (
     CopySegment,
     PackedCopies,
     PagePairs,
+    compile_copies,
     copy_pages,
     pack_copies,
 )
@@ -40,6 +41,7 @@ class KernelCopies:
         self._slabs = slabs
         self._geometry = geometry
         self._engine = CopyEngine() if has_copy_engine() else None
+        compile_copies(pools[0].device)
 
     def enqueue(self, transfer: Transfer, runs: Sequence[Sequence[LayerCopy]]) -> Iterator[None]:
         """Enqueue run after run on the current stream, a side stream; yields after each. All slabs are registered."""
@@ -49,9 +51,8 @@ class KernelCopies:
         }
         segments = [self._segments(run, pages) for run in runs]
         direction = _DIRECTIONS[transfer.direction]
-        if self._engine is not None and all(
-            _piece_bytes(segment) >= MIN_PIECE_BYTES for run in segments for segment in run
-        ):
+        smallest_bytes = min(_piece_bytes(segment) for run in segments for segment in run)
+        if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
             for run_segments in segments:
                 self._engine.copy_pages(run_segments, self._slabs, direction)
                 yield

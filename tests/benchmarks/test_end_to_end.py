@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks import actor_overhead, bf16_accuracy, cold_prefill, decode_tpot, gpu_idle, overlap, reload
+from benchmarks import (
+    actor_overhead,
+    bf16_accuracy,
+    cold_prefill,
+    decode_beside_copies,
+    decode_tpot,
+    gpu_idle,
+    overlap,
+    reload,
+)
 from benchmarks.engines import Answer, Options, expect_sources
 from raydix.runtime.actors.cluster import PrivateCluster
 
@@ -52,6 +61,25 @@ def test_overlap_compares_both_with_the_longer_of_the_two(capsys: pytest.Capture
     for ratio in ("0.25", "1", "4"):
         both, over = figures[f"compute {ratio} x load: both"], figures[f"compute {ratio} x load: both over the longer"]
         assert over["value"] == pytest.approx(both["value"] / both["baseline"], rel=0.01)
+
+
+def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(decode_beside_copies.main, capsys)
+
+    for page_size in (16, 64):
+        for name in ("loads", "backups"):
+            over = figures[f"TPOT beside {name} over its own, page {page_size}"]
+            [tpot] = [f for title, f in figures.items() if title.startswith(f"TPOT beside {name}, page {page_size}, ")]
+            assert over["value"] == pytest.approx(tpot["value"] / tpot["baseline"], rel=0.01)
+
+
+def test_tokens_count_as_beside_a_copy_if_it_was_under_way_all_the_time() -> None:
+    stream = answer(first_s=1.0, ended_s=4.5, arrivals_s=(0.5, 1.0, 2.0, 3.0, 4.0, 5.0))
+    window = decode_beside_copies.Window(is_load=True, num_pages=9, began_s=0.0, ended_s=2.5)
+    later = decode_beside_copies.Window(is_load=True, num_pages=9, began_s=3.0, ended_s=9.0)
+
+    assert decode_beside_copies.beside(stream, [window]).tolist() == [1]
+    assert decode_beside_copies.beside(stream, [window, later]).tolist() == [1, 3]
 
 
 def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,101 +1,18 @@
 """What every transfer engine promises, shown on the CPU engine; the CUDA one joins where there is a GPU."""
 
-import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
-from raydix.runtime.tiers.cuda_transfers import CudaTransfers, layer_runs
-from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
-from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import (
-    Direction,
-    GroupPages,
-    LayerCopy,
-    Transfer,
-    TransferDone,
-    TransferEngine,
-)
-
-LAYOUT = KvLayout(
-    page_size=4,
-    dtype="float32",
-    dtype_bytes=4,
-    groups=(
-        KvGroup(kind=GroupKind.FULL, layers=(0, 2, 3), num_kv_heads=2, head_dim=8),
-        KvGroup(kind=GroupKind.WINDOW, layers=(1,), num_kv_heads=1, head_dim=8, window=8),
-    ),
-)
-NUM_PAGES = 12
-NO_COPIES = PageCopies()
-
-
-class Tiers:
-    """Pools and an arena with known bytes, and an engine between them."""
-
-    def __init__(self, device: str, **options: float) -> None:
-        self.device = torch.device(device)
-        self.pools = make_pools(LAYOUT, NUM_PAGES, self.device)
-        self.arena = HostArena.create(LAYOUT, 400_000, num_threads=1)
-        self.random = np.random.default_rng(7)
-        self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
-        self.errors: list[BaseException] = []
-        make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
-        self.engine = make(
-            LAYOUT, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append, **options
-        )
-
-    def fill_host_page(self, host_page_id: int, group: int) -> bytes:
-        payload = self.arena.payload(HostPageId(host_page_id), group)
-        payload[:] = self.random.bytes(len(payload))
-        return bytes(payload)
-
-    def fill_page(self, page_id: int, group: int) -> bytes:
-        pool = as_bytes(self.pools[group])
-        data = self.random.integers(0, 256, pool.shape[1], dtype=np.uint8)
-        pool[page_id] = torch.from_numpy(data).to(self.device)
-        return data.tobytes()
-
-    def page(self, page_id: int, group: int) -> bytes:
-        return as_bytes(self.pools[group])[page_id].cpu().numpy().tobytes()
-
-    def host_page(self, host_page_id: int, group: int) -> bytes:
-        return bytes(self.arena.payload(HostPageId(host_page_id), group))
-
-    def copies(self, transfer_id: int, pairs: list[tuple[int, int]], group: int = 0) -> PageCopies:
-        host_pages = [host_page for _, host_page in pairs]
-        return PageCopies(
-            transfer_ids=int32_array([transfer_id] * len(pairs)),
-            groups=int32_array([group] * len(pairs)),
-            page_ids=int32_array(page for page, _ in pairs),
-            host_page_ids=int32_array(host_pages),
-            generations=int32_array(self.arena.generations[host_pages]),
-        )
-
-    def finish(self) -> list[TransferDone]:
-        self.engine.drain()
-        reports = []
-        while not self.done.empty():
-            reports.append(self.done.get())
-        return reports
-
-
-def joined(*parts: PageCopies) -> PageCopies:
-    def column(name: str) -> NDArray[np.int32]:
-        return int32_array(np.concatenate([getattr(part, name) for part in parts]))
-
-    names = ("transfer_ids", "groups", "page_ids", "host_page_ids", "generations")
-    return PageCopies(**{name: column(name) for name in names})
+from raydix.runtime.tiers.gpu_pool import as_bytes
+from tests.runtime.tiers.tier_pair import LAYOUT, NO_COPIES, NUM_PAGES, Tiers, joined
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -287,76 +204,5 @@ def test_a_transfer_id_in_flight_is_refused() -> None:
 
     with pytest.raises(AccountingError, match="in flight"):
         tiers.engine.start(joined(tiers.copies(2, [(2, 2)]), tiers.copies(1, [(3, 3)])), NO_COPIES)
-    tiers.finish()
-    tiers.engine.close()
-
-
-# The CUDA engine alone ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("layer_mib", "expected"),
-    [(8, [[0], [1], [2], [3]]), (5, [[0, 1], [2, 3]]), (3, [[0, 1, 2], [3]]), (1, [[0, 1, 2, 3]])],
-)
-def test_layers_share_an_event_until_their_run_is_long_enough(layer_mib: int, expected: list[list[int]]) -> None:
-    size = layer_mib << 18
-    pages = GroupPages(page_ids=int32_array(range(1, 5)), host_page_ids=int32_array(range(4)))
-    transfer = Transfer(
-        transfer_id=1,
-        direction=Direction.LOAD,
-        groups={0: pages},
-        host_page_ids=pages.host_page_ids,
-        generations=int32_array([0] * 4),
-        layer_copies=tuple(LayerCopy(layer=i, group=0, start=i * size, stop=(i + 1) * size) for i in range(4)),
-    )
-
-    assert [[copy.layer for copy in run] for run in layer_runs(transfer)] == expected
-
-
-@pytest.mark.gpu
-def test_copies_are_right_before_and_after_the_arena_is_registered() -> None:
-    tiers = Tiers("cuda")
-    payload = tiers.fill_host_page(1, 0)
-    tiers.engine.start(tiers.copies(1, [(1, 1)]), NO_COPIES)
-    assert isinstance(tiers.engine, CudaTransfers)
-
-    tiers.engine.wait_registered()
-    tiers.engine.start(tiers.copies(2, [(2, 1)]), NO_COPIES)
-    tiers.finish()
-
-    assert (tiers.page(1, 0), tiers.page(2, 0)) == (payload, payload)
-    tiers.engine.close()
-
-
-@pytest.mark.gpu
-def test_a_backup_sees_what_was_enqueued_before_it() -> None:
-    tiers = Tiers("cuda")
-    assert isinstance(tiers.engine, CudaTransfers)
-    tiers.engine.wait_registered()
-    busy = torch.randn(4096, 4096, device="cuda")
-    for _ in range(50):
-        busy = busy @ busy / 64
-    tiers.pools[0][3].fill_(1.5)
-
-    tiers.engine.start(NO_COPIES, tiers.copies(1, [(3, 3)]))
-    tiers.finish()
-
-    assert np.all(np.frombuffer(tiers.host_page(3, 0), np.float32) == 1.5)
-    tiers.engine.close()
-
-
-@pytest.mark.gpu
-def test_waiting_for_a_layer_holds_the_stream_back_and_not_the_caller() -> None:
-    tiers = Tiers("cuda")
-    assert isinstance(tiers.engine, CudaTransfers)
-    tiers.engine.wait_registered()
-    payload = tiers.fill_host_page(1, 0)
-    torch.cuda.synchronize()
-
-    tiers.engine.start(tiers.copies(1, [(1, 1)]), NO_COPIES)
-    tiers.engine.wait_layer(1, 3)
-    seen = as_bytes(tiers.pools[0])[1].clone()
-
-    assert seen.cpu().numpy().tobytes() == payload
     tiers.finish()
     tiers.engine.close()

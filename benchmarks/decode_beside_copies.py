@@ -1,0 +1,275 @@
+"""Measure how much decoding slows down beside loads and backups, from the client's side of an engine.
+
+    python -m benchmarks.decode_beside_copies
+
+A batch generates while one more request again and again brings a prefix of 1 GiB from L2, or leaves 512 MiB of new
+pages to be backed up. The time between two tokens counts as beside copies if a copy was under way from the first of
+them to the second; no other request's step lies between them then. Its own
+time is that of the same batch without copies, before and after.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.decode_tpot import ask_batch
+from benchmarks.engines import (
+    DENSE_L16,
+    DENSE_TINY,
+    Answer,
+    ModelConfig,
+    Options,
+    Prompts,
+    ask,
+    dummy_engine,
+    expect_sources,
+    parse_options,
+)
+from benchmarks.record import Figure
+from raydix.runtime.actors.gpu import build_torch_model
+from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.config import EngineConfig
+from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import OnDone, OnError, TransferDone, TransferEngine
+
+MAX_RATIO = 1.05
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of the batch and of what is copied."""
+
+    batch: int = 32
+    prompt_tokens: int = 512
+    output_tokens: int = 800
+    prefix_tokens: int = 16_384
+    chunk_tokens: int = 8192
+    l1_tokens: int = 131_072
+    l2_bytes: int = 6 << 30
+    copy_delay_s: float = 0.0
+    """Of a page, on the cpu."""
+    warm_up_loads: int = 5
+    """The Scheduler learns how long they take: a request joins a step only when its load is nearly there."""
+
+    def sections(self, page_size: int) -> dict[str, Any]:
+        """The engine's configuration but for its model."""
+        return {
+            "model": {"max_model_len": 2 * self.prefix_tokens},
+            "cache": {
+                "page_size": page_size,
+                "l1": {"num_pages": self.l1_tokens // page_size, "copy_delay_s": self.copy_delay_s},
+                "l2": {"bytes_per_node": self.l2_bytes},
+            },
+            "scheduler": {"chunked_prefill_tokens": self.chunk_tokens, "max_running_requests": self.batch + 1},
+        }
+
+
+FULL = Sizes()
+TINY = Sizes(
+    batch=2,
+    prompt_tokens=32,
+    output_tokens=64,
+    prefix_tokens=256,
+    chunk_tokens=128,
+    l1_tokens=2048,
+    l2_bytes=8 << 20,
+    copy_delay_s=0.01,
+    warm_up_loads=40,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A copy was under way. Times are `time.monotonic()`."""
+
+    is_load: bool
+    num_pages: int
+    began_s: float
+    ended_s: float
+
+
+class WatchedTransfers:
+    """A `TransferEngine` that notes what passes through another one. Owns: `windows`, in order of completion."""
+
+    def __init__(self) -> None:
+        self.windows: list[Window] = []
+        self._num_pages: dict[int, int] = {}
+
+    def build_model(self, config: EngineConfig, device_index: int) -> GpuModel:
+        """See `BuildModel`."""
+        model = build_torch_model(config, device_index)
+        make = model.make_transfers
+        assert make is not None, "a model that generates keeps KV"
+
+        def make_watched(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
+            def note(done: TransferDone) -> None:
+                self._end(done)
+                on_done(done)
+
+            self._inner = make(arena, note, on_error)
+            return self
+
+        return replace(model, make_transfers=make_watched)
+
+    def start(self, loads: PageCopies, backups: PageCopies) -> None:
+        """See `TransferEngine`."""
+        for copies in (loads, backups):
+            ids, counts = np.unique(copies.transfer_ids, return_counts=True)
+            self._num_pages.update(zip(ids.tolist(), counts.tolist(), strict=True))
+        self._inner.start(loads, backups)
+
+    def wait_layer(self, transfer_id: int, layer: int) -> None:
+        """See `TransferEngine`."""
+        self._inner.wait_layer(transfer_id, layer)
+
+    def drain(self) -> None:
+        """See `TransferEngine`."""
+        self._inner.drain()
+
+    def close(self) -> None:
+        """See `TransferEngine`."""
+        self._inner.close()
+
+    def _end(self, done: TransferDone) -> None:
+        self.windows.append(
+            Window(
+                is_load=done.num_bytes > 0,
+                num_pages=self._num_pages.pop(done.transfer_id),
+                began_s=done.started_s,
+                ended_s=done.ended_s,
+            )
+        )
+
+
+Disturb = Callable[[], Awaitable[None]]
+
+
+class Bench:
+    """One engine in which a batch decodes."""
+
+    def __init__(self, engine: InProcessEngine, watched: WatchedTransfers, sizes: Sizes, page_size: int) -> None:
+        self._engine = engine
+        self._watched = watched
+        self._sizes = sizes
+        self._min_pages = sizes.chunk_tokens // page_size
+        """Of copies that count: those of the batch itself are smaller."""
+        self._prompts = Prompts(256)
+        self._prefix = self._prompts.draw(sizes.prefix_tokens)
+
+    async def warm_up(self) -> None:
+        """Bring the prefix into L2, and load it."""
+        await ask(self._engine.client.generate, [*self._prefix, 0], 1)
+        for _ in range(self._sizes.warm_up_loads):
+            await self._engine.settle()
+            await self.load()
+        await self.decode(None)
+
+    async def decode(self, disturb: Disturb | None) -> Answer:
+        """The stream that is watched, of a batch beside which `disturb` runs over and over."""
+        sizes = self._sizes
+        self._watched.windows.clear()
+        prompts = [self._prompts.draw(sizes.prompt_tokens) for _ in range(sizes.batch)]
+        decoding = asyncio.create_task(ask_batch(self._engine.client.generate, prompts, sizes.output_tokens))
+        while disturb is not None and not decoding.done():
+            await disturb()
+        answers = await decoding
+        await self._engine.settle()
+        first_s = max(answer.first_s for answer in answers)
+        return replace(answers[0], first_s=first_s, ended_s=min(answer.ended_s for answer in answers))
+
+    async def load(self) -> None:
+        """Bring the prefix from L2."""
+        await self._engine.flush_l1()
+        answer = await ask(self._engine.client.generate, self._prefix + self._prompts.draw(1), 1)
+        expect_sources(answer, l2=self._sizes.prefix_tokens)
+
+    async def back_up(self) -> None:
+        """Compute new pages in one step, and wait until they are in L2."""
+        num_before = len(self.windows(is_load=False))
+        await ask(self._engine.client.generate, self._prompts.draw(self._sizes.chunk_tokens), 1)
+        while len(self.windows(is_load=False)) == num_before:
+            await asyncio.sleep(_POLL_S)
+
+    def windows(self, *, is_load: bool) -> list[Window]:
+        """Of the large copies since the batch began."""
+        return [each for each in self._watched.windows if each.is_load is is_load and each.num_pages >= self._min_pages]
+
+
+def steady_intervals_s(answer: Answer) -> NDArray[np.float64]:
+    """Times between tokens; NaN where the batch was not yet or no longer complete."""
+    arrivals_s = np.array(answer.arrivals_s)
+    is_steady = (arrivals_s[:-1] >= answer.first_s) & (arrivals_s[1:] <= answer.ended_s)
+    return np.where(is_steady, np.diff(arrivals_s), np.nan)
+
+
+def beside(answer: Answer, windows: Sequence[Window]) -> NDArray[np.int64]:
+    """Indices of the steady intervals that lie within a window."""
+    arrivals_s = np.array(answer.arrivals_s)
+    is_within = np.zeros(len(arrivals_s) - 1, dtype=np.bool_)
+    for window in windows:
+        is_within |= (arrivals_s[:-1] >= window.began_s) & (arrivals_s[1:] <= window.ended_s)
+    return np.flatnonzero(is_within & ~np.isnan(steady_intervals_s(answer)))
+
+
+async def measure(options: Options, page_size: int, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+    """Both directions at one page size."""
+    watched = WatchedTransfers()
+    async with dummy_engine(options, model, sizes.sections(page_size), watched.build_model) as engine:
+        bench = Bench(engine, watched, sizes, page_size)
+        await bench.warm_up()
+        alone_s = [steady_intervals_s(await bench.decode(None))]
+        disturbed = {}
+        for name, is_load, disturb in (("loads", True, bench.load), ("backups", False, bench.back_up)):
+            answer = await bench.decode(disturb)
+            disturbed[name] = answer, bench.windows(is_load=is_load)
+        alone_s.append(steady_intervals_s(await bench.decode(None)))
+        await engine.check()
+    own_ms = 1e3 * float(np.nanmean(np.concatenate(alone_s)))
+    figures = []
+    for name, (answer, windows) in disturbed.items():
+        indices = beside(answer, windows)
+        if not len(indices):
+            raise RuntimeError(f"no two tokens came beside one of {len(windows)} {name}; measure longer outputs")
+        tpot_ms = 1e3 * float(steady_intervals_s(answer)[indices].mean())
+        figures += [
+            Figure(
+                name=f"TPOT beside {name}, page {page_size}, {len(indices)} tokens",
+                value=tpot_ms,
+                unit="ms",
+                baseline=own_ms,
+                baseline_name="without copies",
+            ),
+            Figure(
+                name=f"TPOT beside {name} over its own, page {page_size}",
+                value=tpot_ms / own_ms,
+                unit="1",
+                max_value=options.bar(MAX_RATIO),
+            ),
+            Figure(
+                name=f"time of one of the {name}, page {page_size}",
+                value=1e3 * float(np.median([each.ended_s - each.began_s for each in windows])),
+                unit="ms",
+            ),
+        ]
+    return figures
+
+
+def main(options: Options) -> int:
+    """Measure and report."""
+    sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
+    figures = []
+    for page_size in (64, 16):
+        figures += asyncio.run(measure(options, page_size, sizes, model))
+    return options.report("decode_beside_copies", {"model": "dense_l16", **asdict(sizes)}, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_options(__doc__)))

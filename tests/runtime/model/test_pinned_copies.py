@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+
+from raydix.runtime.model.pinned_copies import PinnedCopies
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_columns_arrive_in_order_and_whole(device: str) -> None:
+    columns = [np.array([1, -(1 << 40)]), np.empty(0, dtype=np.int64), np.arange(5)]
+
+    arrived = PinnedCopies(torch.device(device)).to_device(columns)
+
+    assert [tensor.device.type for tensor in arrived] == [device] * 3
+    assert [tensor.tolist() for tensor in arrived] == [column.tolist() for column in columns]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_columns_at_all_arrive_too(device: str) -> None:
+    [arrived] = PinnedCopies(torch.device(device)).to_device([np.empty(0, dtype=np.int64)])
+
+    assert arrived.shape == (0,)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tensor", [torch.arange(6, dtype=torch.int32), torch.randn(3, 2), torch.empty(4, 0)], ids=str)
+def test_results_arrive_in_pinned_memory(tensor: torch.Tensor) -> None:
+    arrived = PinnedCopies(torch.device("cuda")).to_host(tensor.to("cuda"))
+    torch.cuda.synchronize()
+
+    assert arrived.is_pinned() or not arrived.numel()
+    assert torch.equal(arrived, tensor)
+
+
+@pytest.mark.gpu
+def test_columns_and_results_wait_for_no_page() -> None:
+    copies = PinnedCopies(torch.device("cuda"))
+    on_host = torch.zeros(512 * MIB, dtype=torch.uint8).pin_memory()
+    on_device = on_host.to("cuda")
+    pages = [(on_device, on_host), (on_host.clone().pin_memory(), on_device.clone())]
+    columns = [np.arange(16_384)]
+    copies.to_host(*copies.to_device(columns))
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+
+    for stream, (target, source) in zip(streams, pages, strict=True):
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+    returned = copies.to_host(*copies.to_device(columns))
+    torch.cuda.current_stream().synchronize()
+
+    assert [stream.query() for stream in streams] == [False, False]
+    assert returned.tolist() == columns[0].tolist()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_memory_is_not_reused_while_it_is_read() -> None:
+    copies = PinnedCopies(torch.device("cuda"))
+    torch.cuda._sleep(20_000_000)
+
+    arrived = [copies.to_device([np.full(1000, number)])[0] for number in range(50)]
+
+    assert [tensor.unique().tolist() for tensor in arrived] == [[number] for number in range(50)]
