@@ -53,7 +53,7 @@ class Sizes:
     prefix_tokens: int = 16_384
     chunk_tokens: int = 8192
     l1_tokens: int = 131_072
-    l2_bytes: int = 6 << 30
+    l2_bytes: int = 12 << 30
     copy_delay_s: float = 0.0
     """Of a page, on the cpu."""
     warm_up_loads: int = 5
