@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from raydix.errors import ConfigError
 from raydix.ids import HostPageId
 from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.messages.arrays import Int32Array
 
 ALIGNMENT_BYTES = 4096
 """Of the slabs: the unit in which memory is populated and registered with a device."""
@@ -71,6 +74,16 @@ class ArenaGeometry:
                 f"with {self.pages_per_slab} ids each and {self.num_groups} groups"
             )
         return self.slabs_offset + slab * self.slab_bytes + index * self.page_bytes[group]
+
+    def page_offsets(self, host_page_ids: Int32Array, group: int) -> list[int]:
+        """`page_offset` of many host pages, which cost little more than one."""
+        slabs, indices = np.divmod(host_page_ids.astype(np.int64), self.pages_per_slab)
+        num_indices = self.slab_pages(group) if 0 <= group < self.num_groups else 0
+        is_inside = (slabs >= 0) & (slabs < self.num_slabs) & (indices < num_indices)
+        if not is_inside.all():
+            self.page_offset(HostPageId(int(host_page_ids[is_inside.argmin()])), group)
+        offsets: list[int] = (self.slabs_offset + slabs * self.slab_bytes + indices * self.page_bytes[group]).tolist()
+        return offsets
 
 
 def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:

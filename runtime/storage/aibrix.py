@@ -82,7 +82,7 @@ class AibrixBackend:
         self._lru = BytesLru(self._max_bytes)
         for key, value in self._connector.store.items():
             self._lru.add(key.hex(), len(value))
-        self._drop(self._lru.make_room(0) or [])
+        self._drop(self._lru.reserve(0) or [])
 
     def _make_connector(self, executor: ThreadPoolExecutor) -> Any:
         # Not by `from_envs`: AIBrix's environment variables would hold for the whole process.
@@ -111,11 +111,20 @@ class AibrixBackend:
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Read values and copy them into the arena."""
-        return self._each([self._get(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+        statuses = self._each([self._get(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+        self._touch(refs)
+        return statuses
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Copy pages out of the arena and write them."""
-        return self._each([self._put(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+        statuses = self._each([self._put(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+        self._touch(refs)
+        return statuses
+
+    def _touch(self, refs: Sequence[ObjectRef]) -> None:
+        """Mark a chain as used, the last object first."""
+        with self._lock:
+            self._lru.touch(self._key(ref.name).hex() for ref in reversed(refs))
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Delete; a value that is being read was copied before."""
@@ -137,10 +146,8 @@ class AibrixBackend:
             return ObjectStatus.TIMED_OUT
         region = _Region(page)
         result = self._result(await self._connector.get(key, region))
-        with self._lock:
-            if result is ObjectStatus.OK:
-                self._lru.touch([key.hex()])
-            elif result is ObjectStatus.MISSING and key not in self._writing:
+        if result is ObjectStatus.MISSING:
+            with self._lock:
                 self._lru.remove(key.hex())  # past its time to live
         if result is not ObjectStatus.OK:
             return result
@@ -159,23 +166,19 @@ class AibrixBackend:
             if key in self._writing:
                 return ObjectStatus.OK
             self._lru.remove(key.hex())
-            victims = self._lru.make_room(len(page))
+            victims = self._lru.reserve(len(page))
             if victims is None:
                 self._count("store_full")
                 return ObjectStatus.FULL
             self._drop(victims)
-            self._lru.add(key.hex(), len(page))
-            self._lru.acquire(key.hex())
             self._writing.add(key)
         result = self._result(await self._connector.put(key, _Region(page)))
         with self._lock:
             self._writing.remove(key)
-            self._lru.release(key.hex())
+            self._lru.release(len(page))
             if result is ObjectStatus.OK:
-                self._lru.add(key.hex(), len(page))  # again: it may have been deleted meanwhile
+                self._lru.add(key.hex(), len(page))
                 self._counters["objects_written"] += 1
-            else:
-                self._lru.remove(key.hex())
         return result
 
     async def _delete(self, key: bytes) -> ObjectStatus:
@@ -183,8 +186,7 @@ class AibrixBackend:
         if found is ObjectStatus.OK:
             found = self._result(await self._connector.delete(key))
         with self._lock:
-            if key not in self._writing:
-                self._lru.remove(key.hex())
+            self._lru.remove(key.hex())
         return found
 
     def _drop(self, victims: Sequence[str]) -> None:
@@ -216,6 +218,13 @@ class AibrixBackend:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
         with self._lock:
             self._lru.check()
+
+    def tidy(self) -> bool:
+        """Evict down to the low mark."""
+        with self._lock:
+            victims = self._lru.trim()
+            self._drop(victims)
+        return bool(victims)
 
     def close(self) -> None:
         """Close the database, so that another process may open it."""

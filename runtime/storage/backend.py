@@ -2,23 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from raydix.ids import PageKey
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.namespace import Namespace
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectName:
+class ObjectName(NamedTuple):
     """A page of one KV group, within the namespace that the backend was opened with."""
 
     key: PageKey
     group: int
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
+class ObjectRef(NamedTuple):
     """An object and its place in the arena, header included."""
 
     name: ObjectName
@@ -74,6 +72,10 @@ class StorageBackend(Protocol):
 
     def stats(self) -> dict[str, int]:
         """Counters, and `objects`, `bytes`, `max_bytes` where the backend knows them."""
+        ...
+
+    def tidy(self) -> bool:
+        """Do a piece of what nobody waits for, such as making room; whether there is more. One thread calls it."""
         ...
 
     def close(self) -> None:

@@ -1,19 +1,28 @@
 """Which objects a bounded store keeps."""
 
-from collections import Counter, OrderedDict
+import sys
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from raydix.errors import AccountingError
 
+TRIM_OBJECTS = 64
+"""Given up at a time, so that nobody waits long for the store's lock."""
+
 
 class BytesLru:
-    """Owns: the sizes, order of use and users of a store's objects. Never gives up an object that is in use."""
+    """Owns: the sizes and order of use of a store's objects, and the room that is held for objects being written.
+
+    Above its high mark, 31/32 of `max_bytes`, `trim` gives up objects down to its low mark, 15/16. A writer that comes
+    to `max_bytes` all the same gives up what it needs itself.
+    """
 
     def __init__(self, max_bytes: int | None) -> None:
-        self._max_bytes = max_bytes
+        self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._users: Counter[str] = Counter()
         self._total_bytes = 0
+        self._reserved_bytes = 0
+        self._is_trimming = False
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -31,55 +40,59 @@ class BytesLru:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects."""
+        """Bytes of all objects, without those being written."""
         return self._total_bytes
 
-    def make_room(self, size_bytes: int) -> list[str] | None:
-        """Give up the least recently used objects until `size_bytes` more fit; None, and no change, if they cannot."""
-        if self._max_bytes is None:
-            return []
-        excess = self._total_bytes + size_bytes - self._max_bytes
-        victims: list[str] = []
-        for name, size in self._sizes.items():
-            if excess <= 0:
-                break
-            if not self._users[name]:
-                victims.append(name)
-                excess -= size
-        if excess > 0:
+    def reserve(self, size_bytes: int) -> list[str] | None:
+        """Hold room for an object; returns what had to be given up for it. None, and no change, if it cannot fit."""
+        if self._reserved_bytes + size_bytes > self._max_bytes:
             return None
-        for name in victims:
-            self.remove(name)
+        self._reserved_bytes += size_bytes
+        return self._give_up(self._max_bytes, len(self._sizes))
+
+    def release(self, size_bytes: int) -> None:
+        """The other end of `reserve`: the object is written, and may be added, or it will not be."""
+        self._reserved_bytes -= size_bytes
+
+    def trim(self) -> list[str]:
+        """Give up to TRIM_OBJECTS up if there are too many; none when that is done. No writer has to wait for it."""
+        low_bytes = self._max_bytes * 15 // 16
+        mark_bytes = low_bytes if self._is_trimming else self._max_bytes * 31 // 32
+        self._is_trimming = self._total_bytes + self._reserved_bytes > mark_bytes
+        return self._give_up(low_bytes, TRIM_OBJECTS) if self._is_trimming else []
+
+    def _give_up(self, target_bytes: int, max_objects: int) -> list[str]:
+        """The least recently used go until all that is taken is at most `target_bytes`."""
+        victims: list[str] = []
+        while self._total_bytes + self._reserved_bytes > target_bytes and len(victims) < max_objects and self._sizes:
+            name, size_bytes = self._sizes.popitem(last=False)
+            self._total_bytes -= size_bytes
+            victims.append(name)
         return victims
 
     def add(self, name: str, size_bytes: int) -> None:
         """Enter an object as the most recently used; an earlier one of that name is replaced."""
-        self.remove(name)
+        self._total_bytes += size_bytes - self._sizes.pop(name, 0)
         self._sizes[name] = size_bytes
-        self._total_bytes += size_bytes
 
     def remove(self, name: str) -> None:
         """Forget an object; nothing happens if it is unknown."""
         self._total_bytes -= self._sizes.pop(name, 0)
 
-    def touch(self, names: Iterable[str]) -> None:
-        """Mark objects as used, in this order."""
+    def touch(self, names: Iterable[str]) -> list[str]:
+        """Mark objects as used, in this order; returns those that are unknown."""
+        unknown: list[str] = []
         for name in names:
             if name in self._sizes:
                 self._sizes.move_to_end(name)
-
-    def acquire(self, name: str) -> None:
-        """Somebody reads or writes the object."""
-        self._users[name] += 1
-
-    def release(self, name: str) -> None:
-        """The other end of `acquire`."""
-        self._users[name] -= 1
-        if not self._users[name]:
-            del self._users[name]
+            else:
+                unknown.append(name)
+        return unknown
 
     def check(self) -> None:
-        """Raises AccountingError if the sum of sizes is not what is on record, or a count of users is negative."""
+        """Raises AccountingError if the sum of sizes is not what is on record, or more room is released than held."""
         total = sum(self._sizes.values())
-        if total != self._total_bytes or any(count < 0 for count in self._users.values()):
-            raise AccountingError(f"objects have {total} bytes; {self._total_bytes} on record; users {self._users}")
+        if total != self._total_bytes or self._reserved_bytes < 0:
+            raise AccountingError(
+                f"objects have {total} bytes; {self._total_bytes} on record; {self._reserved_bytes} bytes are reserved"
+            )

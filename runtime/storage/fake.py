@@ -90,7 +90,10 @@ class FakeBackend:
         self, refs: Sequence[ObjectRef], deadline_s: float, operation: Callable[[ObjectRef], ObjectStatus]
     ) -> list[ObjectStatus]:
         earliest_s = self._clock() + self._faults.latency_s
-        return [self._fault(ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
+        statuses = [self._fault(ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
+        with self._lock:
+            self._lru.touch(self._name(ref.name) for ref in reversed(refs))
+        return statuses
 
     def _fault(self, ref: ObjectRef, earliest_s: float, deadline_s: float) -> ObjectStatus | None:
         """Wait for the object's turn on the link; then the failure that was drawn, or None."""
@@ -113,7 +116,6 @@ class FakeBackend:
             data = self._objects.get(name)
             if data is None:
                 return ObjectStatus.MISSING
-            self._lru.touch([name])
             if self._random.random() < self._faults.corrupt_fraction:
                 data = corrupt(data, self._random.choice(list(Corruption)))
                 self._counters["objects_corrupted"] += 1
@@ -128,15 +130,20 @@ class FakeBackend:
         with self._lock:
             if name in self._objects:
                 return ObjectStatus.OK
-            victims = self._lru.make_room(len(ref.page))
+            victims = self._lru.reserve(len(ref.page))
             if victims is None:
                 return ObjectStatus.FULL
-            for victim in victims:
-                del self._objects[victim]
+            self._lru.release(len(ref.page))
+            self._evict(victims)
             self._objects[name] = bytes(ref.page)
             self._lru.add(name, len(ref.page))
             self._counters["objects_written"] += 1
         return ObjectStatus.OK
+
+    def _evict(self, victims: Sequence[str]) -> None:
+        for victim in victims:
+            del self._objects[victim]
+        self._counters["objects_evicted"] += len(victims)
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Forget objects."""
@@ -170,6 +177,13 @@ class FakeBackend:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
         with self._lock:
             self._lru.check()
+
+    def tidy(self) -> bool:
+        """Evict down to the low mark."""
+        with self._lock:
+            victims = self._lru.trim()
+            self._evict(victims)
+        return bool(victims)
 
     def close(self) -> None:
         """Objects stay."""

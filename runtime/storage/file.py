@@ -1,6 +1,8 @@
 """L3 in files: one object per file, published by rename, bounded by bytes."""
 
+import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -9,7 +11,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from raydix.errors import ConfigError
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 _TEMPORARY = re.compile(r"\.(?P<pid>\d+)\.(?P<started>\d+)\.\d+\.tmp$")
 _NAMESPACE = re.compile(r"[0-9a-f]{16}")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STAMP_EVERY_S = 10.0
+"""Between two times at which the order of use is written to the disk; a process that is killed loses so much of it."""
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -38,9 +42,9 @@ def _start_ticks(pid: int) -> int | None:
 class FileBackend:
     """Owns: the files below ROOT/<namespace, 16 hex>/<key, first 2 hex>/, and how many bytes they take.
 
-    `max_bytes` spans all namespaces below ROOT; beyond it the least recently used objects go, never one in use.
-    Order of use outlives a restart through the files' times. Nothing is synced: after a power loss a file may be
-    short or zero, and fails verification. Engines may share ROOT; each counts only the files it has seen.
+    `max_bytes` spans all namespaces below ROOT; beyond it the least recently used objects go; who is reading a file
+    keeps its bytes. Order of use outlives a restart through the files' times. Nothing is synced: after a power loss a
+    file may be short or zero, and fails verification. Engines may share ROOT; each counts only the files it has seen.
     """
 
     def __init__(
@@ -60,8 +64,10 @@ class FileBackend:
         self._namespace: Namespace | None = None
         self._namespace_hex = ""
         self._has_groups = False
-        self._lock = threading.RLock()
-        self._next_temporary = 0
+        self._lock = threading.Lock()
+        self._temporary_ids = itertools.count()
+        self._unstamped: list[tuple[int, list[str]]] = []
+        self._next_stamp_s = clock() + STAMP_EVERY_S
         self._counters: Counter[str] = Counter()
         self._owner = f"{os.getpid()}.{_start_ticks(os.getpid())}"
 
@@ -88,7 +94,7 @@ class FileBackend:
             name: value.hex() if isinstance(value, bytes) else value
             for name, value in self._namespace.description.items()
         }
-        temporary = folder / self._temporary_name("manifest")
+        temporary = Path(self._temporary(f"{self._namespace_hex}/manifest"))
         temporary.write_text(json.dumps(fields, indent=2) + "\n")
         temporary.rename(folder / "manifest.json")
 
@@ -109,7 +115,7 @@ class FileBackend:
                 found.append((stat.st_mtime_ns, os.path.relpath(entry.path, self._root), stat.st_size))
         for _, name, size_bytes in sorted(found):
             self._lru.add(name, size_bytes)
-        self._unlink(self._lru.make_room(0) or [])
+        self._evict(self._lru.reserve(0) or [])
 
     def _walk(self) -> Iterator[os.DirEntry[str]]:
         for namespace in os.scandir(self._root):
@@ -132,16 +138,16 @@ class FileBackend:
         """The file of an object, whether it exists or not."""
         return self._root / self._relative(name)
 
-    def _temporary_name(self, stem: str) -> str:
-        with self._lock:
-            self._next_temporary += 1
-            return f".{stem}.{self._owner}.{self._next_temporary}.tmp"
+    def _temporary(self, name: str) -> str:
+        """A new path beside an object's."""
+        folder, _, file = name.rpartition("/")
+        return f"{self._root_text}{folder}/.{file}.{self._owner}.{next(self._temporary_ids)}.tmp"
 
     # Operations ------------------------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One look at the file system per name."""
-        is_there = (os.path.exists(self._root_text + self._relative(name)) for name in names)
+        is_there = (os.access(self._root_text + self._relative(name), os.F_OK) for name in names)
         return [ObjectStatus.OK if there else ObjectStatus.MISSING for there in is_there]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
@@ -162,155 +168,146 @@ class FileBackend:
         statuses: list[ObjectStatus] = []
         for start in range(0, len(refs), self._transfers.max_batch):
             group = slice(start, start + self._transfers.max_batch)
-            if self._clock() >= deadline_s:
-                statuses += [ObjectStatus.TIMED_OUT] * len(refs[group])
-                continue
-            with self._lock:
-                for name in names[group]:
-                    self._lru.acquire(name)
-            try:
+            if self._clock() < deadline_s:
                 statuses += operation(names[group], refs[group])
-            finally:
-                with self._lock:
-                    for name in names[group]:
-                        self._lru.release(name)
-        self._touch([name for name, status in zip(names, statuses, strict=True) if status is ObjectStatus.OK])
+            else:
+                statuses += [ObjectStatus.TIMED_OUT] * len(names[group])
+        self._note_use(names, refs, statuses)
         return statuses
+
+    def _note_use(self, names: Sequence[str], refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus]) -> None:
+        """Mark a chain as used, the last object first; files of another engine are entered. `tidy` tells the disk."""
+        ok = ObjectStatus.OK
+        used = [name for name, status in zip(names, statuses, strict=True) if status is ok]
+        with self._lock:
+            for name in self._lru.touch(reversed(used)):
+                self._lru.add(name, len(refs[names.index(name)].page))
+            self._unstamped.append((time.time_ns(), used))
+
+    def _get(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
+        root, flags = self._root_text, os.O_RDONLY | os.O_CLOEXEC
+        pieces: list[Piece] = []
+        not_open: list[tuple[int, ObjectStatus]] = []
+        for index, name in enumerate(names):
+            try:
+                pieces.append(Piece(os.open(root + name, flags), refs[index].page, refs[index].offset))
+            except OSError as error:
+                not_open.append((index, self._failure(error)))
+        results = self._transfers.read(pieces) if pieces else []
+        for piece in pieces:
+            os.close(piece.fd)
+        statuses = [self._failure(result) if isinstance(result, OSError) else result for result in results]
+        self._count("objects_read", statuses.count(ObjectStatus.OK))
+        for index, status in not_open:
+            statuses.insert(index, status)
+        return statuses
+
+    def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
+        root = self._root_text
+        new = [(name, ref) for name, ref in zip(names, refs, strict=True) if not os.access(root + name, os.F_OK)]
+        statuses: dict[str, ObjectStatus] = {}
+        waiting = list(dict(new).items())
+        while waiting:
+            # What is being written cannot be given up for the rest; once it is there it can.
+            num_fitting = self._reserve([len(ref.page) for _, ref in waiting])
+            if num_fitting:
+                statuses |= self._write(waiting[:num_fitting])
+            else:
+                self._count("store_full")
+                statuses[waiting[0][0]] = ObjectStatus.FULL
+            waiting = waiting[num_fitting or 1 :]
+        return [statuses.get(name, ObjectStatus.OK) for name in names]
+
+    def _reserve(self, sizes: Sequence[int]) -> int:
+        """Hold room for as many objects as fit."""
+        num_fitting = 0
+        all_victims: list[str] = []
+        with self._lock:
+            for size_bytes in sizes:
+                victims = self._lru.reserve(size_bytes)
+                if victims is None:
+                    break
+                num_fitting += 1
+                all_victims += victims
+        self._evict(all_victims)
+        return num_fitting
+
+    def _write(self, objects: Sequence[tuple[str, ObjectRef]]) -> dict[str, ObjectStatus]:
+        """Write objects for which there is room to temporaries, and publish them."""
+        statuses: dict[str, ObjectStatus] = {}
+        begun: list[tuple[str, str]] = []
+        pieces: list[Piece] = []
+        try:
+            for name, ref in objects:
+                temporary = self._temporary(name)
+                try:
+                    pieces.append(Piece(_create(temporary), ref.page, ref.offset))
+                    begun.append((name, temporary))
+                except OSError as error:
+                    statuses[name] = self._failure(error)
+            results = self._transfers.write(pieces) if pieces else []
+            for (name, temporary), piece, result in zip(begun, pieces, results, strict=True):
+                os.close(piece.fd)
+                statuses[name] = self._publish(temporary, name, result)
+        finally:
+            with self._lock:
+                for name, ref in objects:
+                    self._lru.release(len(ref.page))
+                    if statuses.get(name) is ObjectStatus.OK:
+                        self._lru.add(name, len(ref.page))
+                        self._counters["objects_written"] += 1
+        return statuses
+
+    def _publish(self, temporary: str, name: str, result: ObjectStatus | OSError) -> ObjectStatus:
+        try:
+            if isinstance(result, OSError):
+                raise result
+            os.rename(temporary, self._root_text + name)
+        except OSError as error:
+            _unlink(temporary)
+            return self._failure(error)
+        return ObjectStatus.OK
+
+    def _evict(self, victims: Sequence[str]) -> None:
+        for name in victims:
+            _unlink(self._root_text + name)
+        self._count("objects_evicted", len(victims))
 
     def _count(self, name: str, amount: int = 1) -> None:
         with self._lock:
             self._counters[name] += amount
 
-    def _failure(self, name: str, error: OSError) -> ObjectStatus:
+    def _failure(self, error: OSError) -> ObjectStatus:
         if isinstance(error, FileNotFoundError):
             return ObjectStatus.MISSING
         if error.errno in _DISK_FULL:
             self._count("disk_full")
             return ObjectStatus.FULL
         if not self._counters["io_errors"]:
-            logger.warning("storage file %s: %s; further errors are only counted", name, error)
+            logger.warning("storage in %s: %s; further errors are only counted", self._root, error)
         self._count("io_errors")
         return ObjectStatus.IO_ERROR
 
-    def _touch(self, names: Sequence[str]) -> None:
-        """Mark a chain as used, the last object first, in memory and on disk."""
+    # What nobody waits for -------------------------------------------------------------------------------------
+
+    def tidy(self) -> bool:
+        """Evict down to the low mark, and write the order of use to the files' times."""
         with self._lock:
-            self._lru.touch(reversed(names))
-        now_ns = time.time_ns()
-        for age, name in enumerate(names):
-            try:
-                os.utime(self._root_text + name, ns=(now_ns, now_ns - age))
-            except FileNotFoundError:
-                continue
+            victims = self._lru.trim()
+        self._evict(victims)
+        if self._clock() >= self._next_stamp_s:
+            self._next_stamp_s = self._clock() + STAMP_EVERY_S
+            self._stamp()
+        return bool(victims)
 
-    def _get(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        statuses: list[ObjectStatus] = []
-        pieces: dict[int, Piece] = {}
-        for index, (name, ref) in enumerate(zip(names, refs, strict=True)):
-            try:
-                fd = os.open(self._root_text + name, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                statuses.append(self._failure(name, error))
-                continue
-            pieces[index] = Piece(fd, ref.page, ref.offset)
-            statuses.append(ObjectStatus.OK)
-        results = self._transfers.read(list(pieces.values())) if pieces else []
-        num_read = 0
+    def _stamp(self) -> None:
         with self._lock:
-            for (index, piece), result in zip(pieces.items(), results, strict=True):
-                os.close(piece.fd)
-                if result is ObjectStatus.OK:
-                    num_read += 1
-                    if names[index] not in self._lru:
-                        self._lru.add(names[index], len(piece.page))  # written by another engine
-                else:
-                    statuses[index] = self._failure(names[index], result) if isinstance(result, OSError) else result
-            self._counters["objects_read"] += num_read
-        return statuses
-
-    def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        statuses: dict[str, ObjectStatus] = {}
-        begun: dict[str, tuple[str, Piece]] = {}
-        for name, ref in zip(names, refs, strict=True):
-            if name in statuses or name in begun:
-                continue
-            if os.path.exists(self._root_text + name):
-                statuses[name] = ObjectStatus.OK
-                continue
-            temporary = self._reserve(name, len(ref.page))
-            if temporary is None and begun:
-                # What is being written cannot be evicted; once it is there it can.
-                statuses |= self._finish(begun)
-                begun = {}
-                temporary = self._reserve(name, len(ref.page))
-            if temporary is None:
-                self._count("store_full")
-                statuses[name] = ObjectStatus.FULL
-                continue
-            try:
-                begun[name] = (temporary, Piece(self._create(temporary), ref.page, ref.offset))
-            except OSError as error:
-                statuses[name] = self._failure(name, error)
-                self._forget(temporary)
-        statuses |= self._finish(begun)
-        return [statuses[name] for name in names]
-
-    def _finish(self, begun: Mapping[str, tuple[str, Piece]]) -> dict[str, ObjectStatus]:
-        """Write temporaries and publish them."""
-        statuses: dict[str, ObjectStatus] = {}
-        results = self._transfers.write([piece for _, piece in begun.values()]) if begun else []
-        for (name, (temporary, piece)), result in zip(begun.items(), results, strict=True):
-            os.close(piece.fd)
-            statuses[name] = self._publish(temporary, name, len(piece.page), result)
-        return statuses
-
-    def _reserve(self, name: str, size_bytes: int) -> str | None:
-        """Make room for an object and name its temporary, which takes up that room; None if there is too little."""
-        folder, _, file = name.rpartition("/")
-        temporary = f"{folder}/{self._temporary_name(file.removesuffix('.page'))}"
-        with self._lock:
-            victims = self._lru.make_room(size_bytes)
-            if victims is None:
-                return None
-            self._unlink(victims)
-            self._count("objects_evicted", len(victims))
-            self._lru.add(temporary, size_bytes)
-            self._lru.acquire(temporary)
-        return temporary
-
-    def _create(self, temporary: str) -> int:
-        path = self._root_text + temporary
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            return os.open(path, flags, 0o644)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            return os.open(path, flags, 0o644)
-
-    def _publish(self, temporary: str, name: str, size_bytes: int, result: ObjectStatus | OSError) -> ObjectStatus:
-        try:
-            if isinstance(result, OSError):
-                raise result
-            os.rename(self._root_text + temporary, self._root_text + name)
-            with self._lock:
-                self._lru.add(name, size_bytes)
-        except OSError as error:
-            self._unlink([temporary])
-            return self._failure(name, error)
-        finally:
-            self._forget(temporary)
-        self._count("objects_written")
-        return ObjectStatus.OK
-
-    def _forget(self, temporary: str) -> None:
-        """Give back the room of a temporary."""
-        with self._lock:
-            self._lru.remove(temporary)
-            self._lru.release(temporary)
-
-    def _unlink(self, names: Sequence[str]) -> None:
-        for name in names:
-            (self._root / name).unlink(missing_ok=True)
+            batches, self._unstamped = self._unstamped, []
+        # Only the last use of an object counts; within a batch the first object counts as used last.
+        times = {name: used_ns - age for used_ns, used in batches for age, name in enumerate(used)}
+        for name, time_ns in times.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._root_text + name, ns=(time_ns, time_ns))
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Unlink; who is reading a file keeps its bytes."""
@@ -319,10 +316,10 @@ class FileBackend:
             with self._lock:
                 self._lru.remove(name)
             try:
-                os.unlink(self._root / name)
+                os.unlink(self._root_text + name)
                 statuses.append(ObjectStatus.OK)
             except OSError as error:
-                statuses.append(self._failure(name, error))
+                statuses.append(self._failure(error))
         return statuses
 
     def clear(self) -> ObjectStatus:
@@ -339,7 +336,7 @@ class FileBackend:
             try:
                 shutil.rmtree(entry.path)
             except OSError as error:
-                status = self._failure(entry.path, error)
+                status = self._failure(error)
         return status
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
@@ -365,5 +362,20 @@ class FileBackend:
             self._lru.check()
 
     def close(self) -> None:
-        """End the transfers' use of the arena."""
+        """Write down the order of use, and end the transfers' use of the arena."""
+        self._stamp()
         self._transfers.close()
+
+
+def _create(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o644)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -2,14 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from raydix.runtime.messages.host import ObjectStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A whole file, open for the transfer, and the page of the arena that it goes to or comes from."""
 
     fd: int
@@ -47,42 +45,45 @@ class FileTransfers(Protocol):
 class SystemCalls:
     """`preadv` and `pwritev`, a file at a time."""
 
-    max_batch = 16
+    max_batch = 64
 
     def open(self, arena: memoryview) -> None:
         """Nothing to prepare."""
 
     def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
         """Read each file to its end."""
-        return [_read(piece) for piece in pieces]
+        return [_read(fd, page) for fd, page, _ in pieces]
 
     def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
         """Write until each page is on file."""
-        return [_write(piece) for piece in pieces]
+        return [_write(fd, page) for fd, page, _ in pieces]
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def _read(piece: Piece) -> ObjectStatus | OSError:
-    beyond = bytearray(1)  # one call finds both the page and whether the file goes on
-    done = 0
+_BEYOND = bytearray(1)
+
+
+def _read(fd: int, page: memoryview) -> ObjectStatus | OSError:
     try:
-        while done < len(piece.page):
-            num_bytes = os.preadv(piece.fd, [piece.page[done:] if done else piece.page, beyond], done)
+        # One call finds both the page and whether the file goes on.
+        done = os.preadv(fd, (page, _BEYOND), 0)
+        while done < len(page):
+            num_bytes = os.preadv(fd, (page[done:], _BEYOND), done)
             if num_bytes == 0:
                 return ObjectStatus.TOO_SHORT
             done += num_bytes
     except OSError as error:
         return error
-    return ObjectStatus.OK if done == len(piece.page) else ObjectStatus.WRONG_LENGTH
+    return ObjectStatus.OK if done == len(page) else ObjectStatus.WRONG_LENGTH
 
 
-def _write(piece: Piece) -> ObjectStatus | OSError:
-    done = 0
+def _write(fd: int, page: memoryview) -> ObjectStatus | OSError:
     try:
-        while done < len(piece.page):
-            done += os.pwritev(piece.fd, [piece.page[done:]], done)
+        done = os.pwritev(fd, (page,), 0)
+        while done < len(page):
+            done += os.pwritev(fd, (page[done:],), done)
     except OSError as error:
         return error
     return ObjectStatus.OK

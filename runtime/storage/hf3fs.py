@@ -56,7 +56,6 @@ class Hf3fsBackend:
         self._index: SlabIndex | None = None
         self._slabs: dict[int, Slab] = {}
         self._lock_fd = -1
-        self._next_write = 0
         self._lock = threading.RLock()
         self._counters: Counter[str] = Counter()
 
@@ -99,7 +98,7 @@ class Hf3fsBackend:
             self._lru.add(str(name), place.size_bytes)
         for slot_bytes, slots in taken.items():
             self._slab(slot_bytes).claim(slots)
-        self._drop(self._lru.make_room(0) or [])
+        self._drop(self._lru.reserve(0) or [])
 
     def _slab(self, slot_bytes: int) -> Slab:
         if slot_bytes not in self._slabs:
@@ -179,7 +178,6 @@ class Hf3fsBackend:
                     is_short = place.size_bytes < len(ref.page)
                     statuses[position] = ObjectStatus.TOO_SHORT if is_short else ObjectStatus.WRONG_LENGTH
                     continue
-                self._lru.acquire(str(name))
                 self._slabs[place.slot_bytes].start_read(place.slot)
                 transfers.append(_Transfer(position, ref, name, place))
         try:
@@ -187,7 +185,6 @@ class Hf3fsBackend:
         finally:
             with self._lock:
                 for transfer in transfers:
-                    self._lru.release(str(transfer.name))
                     self._slabs[transfer.place.slot_bytes].end_read(transfer.place.slot)
         for transfer, result in zip(transfers, results, strict=True):
             statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.TOO_SHORT)
@@ -199,7 +196,6 @@ class Hf3fsBackend:
     def _put(self, refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         statuses = [ObjectStatus.OK] * len(refs)
         transfers: list[_Transfer] = []
-        temporaries: list[str] = []
         with self._lock:
             for position, ref in enumerate(refs):
                 name = self._name(ref.name)
@@ -210,26 +206,21 @@ class Hf3fsBackend:
                     statuses[position] = place
                     continue
                 transfers.append(_Transfer(position, ref, name, place))
-                self._next_write += 1
-                temporaries.append(f"write {self._next_write}")
-                self._lru.add(temporaries[-1], place.size_bytes)
-                self._lru.acquire(temporaries[-1])
         results = [-errno.EIO] * len(transfers)
         try:
             results = self._shared_arena.write(self._ios(transfers))
         finally:
             with self._lock:
-                for temporary in temporaries:
-                    self._lru.remove(temporary)
-                    self._lru.release(temporary)
+                for transfer in transfers:
+                    self._lru.release(transfer.place.size_bytes)
                 self._publish(transfers, results)
         for transfer, result in zip(transfers, results, strict=True):
             statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.IO_ERROR)
         return statuses
 
     def _take_slot(self, size_bytes: int) -> SlabPlace | ObjectStatus:
-        """Make room for an object; what it gets if there is none."""
-        victims = self._lru.make_room(size_bytes)
+        """Hold room for an object; what it gets if there is none."""
+        victims = self._lru.reserve(size_bytes)
         if victims is None:
             self._counters["store_full"] += 1
             return ObjectStatus.FULL
@@ -238,6 +229,7 @@ class Hf3fsBackend:
         try:
             return SlabPlace(slot_bytes, self._slab(slot_bytes).take(), size_bytes)
         except OSError as error:
+            self._lru.release(size_bytes)
             return self._failure(error.errno or errno.EIO)
 
     def _publish(self, transfers: Sequence[_Transfer], results: Sequence[int]) -> None:
@@ -255,7 +247,7 @@ class Hf3fsBackend:
             for place in new.values():
                 self._slabs[place.slot_bytes].give_back(place.slot)
             raise
-        for name, place in new.items():
+        for name, place in reversed(new.items()):
             self._lru.add(str(name), place.size_bytes)
         self._counters["objects_written"] += len(new)
 
@@ -321,6 +313,13 @@ class Hf3fsBackend:
             self._lru.check()
             for slab in self._slabs.values():
                 slab.check()
+
+    def tidy(self) -> bool:
+        """Evict down to the low mark."""
+        with self._lock:
+            victims = self._lru.trim()
+            self._drop(victims)
+        return bool(victims)
 
     def close(self) -> None:
         """Take the arena back from 3FS and close all files."""

@@ -1,14 +1,17 @@
 """The 64 bytes before every stored page, which prove after each read that it is the page that was asked for."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import xxhash
+from xxhash import xxh3_64_intdigest as _checksum
 
 from raydix.ids import PageKey
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.backend import ObjectRef
+from raydix.runtime.storage.namespace import Namespace
 
 MAGIC = b"RDXP"
 VERSION = 1
@@ -32,7 +35,7 @@ class ObjectIdentity:
 def fill_header(page: memoryview, identity: ObjectIdentity) -> None:
     """Write the header of `page` (header and payload) in place."""
     payload = page[OBJECT_HEADER_BYTES:]
-    checksum = xxhash.xxh3_64_intdigest(payload)
+    checksum = _checksum(payload)
     _FORMAT.pack_into(
         page,
         0,
@@ -65,4 +68,30 @@ def verify_object(page: memoryview, identity: ObjectIdentity) -> ObjectStatus:
     for is_right, status in findings:
         if not is_right:
             return status
-    return ObjectStatus.OK if xxhash.xxh3_64_intdigest(payload) == checksum else ObjectStatus.BAD_CHECKSUM
+    return ObjectStatus.OK if _checksum(payload) == checksum else ObjectStatus.BAD_CHECKSUM
+
+
+def fill_headers(refs: Sequence[ObjectRef], namespace: Namespace) -> None:
+    """`fill_header` for a batch."""
+    digest, codec = namespace.digest, _CODEC_NUMBERS[namespace.codec]
+    for (key, group), page, _ in refs:
+        payload = page[OBJECT_HEADER_BYTES:]
+        checksum = _checksum(payload)
+        _FORMAT.pack_into(page, 0, MAGIC, VERSION, codec, len(payload), group, 0, checksum, digest, key)
+
+
+def verify_objects(
+    refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus], namespace: Namespace
+) -> list[ObjectStatus]:
+    """`verify_object` for those of a batch that are OK. A good header is compared whole, in half the time."""
+    ok, pack, digest, codec = ObjectStatus.OK, _FORMAT.pack, namespace.digest, _CODEC_NUMBERS[namespace.codec]
+    found: list[ObjectStatus] = []
+    for ((key, group), page, _), status in zip(refs, statuses, strict=True):
+        if status is ok:
+            payload = page[OBJECT_HEADER_BYTES:]
+            header = pack(MAGIC, VERSION, codec, len(payload), group, 0, _checksum(payload), digest, key)
+            if page[:OBJECT_HEADER_BYTES] != header:
+                found.append(verify_object(page, ObjectIdentity(digest, group, key, namespace.codec)))
+                continue
+        found.append(status)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
-from raydix.ids import BatchId, HostPageId
+from raydix.ids import BatchId
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
     CancelBatch,
@@ -21,7 +21,7 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.namespace import Namespace
-from raydix.runtime.storage.object_header import ObjectIdentity, fill_header, verify_object
+from raydix.runtime.storage.object_header import fill_headers, verify_objects
 from raydix.runtime.tiers.host_arena import HostArena
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _SLICE_BYTES = 16 << 20
 """Between slices of a batch, of this size or a little more, cancellation and deadline are looked at. Libraries are
 fast with many objects at a time."""
+_TIDY_EVERY_S = 0.25
 
 Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
@@ -39,7 +40,7 @@ class StorageWorker:
 
     Every order is answered by exactly one `ObjectsDone`, handed to `on_done` in one of those threads; no page of the
     batch is touched after that. `on_done` must not raise. Searches have a thread of their own, so that they do not
-    wait behind reads.
+    wait behind reads, and so has what the backend does while nobody waits for it.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class StorageWorker:
         arena: HostArena,
         namespace: Namespace,
         on_done: Callable[[ObjectsDone], None],
+        *,
         num_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
+        tidy_every_s: float = _TIDY_EVERY_S,
     ) -> None:
         """The backend must use the same `clock`. Opens it: raises ConfigError if it cannot work."""
         self._backend = backend
@@ -63,6 +66,9 @@ class StorageWorker:
         backend.open(arena.buffer, namespace)
         self._search_pool = ThreadPoolExecutor(1, thread_name_prefix="storage-find")
         self._transfer_pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage")
+        self._is_closing = threading.Event()
+        self._tidy_thread = threading.Thread(target=self._tidy, args=[tidy_every_s], daemon=True)
+        self._tidy_thread.start()
 
     def submit(self, message: Order | CancelBatch) -> None:
         """Take an order, or cancel one; returns at once. Cancelling what is done or unknown changes nothing."""
@@ -93,7 +99,17 @@ class StorageWorker:
         self.quiesce()
         self._search_pool.shutdown()
         self._transfer_pool.shutdown()
+        self._is_closing.set()
+        self._tidy_thread.join()
         self._backend.close()
+
+    def _tidy(self, every_s: float) -> None:
+        while not self._is_closing.wait(every_s):
+            try:
+                while self._backend.tidy() and not self._is_closing.is_set():
+                    pass
+            except Exception:  # the top of a thread
+                logger.exception("the storage backend failed while nobody waited for it")
 
     def _run(self, order: Order, started_s: float) -> None:
         try:
@@ -123,15 +139,11 @@ class StorageWorker:
                 assert_never(order)
 
     def _transfer(self, order: Transfer, deadline_s: float) -> list[ObjectStatus]:
-        geometry, buffer = self._arena.geometry, self._arena.buffer
-        object_bytes = OBJECT_HEADER_BYTES + geometry.payload_bytes[order.group]
-        refs = []
-        for key, page_id in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
-            offset = geometry.page_offset(HostPageId(page_id), order.group)
-            refs.append(ObjectRef(ObjectName(key, order.group), buffer[offset : offset + object_bytes], offset))
+        object_bytes = OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[order.group]
+        refs = self._refs(order, object_bytes)
+        slice_objects = -(-_SLICE_BYTES // object_bytes)
         move = self._read if isinstance(order, ReadObjects) else self._write
         statuses: list[ObjectStatus] = []
-        slice_objects = -(-_SLICE_BYTES // object_bytes)
         for start in range(0, len(refs), slice_objects):
             part = refs[start : start + slice_objects]
             if order.batch_id in self._cancelled:
@@ -142,22 +154,22 @@ class StorageWorker:
                 statuses += move(part, deadline_s)
         return statuses
 
-    def _identity(self, name: ObjectName) -> ObjectIdentity:
-        return ObjectIdentity(self._namespace.digest, name.group, name.key, self._namespace.codec)
+    def _refs(self, order: Transfer, object_bytes: int) -> list[ObjectRef]:
+        group, buffer = order.group, self._arena.buffer
+        offsets = self._arena.geometry.page_offsets(order.host_page_ids, group)
+        return [
+            ObjectRef(ObjectName(key, group), buffer[offset : offset + object_bytes], offset)
+            for key, offset in zip(split_keys(order.keys), offsets, strict=True)
+        ]
 
     def _read(self, refs: list[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        statuses = self._backend.batch_get_into(refs, deadline_s)
-        verified = [
-            verify_object(ref.page, self._identity(ref.name)) if status is ObjectStatus.OK else status
-            for ref, status in zip(refs, statuses, strict=True)
-        ]
-        bad = [ref.name for ref, status in zip(refs, verified, strict=True) if status.is_bad_object]
-        if bad:
+        statuses = verify_objects(refs, self._backend.batch_get_into(refs, deadline_s), self._namespace)
+        if any(statuses):
+            bad = [ref.name for ref, status in zip(refs, statuses, strict=True) if status.is_bad_object]
             # The next write of that page replaces it; kept, it would fail every reader.
             self._backend.delete(bad)
-        return verified
+        return statuses
 
     def _write(self, refs: list[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        for ref in refs:
-            fill_header(ref.page, self._identity(ref.name))
+        fill_headers(refs, self._namespace)
         return self._backend.batch_put_from(refs, deadline_s)

@@ -157,7 +157,7 @@ class Bench:
         self.payload_bytes = layout.payload_bytes(0)
         self.arena = HostArena.create(layout, num_pages * layout.host_page_bytes(0), 1, "/dev/shm")
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
-        self.worker = StorageWorker(backend, self.arena, namespace, self.answers.put, num_threads=2)
+        self.worker = StorageWorker(backend, self.arena, namespace, self.answers.put, num_threads=2, tidy_every_s=3600)
         self.next_batch = 0
 
     def batch_id(self) -> BatchId:

@@ -136,6 +136,22 @@ def test_full_store_gives_up_the_least_recently_used(store: Store) -> None:
     bench.close()
 
 
+def test_store_makes_room_while_nobody_waits_and_counts_it(store: Store) -> None:
+    require_bound(store)
+    bench = Bench(store.make(max_bytes=32 * OBJECT_BYTES))
+    assert bench.write(list(range(31))) == [OK] * 31
+    assert not bench.backend.tidy()
+    assert bench.write([31]) == [OK]
+    while bench.backend.tidy():
+        pass
+    assert bench.worker.stats()["objects"] == 30
+    assert bench.worker.stats()["objects_evicted"] == 2
+    # A batch loses its last objects first.
+    assert bench.find([0, 28, 29, 30, 31]) == [OK, OK, MISSING, MISSING, OK]
+    store.check(bench.backend)
+    bench.close()
+
+
 def test_object_above_the_bound_is_refused_and_nothing_is_lost(store: Store) -> None:
     require_bound(store)
     bench = Bench(store.make(max_bytes=OBJECT_BYTES - 1))

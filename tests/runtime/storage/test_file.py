@@ -10,7 +10,8 @@ import pytest
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
-from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.bytes_lru import TRIM_OBJECTS
+from raydix.runtime.storage.file import STAMP_EVERY_S, FileBackend
 from raydix.runtime.storage.namespace import make_namespace
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, OBJECT_BYTES, Bench, FileStore, make_key
 
@@ -46,6 +47,7 @@ def test_order_of_use_outlives_a_restart(tmp_path: Path) -> None:
     backend = opened(tmp_path)
     backend.batch_put_from(refs(0, 1, 2, 3), 1.0)
     backend.batch_get_into(refs(3), 1.0)
+    backend.close()
     again = opened(tmp_path, max_bytes=2 * OBJECT_BYTES)
     exists = again.batch_exists([ref.name for ref in refs(0, 1, 2, 3)])
     assert exists == [OK, MISSING, MISSING, OK]
@@ -87,14 +89,48 @@ def test_bound_spans_namespaces(tmp_path: Path) -> None:
     assert old.batch_exists([ref.name for ref in refs(1, 2, 3)]).count(OK) == 1
 
 
-def test_object_in_use_is_never_evicted(tmp_path: Path) -> None:
-    backend = opened(tmp_path, max_bytes=2 * OBJECT_BYTES)
-    backend.batch_put_from(refs(1, 2), 1.0)
-    name = str(backend.path(refs(1)[0].name).relative_to(tmp_path))
-    backend._lru.acquire(name)
-    assert backend.batch_put_from(refs(3), 1.0) == [OK]
-    assert backend.batch_exists([ref.name for ref in refs(1, 2, 3)]) == [OK, MISSING, OK]
-    backend._lru.release(name)
+def test_order_of_use_is_on_disk_after_a_while_though_the_process_is_killed(tmp_path: Path) -> None:
+    times = [0.0]
+    backend = FileBackend(tmp_path, clock=lambda: times[0])
+    backend.open(memoryview(b""), NAMESPACE)
+    backend.batch_put_from(refs(0, 1, 2, 3), 1.0)
+    backend.batch_get_into(refs(3), 1.0)
+    times[0] = STAMP_EVERY_S
+    assert not backend.tidy()
+    again = opened(tmp_path, max_bytes=2 * OBJECT_BYTES)
+    assert again.batch_exists([ref.name for ref in refs(0, 1, 2, 3)]) == [OK, MISSING, MISSING, OK]
+
+
+def test_object_that_is_evicted_under_its_reader_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(tmp_path, max_bytes=OBJECT_BYTES)
+    [written], [read] = refs(1), refs(1)
+    written.page[:] = bytes(i % 256 for i in range(OBJECT_BYTES))
+    assert backend.batch_put_from([written], 1.0) == [OK]
+    preadv = os.preadv
+
+    def evict_and_read(fd: int, buffers: list[memoryview], offset: int) -> int:
+        assert backend.batch_put_from(refs(2), 1.0) == [OK]
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", evict_and_read)
+    assert backend.batch_get_into([read], 1.0) == [OK]
+    assert read.page == written.page
+    assert backend.batch_exists([written.name]) == [MISSING]
+
+
+def test_eviction_goes_from_the_high_mark_to_the_low_one_in_pieces_and_is_counted(tmp_path: Path) -> None:
+    backend = opened(tmp_path, max_bytes=32 * TRIM_OBJECTS * OBJECT_BYTES)
+    for first in range(0, 31 * TRIM_OBJECTS, TRIM_OBJECTS):
+        backend.batch_put_from(refs(*range(first, first + TRIM_OBJECTS)), 1.0)
+    assert not backend.tidy()
+    backend.batch_put_from(refs(31 * TRIM_OBJECTS), 1.0)
+    assert backend.tidy()
+    assert backend.stats()["objects"] == 30 * TRIM_OBJECTS + 1
+    assert backend.tidy()
+    assert not backend.tidy()
+    assert backend.stats()["objects"] == 30 * TRIM_OBJECTS
+    assert backend.stats()["objects_evicted"] == TRIM_OBJECTS + 1 == 31 * TRIM_OBJECTS + 1 - len(files(tmp_path))
+    backend.check()
 
 
 @pytest.mark.parametrize(("code", "status"), [(errno.ENOSPC, FULL), (errno.EIO, ObjectStatus.IO_ERROR)])

@@ -56,33 +56,53 @@ def test_every_field_changes_the_namespace() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.sampled_from("atkr"), st.integers(0, 9), st.integers(1, 40)), max_size=60))
-def test_lru_keeps_within_its_bound_and_spares_what_is_in_use(steps: list[tuple[str, int, int]]) -> None:
-    lru, used = BytesLru(100), set()
+@given(st.lists(st.tuples(st.sampled_from("dutrw"), st.integers(0, 9), st.integers(1, 40)), max_size=60))
+def test_lru_keeps_within_its_bound_and_gives_up_the_least_recently_used(steps: list[tuple[str, int, int]]) -> None:
+    lru, order, reserved = BytesLru(100), {}, []
     for action, number, size in steps:
         name = str(number)
+        victims: list[str] | None = []
         match action:
-            case "a":
-                victims = lru.make_room(size)
-                if victims is not None:
-                    assert not used & set(victims)
-                    lru.add(name, size)
-                    assert lru.total_bytes <= 100
+            case "r":
+                victims = lru.reserve(size)
+                assert (victims is None) == (sum(reserved) + size > 100)
+                reserved += [size] if victims is not None else []
+            case "w" if reserved:
+                lru.release(reserved[0])
+                lru.add(name, reserved[0])
+                order.pop(name, None)
+                order[name] = reserved.pop(0)
+            case "d":
+                lru.remove(name)
+                order.pop(name, None)
+            case "u":
+                assert lru.touch([name]) == ([] if name in order else [name])
+                if name in order:
+                    order[name] = order.pop(name)
             case "t":
-                lru.touch([name])
-            case "k" if name not in used:
-                lru.acquire(name)
-                used.add(name)
-            case "r" if name in used:
-                lru.release(name)
-                used.discard(name)
+                victims = lru.trim()
+        assert list(order)[: len(victims or ())] == list(victims or ())
+        for victim in victims or ():
+            del order[victim]
+        assert list(order.items()) == [(each, lru.size(each)) for each in lru.names()]
+        assert lru.total_bytes + sum(reserved) <= 100
         lru.check()
+
+
+def test_lru_trims_from_its_high_mark_to_its_low_one() -> None:
+    lru = BytesLru(64)
+    for name in range(62):
+        lru.add(str(name), 1)
+    assert lru.trim() == []
+    lru.add("62", 1)
+    assert lru.trim() == ["0", "1", "2"]
+    assert lru.trim() == []
 
 
 def test_lru_notices_a_release_too_many() -> None:
     lru = BytesLru(None)
-    lru.release("a")
-    with pytest.raises(AccountingError, match="users"):
+    lru.release(1)
+    with pytest.raises(AccountingError, match="reserved"):
         lru.check()
 
 

@@ -47,6 +47,9 @@ def test_pages_of_a_group_do_not_overlap(layout: KvLayout) -> None:
             for slab in range(geometry.num_slabs)
             for i in range(geometry.slab_pages(group))
         ]
+        page_ids = np.arange(geometry.num_host_pages, dtype=np.int32)
+        page_ids = page_ids[page_ids % geometry.pages_per_slab < geometry.slab_pages(group)]
+        assert geometry.page_offsets(page_ids, group) == offsets
         assert np.diff(offsets).min() >= geometry.page_bytes[group]
         assert offsets[0] >= 4 * geometry.num_host_pages
         assert offsets[-1] + geometry.page_bytes[group] <= geometry.size_bytes
@@ -57,6 +60,8 @@ def test_page_outside_the_arena_is_refused(page: int, group: int) -> None:
     geometry = plan_arena(TWO_GROUPS, 1 << 16)
     with pytest.raises(ValueError, match="outside the arena"):
         geometry.page_offset(HostPageId(page), group)
+    with pytest.raises(ValueError, match="outside the arena"):
+        geometry.page_offsets(np.array([0, 1, page], dtype=np.int32), group)
 
 
 def test_id_that_the_larger_group_leaves_unused_is_refused() -> None:
@@ -64,6 +69,8 @@ def test_id_that_the_larger_group_leaves_unused_is_refused() -> None:
     assert geometry.slab_pages(0) < geometry.slab_pages(1) == geometry.pages_per_slab
     with pytest.raises(ValueError, match="outside the arena"):
         geometry.page_offset(HostPageId(geometry.pages_per_slab - 1), 0)
+    with pytest.raises(ValueError, match="outside the arena"):
+        geometry.page_offsets(np.array([geometry.pages_per_slab - 1, 0], dtype=np.int32), 0)
 
 
 def test_too_small_an_arena_names_the_least_size() -> None:
