@@ -49,6 +49,11 @@ class StorageSettings:
     deadline_s: float = 10.0
     overdue_margin_s: float = 5.0
     """A batch unanswered for `deadline_s` and this margin counts as a failure of the backend."""
+    missing_ttl_s: float = 1.0
+    """What L3 lacks is not asked for again for so long."""
+    max_missing_names: int = 65_536
+    look_interval_s: float = 60.0
+    """Pages of L2 that are in use are looked for in L3 so often, in case that it has lost them."""
     staged_grace_s: float = 30.0
     """Fetched pages that nobody leases count against prefetch's half of L2 for so long."""
     breaker_failures: int = 5

@@ -101,6 +101,13 @@ class HostIndex:
         """All READY keys of a group."""
         return list(self._groups[group].ready)
 
+    def keys_by_use(self, group: int) -> list[PageKey]:
+        """All READY keys: those with readers, then the others, the most recently used first, so chains head first."""
+        pages = self._groups[group]
+        pinned = [key for key, page_id in pages.ready.items() if page_id not in pages.evictable]
+        unused = (self._pages[page_id].key for page_id in reversed(pages.evictable))
+        return pinned + [key for key in unused if key is not None]
+
     @property
     def num_leases(self) -> int:
         """Leases that have not ended."""

@@ -21,15 +21,6 @@ from raydix.runtime.messages.host import (
 )
 
 
-def source_of_failure(status: ObjectStatus) -> PageSource:
-    """Why a page has to be computed, given what became of its object."""
-    if status is ObjectStatus.MISSING:
-        return PageSource.NOT_FOUND
-    if status is ObjectStatus.TIMED_OUT:
-        return PageSource.TIMED_OUT
-    return PageSource.BAD_OBJECT if status.is_bad_object else PageSource.IO_ERROR
-
-
 @dataclass(slots=True, eq=False)
 class _Lookup:
     request_id: RequestId
@@ -129,6 +120,9 @@ class HostLookups:
             self._find(lookup, now_s)
 
     def _find(self, lookup: _Lookup, now_s: float) -> None:
+        self._skip_what_l3_lacks(lookup, now_s)
+        if not lookup.missing:
+            return
         first = lookup.missing[0]
         if not self._orders.is_in_use:
             self._fail(lookup, first, PageSource.NOT_FOUND)
@@ -143,6 +137,15 @@ class HostLookups:
                 return FindObjects(batch_id=batch_id, keys=keys, group=lookup.group, deadline_s=deadline_s)
 
             self._finds[self._orders.send(make_order, now_s)] = lookup
+
+    def _skip_what_l3_lacks(self, lookup: _Lookup, now_s: float) -> None:
+        """Do not ask again for what was missing a moment ago, nor for what comes after it."""
+        for place, index in enumerate(lookup.missing):
+            if self._orders.missing.has(lookup.group, lookup.keys[index], now_s):
+                self._counters["l3_pages_known_missing"] += len(lookup.missing) - place
+                self._fail(lookup, index, PageSource.NOT_FOUND)
+                del lookup.missing[place:]
+                return
 
     def cancel(self, request_id: RequestId) -> None:
         """Fetch no more for this request; nothing happens if its final report has been sent."""
@@ -252,12 +255,15 @@ class HostLookups:
         """Take the answer to a search or a batch of reads; others are ignored."""
         lookup = self._finds.pop(done.batch_id, None)
         if lookup is not None:
-            self._finish_find(lookup, done)
+            self._finish_find(lookup, done, now_s)
         batch = self._batches.pop(done.batch_id, None)
         if batch is not None:
             self._finish_reads(done, batch, now_s)
 
-    def _finish_find(self, lookup: _Lookup, done: ObjectsDone) -> None:
+    def _finish_find(self, lookup: _Lookup, done: ObjectsDone, now_s: float) -> None:
+        for index, code in zip(lookup.missing, done.statuses, strict=True):
+            if code == ObjectStatus.MISSING:
+                self._orders.missing.note(lookup.group, lookup.keys[index], now_s)
         if lookup.end <= lookup.missing[0]:
             return
         hits: list[int] = []
@@ -265,7 +271,7 @@ class HostLookups:
             key = lookup.keys[index]
             is_here = self._index.find(lookup.group, key) is not None or (lookup.group, key) in self._reads
             if code != ObjectStatus.OK and not is_here:
-                self._fail(lookup, index, source_of_failure(ObjectStatus(code)))
+                self._fail(lookup, index, ObjectStatus(code).source_of_miss)
                 break
             hits.append(index)
         if 0 < len(hits) * self._page_size < self._settings.min_tokens:
@@ -281,6 +287,8 @@ class HostLookups:
             self._counters[f"l3_reads_{status.name.lower()}"] += 1
             if status is not ObjectStatus.OK:
                 self._index.free(page_id)
+                if status is ObjectStatus.MISSING or status.is_bad_object:
+                    self._orders.missing.note(batch.group, key, now_s)
             elif self._index.publish(page_id, key):
                 self._staged.add(batch.group, key, now_s)
         waiters = self._end_reads(done.batch_id, batch)
@@ -291,7 +299,7 @@ class HostLookups:
                 elif status is ObjectStatus.CANCELLED and batch.is_cancelled:
                     self._want_again(lookup, index)
                 else:
-                    self._fail(lookup, index, source_of_failure(status))
+                    self._fail(lookup, index, status.source_of_miss)
 
     def _end_reads(self, batch_id: BatchId, batch: _ReadBatch) -> list[list[tuple[_Lookup, int]]]:
         """Forget a batch's reads; per object, who waits for it (nobody if another batch reads it by now)."""

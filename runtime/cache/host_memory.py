@@ -23,18 +23,14 @@ from raydix.runtime.cache.host_events import (
     SchedulerMessage,
     SetGenerations,
     StorageAttached,
-    StorageFlushed,
     StorageLost,
-    StorageRetired,
     Tick,
     ToScheduler,
     WatchProcess,
 )
 from raydix.runtime.cache.host_holds import Quarantine, StagedPages
 from raydix.runtime.cache.host_index import HostIndex, PageState
-from raydix.runtime.cache.host_lookups import HostLookups
-from raydix.runtime.cache.host_writes import HostWrites
-from raydix.runtime.cache.storage_orders import StorageOrders
+from raydix.runtime.cache.host_storage import HostStorage
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     MIRROR_KEY_BYTES,
@@ -45,8 +41,6 @@ from raydix.runtime.messages.host import (
     LeasePages,
     Lookup,
     MirrorUpdate,
-    ObjectsDone,
-    ObjectStatus,
     PagesGranted,
     PagesLeased,
     ReleaseLeases,
@@ -87,15 +81,13 @@ class HostMemoryCore:
         self._epoch: int | None = None
         self._is_granting = False
         self._is_first_attach = generations is None
+        self._known_in_use: bool | None = None
+        """What the attached Scheduler was told of L3."""
         storage = settings.storage
         max_staged = [pages // STAGED_FRACTION for pages in fair_share]
         self._staged = StagedPages(self._index, max_staged, storage.staged_grace_s)
-        self._orders = StorageOrders(storage, self._effects, self.counters, is_in_use=settings.has_storage)
-        self._writes = HostWrites(storage, self._index, self._orders, self._effects, self.counters)
-        self._is_retiring = False
-        self._known_in_use: bool | None = None
-        """What the Scheduler was told of L3."""
-        self._lookups = HostLookups(settings, self._index, self._staged, self._orders, self._effects, self.counters)
+        self._storage = HostStorage(settings, self._index, self._staged, self._effects, self.counters)
+        self._lookups = self._storage.lookups
         self._lookups.is_allocating = generations is None
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
@@ -108,7 +100,7 @@ class HostMemoryCore:
             case SchedulerLost():
                 self._lose_scheduler()
             case FromStorage(message):
-                self._finish_batch(message, now_s)
+                self._storage.finish(message, now_s)
             case StorageAttached(pid):
                 self._attach_storage(pid)
             case StorageLost():
@@ -120,12 +112,12 @@ class HostMemoryCore:
                 for group in range(len(self._granted)):
                     self.counters["pages_flushed"] += self._index.drop_unpinned(group)
             case FlushStorage():
-                self._flush_storage()
+                self._storage.flush()
             case RetireStorage():
-                self._retire_storage()
-                self._is_retiring = True
+                self._storage.retire()
+                self._storage.await_retirement()
             case DetachStorage():
-                self._retire_storage()
+                self._storage.retire()
                 self._lose_storage()
             case Tick():
                 pass
@@ -142,6 +134,7 @@ class HostMemoryCore:
         match message:
             case Lookup():
                 self._lookups.start(message, now_s)
+                self._storage.repairs.note_use(message.group, split_keys(message.keys), now_s)
             case CancelLookup():
                 self._lookups.cancel(message.request_id)
             case LeasePages():
@@ -183,12 +176,12 @@ class HostMemoryCore:
             if not self._take_one(page_id, generation):
                 continue
             if self._index.publish(page_id, key):
-                published.append((key, page_id))
+                published.append(key)
             else:
                 self.counters["duplicate_commits"] += 1
         self.counters["pages_committed"] += len(published)
-        for key, page_id in reversed(published):
-            self._writes.add(message.group, key, page_id)
+        for key in reversed(published):
+            self._storage.writes.add(message.group, key)
 
     def _take_one(self, page_id: int, generation: int) -> bool:
         """Take a granted page back from the Scheduler, if it is still the one that the Scheduler means."""
@@ -247,52 +240,25 @@ class HostMemoryCore:
 
     # Storage ---------------------------------------------------------------------------------------------------
 
-    def _finish_batch(self, done: ObjectsDone, now_s: float) -> None:
-        if self._orders.finish(done, now_s) and not self._writes.finish(done):
-            self._lookups.finish(done, now_s)
-
     def _attach_storage(self, pid: int) -> None:
         self._lose_storage()
-        self._orders.attach(pid)
+        self._storage.attach(pid)
 
     def _lose_storage(self) -> None:
-        pid = self._orders.pid
-        if pid is None:
-            return
-        self._orders.lose()
-        self._hold_until_exit(pid, self._lookups.lose(), self._writes.lose())
-        if self._orders.is_in_use:
-            self.counters["storage_losses"] += 1
-        else:
-            self._writes.retire()
-
-    def _retire_storage(self) -> None:
-        self._orders.retire()
-        self._lookups.retire()
-        self._writes.retire()
-
-    def _flush_storage(self) -> None:
-        if self._orders.is_in_use:
-            self._writes.flush()
-        else:
-            self._effects.append(StorageFlushed(ObjectStatus.MISSING))
+        pid = self._storage.orders.pid
+        if pid is not None:
+            self._hold_until_exit(pid, *self._storage.lose())
 
     # After each event ------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> None:
         self._staged.expire(now_s)
-        for batch_id in self._orders.take_overdue(now_s):
-            self._lookups.give_up(batch_id)
-            self._writes.give_up_flush(batch_id)
-        self._lookups.dispatch(now_s)
-        self._writes.dispatch(now_s)
-        if self._is_retiring and not self._orders.num_unanswered:
-            self._is_retiring = False
-            self._effects.append(StorageRetired())
+        self._storage.advance(now_s)
         grants = self._make_grants()
-        if self._epoch is not None and self._known_in_use != self._orders.is_in_use:
-            self._known_in_use = self._orders.is_in_use
-            self._send(StorageStatus(is_in_use=self._known_in_use))
+        is_in_use = self._storage.orders.is_in_use
+        if self._epoch is not None and self._known_in_use != is_in_use:
+            self._known_in_use = is_in_use
+            self._send(StorageStatus(is_in_use=is_in_use))
         # Keys first: a Scheduler that hears of an arrived page finds it in its mirror.
         for group in range(len(self._granted)):
             ready, dropped = self._index.take_changes(group)
@@ -337,17 +303,16 @@ class HostMemoryCore:
     @property
     def is_drained(self) -> bool:
         """Every page that was to be written to L3 has been written or dropped: a clean stop may go on."""
-        return self._writes.num_pending == 0
+        return self._storage.num_pending == 0
 
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due; None if time alone changes nothing."""
-        times = [self._orders.next_overdue_s, self._staged.next_expiry_s]
-        if self._writes.is_ready and self._orders.pid is not None:
-            times.append(self._orders.breaker.retry_at_s)
+        times = [self._storage.next_deadline_s, self._staged.next_expiry_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def stats(self) -> dict[str, int | str]:
         """Pages by state, bytes that READY pages take, what is pending, the breaker, and all counters; O(pages)."""
+        orders = self._storage.orders
         totals: Counter[str] = Counter({state.name.lower(): 0 for state in PageState})
         ready_bytes = 0
         for group, page_bytes in enumerate(self._page_bytes):
@@ -363,15 +328,16 @@ class HostMemoryCore:
             "lookups": self._lookups.num_lookups,
             "pages_reading": self._lookups.num_filling,
             "pages_staged": self._staged.num_pins,
-            "l3_breaker": self._orders.breaker.state.value if self._orders.is_in_use else "none",
-            "l3_breaker_trips": self._orders.breaker.num_trips,
-            "l3_writes_pending": self._writes.num_pending,
+            "l3_breaker": orders.breaker.state.value if orders.is_in_use else "none",
+            "l3_breaker_trips": orders.breaker.num_trips,
+            "l3_writes_pending": self._storage.num_pending,
         }
         return stats | self.counters
 
     def check(self) -> None:
         """Prove that every page in use has exactly one holder. Raises AccountingError with the figures."""
         self._index.check()
+        self._storage.writes.check()
         counts: Counter[PageState] = Counter()
         for group in range(len(self._granted)):
             counts.update(self._index.count_by_state(group))
@@ -386,6 +352,6 @@ class HostMemoryCore:
         if counts[PageState.QUARANTINED] != num_held:
             raise AccountingError(f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record")
         num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
-        num_pinned += self._writes.num_pinned
+        num_pinned += self._storage.writes.num_pinned
         if self._index.num_readers != num_pinned:
             raise AccountingError(f"pages have {self._index.num_readers} readers; {num_pinned} are on record")

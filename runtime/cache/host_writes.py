@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from raydix.errors import AccountingError
 from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.cache.host_events import HostEffect, StorageFlushed, StorageSettings
 from raydix.runtime.cache.host_index import HostIndex
@@ -15,15 +16,13 @@ from raydix.runtime.messages.host import DeleteObjects, ObjectsDone, ObjectStatu
 class _Write:
     group: int
     key: PageKey
-    page_id: HostPageId
-    generation: int
     num_attempts: int = 0
 
 
 class HostWrites:
-    """Owns: pages that wait to be written to L3, those being written (pinned), and a pending removal of all objects.
+    """Owns: names that wait to be written to L3, pages being written (pinned), and a pending removal of all objects.
 
-    A page that L2 drops while it waits is not written.
+    A name waits or is written once at a time. A page that L2 drops while it waits is not written.
     """
 
     def __init__(
@@ -40,7 +39,9 @@ class HostWrites:
         self._effects = effects
         self._counters = counters
         self._queue: deque[_Write] = deque()
-        self._in_flight: dict[BatchId, list[_Write]] = {}
+        self._names: set[tuple[int, PageKey]] = set()
+        """Of what waits or is being written."""
+        self._in_flight: dict[BatchId, list[tuple[_Write, HostPageId]]] = {}
         self._is_flush_wanted = False
         self._flush_id: BatchId | None = None
 
@@ -60,19 +61,25 @@ class HostWrites:
         has_room = self._num_current() < self._settings.max_write_batches
         return bool(self._queue) and has_room and not self._is_flush_wanted
 
-    def add(self, group: int, key: PageKey, page_id: HostPageId) -> None:
-        """A committed page is READY: write it when its turn comes, if there is L3."""
-        if not self._orders.is_in_use:
+    @property
+    def has_room(self) -> bool:
+        """One more batch can wait."""
+        batch_pages = self._settings.batch_pages
+        return len(self._queue) + batch_pages <= max(self._settings.max_queued_writes, batch_pages)
+
+    def add(self, group: int, key: PageKey) -> None:
+        """L2 holds a page that L3 may lack: write it when its turn comes, if there is L3."""
+        if not self._orders.is_in_use or (group, key) in self._names:
             return
         if len(self._queue) >= self._settings.max_queued_writes:
             self._counters["l3_writes_dropped_queue_full"] += 1
             return
-        self._queue.append(_Write(group, key, page_id, self._index.generation(page_id)))
+        self._names.add((group, key))
+        self._queue.append(_Write(group, key))
 
     def flush(self) -> None:
         """Remove every object once the writes in flight are answered; what waits is not written."""
-        self._counters["l3_writes_dropped_flush"] += len(self._queue)
-        self._queue.clear()
+        self._drop_queue("flush")
         self._is_flush_wanted = True
 
     def dispatch(self, now_s: float) -> None:
@@ -91,30 +98,36 @@ class HostWrites:
     def _num_current(self) -> int:
         return sum(not self._orders.is_overdue(batch_id) for batch_id in self._in_flight)
 
-    def _take_batch(self) -> list[_Write]:
-        batch: list[_Write] = []
+    def _take_batch(self) -> list[tuple[_Write, HostPageId]]:
+        batch: list[tuple[_Write, HostPageId]] = []
         while self._queue and len(batch) < self._settings.batch_pages:
             write = self._queue[0]
-            if batch and write.group != batch[0].group:
+            if batch and write.group != batch[0][0].group:
                 break
             self._queue.popleft()
-            if (
-                self._index.find(write.group, write.key) != write.page_id
-                or self._index.generation(write.page_id) != write.generation
-            ):
-                self._counters["l3_writes_dropped_evicted"] += 1
+            page_id = self._index.find(write.group, write.key)
+            if page_id is None:
+                self._drop(write, "evicted")
                 continue
-            self._index.pin(write.page_id)
-            batch.append(write)
+            self._index.pin(page_id)
+            batch.append((write, page_id))
         return batch
 
-    def _send(self, batch: list[_Write], now_s: float) -> None:
+    def _drop(self, write: _Write, reason: str) -> None:
+        self._names.remove((write.group, write.key))
+        self._counters[f"l3_writes_dropped_{reason}"] += 1
+
+    def _drop_queue(self, reason: str) -> None:
+        while self._queue:
+            self._drop(self._queue.popleft(), reason)
+
+    def _send(self, batch: list[tuple[_Write, HostPageId]], now_s: float) -> None:
         def make_order(batch_id: BatchId, deadline_s: float) -> WriteObjects:
             return WriteObjects(
                 batch_id=batch_id,
-                keys=b"".join(write.key for write in batch),
-                host_page_ids=int32_array(write.page_id for write in batch),
-                group=batch[0].group,
+                keys=b"".join(write.key for write, _ in batch),
+                host_page_ids=int32_array(page_id for _, page_id in batch),
+                group=batch[0][0].group,
                 deadline_s=deadline_s,
             )
 
@@ -128,13 +141,15 @@ class HostWrites:
         batch = self._in_flight.pop(done.batch_id, None)
         if batch is None:
             return False
-        self._index.unpin(write.page_id for write in batch)
-        for write, code in zip(batch, done.statuses, strict=True):
+        self._index.unpin(page_id for _, page_id in batch)
+        for (write, _), code in zip(batch, done.statuses, strict=True):
             status = ObjectStatus(code)
             if status is ObjectStatus.OK:
+                self._names.remove((write.group, write.key))
+                self._orders.missing.forget(write.group, write.key)
                 self._counters["l3_pages_written"] += 1
             elif status is ObjectStatus.FULL:
-                self._counters["l3_writes_dropped_full"] += 1
+                self._drop(write, "full")
             else:
                 self._retry(write)
         return True
@@ -142,17 +157,16 @@ class HostWrites:
     def _retry(self, write: _Write) -> None:
         write.num_attempts += 1
         if not self._orders.is_in_use:
-            self._counters["l3_writes_dropped_detached"] += 1
+            self._drop(write, "detached")
         elif write.num_attempts >= self._settings.max_write_attempts or self._is_flush_wanted:
-            self._counters["l3_writes_dropped_failed"] += 1
+            self._drop(write, "failed")
         else:
             self._counters["l3_writes_retried"] += 1
             self._queue.append(write)
 
     def retire(self) -> None:
         """L3 is not to be used any more: what waits is dropped."""
-        self._counters["l3_writes_dropped_detached"] += len(self._queue)
-        self._queue.clear()
+        self._drop_queue("detached")
         if self._is_flush_wanted and self._flush_id is None:
             self._end_flush(ObjectStatus.CANCELLED)
 
@@ -165,8 +179,8 @@ class HostWrites:
         """The storage actor is gone: queue again what it was writing. The caller unpins the pages when it has ended."""
         held: list[HostPageId] = []
         for batch in self._in_flight.values():
-            held.extend(write.page_id for write in batch)
-            self._queue.extendleft(reversed(batch))
+            held.extend(page_id for _, page_id in batch)
+            self._queue.extendleft(write for write, _ in reversed(batch))
         self._in_flight.clear()
         if self._flush_id is not None:
             self._end_flush(ObjectStatus.IO_ERROR)
@@ -176,3 +190,9 @@ class HostWrites:
         self._is_flush_wanted = False
         self._flush_id = None
         self._effects.append(StorageFlushed(status))
+
+    def check(self) -> None:
+        """Raises AccountingError unless every name on record waits or is being written, once."""
+        writes = [*self._queue, *(write for batch in self._in_flight.values() for write, _ in batch)]
+        if len(writes) != len(self._names) or {(write.group, write.key) for write in writes} != self._names:
+            raise AccountingError(f"{len(writes)} pages wait or are being written to L3; {len(self._names)} on record")

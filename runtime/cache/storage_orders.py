@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from raydix.ids import BatchId
 from raydix.runtime.cache.circuit_breaker import CircuitBreaker
 from raydix.runtime.cache.host_events import HostEffect, StorageOrder, StorageSettings, ToStorage
+from raydix.runtime.cache.missing_objects import MissingObjects
 from raydix.runtime.messages.host import CancelBatch, ObjectsDone, ObjectStatus
 
 _TROUBLE = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT)
@@ -19,7 +20,8 @@ class _Order:
 
 
 class StorageOrders:
-    """Owns: whether L3 is in use and by which process, the unanswered batches, their numbers, and the circuit breaker.
+    """Owns: whether L3 is in use and by which process, the unanswered batches, their numbers, the circuit breaker, and
+    what L3 was seen to lack.
 
     In use without a process, a storage actor is being made. A process that is not in use answers what it was asked.
     """
@@ -34,6 +36,7 @@ class StorageOrders:
         self._orders: dict[BatchId, _Order] = {}
         self._next_id = 0
         self.pid: int | None = None
+        self.missing = MissingObjects(settings.missing_ttl_s, settings.max_missing_names)
         self.breaker = self._new_breaker()
 
     def _new_breaker(self) -> CircuitBreaker:
@@ -44,6 +47,7 @@ class StorageOrders:
         """A storage actor is there; its backend is trusted anew."""
         self.is_in_use = True
         self.pid = pid
+        self.missing.forget_all()
         self.breaker = self._new_breaker()
 
     def retire(self) -> None:

@@ -196,6 +196,15 @@ class ObjectStatus(IntEnum):
         """The object exists but its bytes must not be used."""
         return self >= ObjectStatus.TOO_SHORT
 
+    @property
+    def source_of_miss(self) -> PageSource:
+        """Why a page has to be computed if this became of its object."""
+        if self is ObjectStatus.MISSING:
+            return PageSource.NOT_FOUND
+        if self is ObjectStatus.TIMED_OUT:
+            return PageSource.TIMED_OUT
+        return PageSource.BAD_OBJECT if self.is_bad_object else PageSource.IO_ERROR
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindObjects:

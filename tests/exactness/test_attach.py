@@ -1,13 +1,17 @@
 """Storage backends that come, change and go while requests run: no request fails, no token differs."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors import supervisor
+from raydix.runtime.actors.derive import host_settings
 from raydix.runtime.actors.spawn import ActorKind
+from raydix.runtime.cache.host_events import HostSettings
 from raydix.runtime.in_process import InProcessEngine, in_process_engine
 from raydix.runtime.model.spec import Family
 from raydix.runtime.outputs import RequestOutput
@@ -83,10 +87,38 @@ async def test_pages_of_an_attached_storage_are_those_that_a_cold_start_looks_fo
 ) -> None:
     reference = references(Family.QWEN3)
     async with in_process_engine(engine_config(reference.folder)) as engine:
+        await run(engine, PROMPTS[:2], 1)
+        await engine.settle()
         await engine.attach_storage(file_section(tmp_path))
-        await run(engine, PROMPTS, 1)
+        await run(engine, PROMPTS[2:], 1)
         await engine.check()
     async with in_process_engine(engine_config(reference.folder, tmp_path)) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        assert count_tokens(outputs, "l3") == NUM_CACHEABLE
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+
+
+async def test_pages_that_storage_lost_are_written_again_and_found_after_a_restart(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(*arguments: Any, **named: Any) -> HostSettings:
+        settings = host_settings(*arguments, **named)
+        return replace(settings, storage=replace(settings.storage, look_interval_s=0.0))
+
+    monkeypatch.setattr(supervisor, "host_settings", impatient)
+    reference = references(Family.QWEN3)
+    config = engine_config(reference.folder, tmp_path)
+    async with in_process_engine(config) as engine:
+        await run(engine, PROMPTS, 1)
+        await engine.settle()
+        objects = list(tmp_path.rglob("*.page"))
+        for path in objects:
+            path.unlink()
+        await run(engine, PROMPTS, 1)
+        stats = await engine.check()
+        assert stats["host"]["l3_pages_lacking"] >= len(objects)
+        assert set(tmp_path.rglob("*.page")) == set(objects)
+    async with in_process_engine(config) as engine:
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         assert count_tokens(outputs, "l3") == NUM_CACHEABLE
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)

@@ -78,7 +78,7 @@ def unpinned_writes(patch: pytest.MonkeyPatch) -> None:
 
     def take_unpinned(self: HostWrites) -> list[object]:
         batch = take(self)
-        self._index.unpin(write.page_id for write in batch)
+        self._index.unpin(page_id for _, page_id in batch)
         return list(batch)
 
     patch.setattr(HostWrites, "_take_batch", take_unpinned)

@@ -1,0 +1,108 @@
+"""HostMemory's use of L3: lookups that fetch, writes, repairs, and the coming and going of the storage actor."""
+
+from collections import Counter
+
+from raydix.ids import HostPageId
+from raydix.runtime.cache.host_events import HostEffect, HostSettings, StorageFlushed, StorageRetired
+from raydix.runtime.cache.host_holds import StagedPages
+from raydix.runtime.cache.host_index import HostIndex
+from raydix.runtime.cache.host_lookups import HostLookups
+from raydix.runtime.cache.host_repairs import HostRepairs
+from raydix.runtime.cache.host_writes import HostWrites
+from raydix.runtime.cache.storage_orders import StorageOrders
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+
+
+class HostStorage:
+    """Owns: what the engine wants of L3, in parts: `lookups`, `writes`, and repairs, which share one set of orders."""
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        index: HostIndex,
+        staged: StagedPages,
+        effects: list[HostEffect],
+        counters: Counter[str],
+    ) -> None:
+        storage = settings.storage
+        self._index = index
+        self._staged = staged
+        self._effects = effects
+        self._counters = counters
+        self.orders = StorageOrders(storage, effects, counters, is_in_use=settings.has_storage)
+        self.writes = HostWrites(storage, index, self.orders, effects, counters)
+        self.repairs = HostRepairs(storage, index, self.orders, counters)
+        self.lookups = HostLookups(settings, index, staged, self.orders, effects, counters)
+        self._is_retiring = False
+
+    @property
+    def num_pending(self) -> int:
+        """Pages that wait to be written or looked for, or are."""
+        return self.writes.num_pending + self.repairs.num_pending
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When time alone changes something; None: never."""
+        times = [self.orders.next_overdue_s]
+        if (self.writes.is_ready or self.repairs.is_ready) and self.orders.pid is not None:
+            times.append(self.orders.breaker.retry_at_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def attach(self, pid: int) -> None:
+        """A storage actor is there, and none from before; its backend may hold anything or nothing."""
+        self.orders.attach(pid)
+        self.repairs.look_for_all(self._staged.num_groups)
+
+    def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
+        """The storage actor is gone; the caller takes over the pages that it may still write, and those it may read."""
+        self.orders.lose()
+        self.repairs.clear()
+        held = self.lookups.lose(), self.writes.lose()
+        if self.orders.is_in_use:
+            self._counters["storage_losses"] += 1
+        else:
+            self.writes.retire()
+        return held
+
+    def retire(self) -> None:
+        """L3 is not to be used any more: nobody waits for it, and it gets no more orders."""
+        self.orders.retire()
+        self.lookups.retire()
+        self.writes.retire()
+        self.repairs.clear()
+
+    def await_retirement(self) -> None:
+        """Say `StorageRetired` once nothing is under way."""
+        self._is_retiring = True
+
+    def flush(self) -> None:
+        """Remove every object of this namespace."""
+        if self.orders.is_in_use:
+            self.writes.flush()
+        else:
+            self._effects.append(StorageFlushed(ObjectStatus.MISSING))
+
+    def finish(self, done: ObjectsDone, now_s: float) -> None:
+        """Take the storage actor's answer to a batch."""
+        if not self.orders.finish(done, now_s):
+            return
+        if not self.writes.finish(done) and not self.repairs.finish(done, now_s):
+            self.lookups.finish(done, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """After each event: give up what is overdue, and order what may be ordered."""
+        for batch_id in self.orders.take_overdue(now_s):
+            self.lookups.give_up(batch_id)
+            self.writes.give_up_flush(batch_id)
+            self.repairs.give_up(batch_id)
+        for group, key in self.orders.missing.take_news():
+            if self._index.find(group, key) is not None:
+                self._counters["l3_pages_lacking"] += 1
+                self.writes.add(group, key)
+        self.lookups.dispatch(now_s)
+        self.writes.dispatch(now_s)
+        if self.writes.has_room:
+            self.repairs.dispatch(now_s)
+        if self._is_retiring and not self.orders.num_unanswered:
+            self._is_retiring = False
+            self._effects.append(StorageRetired())

@@ -1,0 +1,45 @@
+"""Which objects L3 was seen to lack a moment ago."""
+
+from raydix.ids import PageKey
+
+
+class MissingObjects:
+    """Owns: names that L3 lacked when it was last asked.
+
+    A hint with a short life, for another engine may write them at any time; bounded in number, too.
+    """
+
+    def __init__(self, ttl_s: float, max_names: int) -> None:
+        self._ttl_s = ttl_s
+        self._max_names = max_names
+        self._until_s: dict[tuple[int, PageKey], float] = {}
+        """In the order in which they are forgotten."""
+        self._news: list[tuple[int, PageKey]] = []
+
+    def note(self, group: int, key: PageKey, now_s: float) -> None:
+        """L3 has been asked and lacks this name."""
+        name = group, key
+        self._until_s.pop(name, None)
+        self._until_s[name] = now_s + self._ttl_s
+        self._news.append(name)
+        while len(self._until_s) > self._max_names:
+            del self._until_s[next(iter(self._until_s))]
+
+    def has(self, group: int, key: PageKey, now_s: float) -> bool:
+        """Whether it is too soon to ask for this name again."""
+        until_s = self._until_s.get((group, key))
+        return until_s is not None and now_s < until_s
+
+    def forget(self, group: int, key: PageKey) -> None:
+        """This engine has written the name."""
+        self._until_s.pop((group, key), None)
+
+    def forget_all(self) -> None:
+        """Another backend, or another life of it, is in use now."""
+        self._until_s.clear()
+        self._news.clear()
+
+    def take_news(self) -> list[tuple[int, PageKey]]:
+        """Names noted since the last call, a group with each key."""
+        news, self._news = self._news, []
+        return news
