@@ -152,6 +152,8 @@ def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[Re
             continue
         missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
         if missing > 0:
+            # For later chunks, too: what is evicted while a step is in flight is in quarantine until that has ended.
+            _make_room(replica, lane, lane.prompt_pages_to_come())
             pages, victims = lane.allocate(missing)
             count_dropped(replica, victims)
             if pages is None:

@@ -54,6 +54,17 @@ def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
     assert plans == [{first: 512}, {first: 512}, {first: 276, second: 192}, {second: 512}]
 
 
+def test_later_chunks_do_not_wait_for_evicted_pages_to_leave_quarantine() -> None:
+    driver = CoreDriver(page_size=4, num_pages=32, prefill_budget_tokens=16)
+    for start in range(0, 4000, 100):
+        driver.submit(tokens(start, 4), max_tokens=1)
+        driver.run()
+    long = driver.submit(tokens(5000, 40), max_tokens=1)
+    assert [driver.rows(plan) for plan in driver.plans[0]] == [{long: 16}, {long: 16}]
+    driver.step()
+    assert [driver.rows(plan) for plan in driver.plans[0]] == [{long: 16}, {long: 8}]
+
+
 def test_whole_prompt_above_the_budget_runs_although_others_decode() -> None:
     driver = CoreDriver(chunked_prefill=False)
     driver.submit(tokens(0, 4), max_tokens=50)
