@@ -85,6 +85,8 @@ class Cluster:
         self.ranks: dict[int, SimulatedRank] = {}
         self.storage_settings = storage
         self.storage = SimulatedStorage(self, pid=1) if storage else None
+        self.has_storage = storage is not None
+        """False while no backend is attached, between two."""
         self.on_ending: Callable[[RequestId], None] = lambda request_id: None
         """Called when a request has had its last delta; may not give the Scheduler an event."""
         self.host: HostMemoryCore | None = None
@@ -236,7 +238,7 @@ class Cluster:
                 page_size=self.settings.page_size,
                 incarnation=self.host_incarnation,
                 storage=self.storage_settings or StorageSettings(),
-                has_storage=self.storage_settings is not None,
+                has_storage=self.has_storage,
             ),
             None if is_first else int32_array(self.generations),
         )
@@ -271,21 +273,42 @@ class Cluster:
 
     def kill_storage(self) -> None:
         """SIGKILL the storage actor: its reads may linger; its objects stay; then a new one attaches."""
-        dead = self.storage
-        assert dead is not None
-        if not dead.is_up:
+        assert self.storage is not None
+        if self.storage.is_up:
+            exit_s = self._end_storage(self.storage)
+            self.after(exit_s + self.draw(self.faults.linger_s), self._storage_is_up)
+
+    def switch_storage(self) -> None:
+        """Retire the backend and end its actor, done or not; later attach another one, which may be empty."""
+        assert self.storage is not None
+        if self.storage.is_up:
+            retired = self.storage
+            self.to_host(host_events.RetireStorage())
+            self.after(self.draw(0.1), lambda: self._detach_storage(retired))
+
+    def _detach_storage(self, retired: SimulatedStorage) -> None:
+        if self.storage is not retired:
             return
+        exit_s = self._end_storage(retired)
+        self.has_storage = False
+        if self.random.random() < 0.5:
+            self.storage.objects, self.storage.bad_keys = {}, set()
+        self.after(exit_s, lambda: self.to_host(host_events.DetachStorage()))
+        self.after(exit_s + self.draw(0.3), self._storage_is_up)
+
+    def _end_storage(self, dead: SimulatedStorage) -> float:
+        """How long the process of a storage actor lives on after its link has closed."""
         exit_s = self.draw(self.faults.linger_s)
         dead.exit_s = self._exits_s[dead.pid] = self.now_s + exit_s
         self.storage = SimulatedStorage(self, pid=dead.pid + 1)
         self.storage.objects, self.storage.bad_keys = dead.objects, dead.bad_keys
         self.storage.is_up = False
         self.to_host(host_events.StorageLost())
-        self.after(exit_s + self.draw(self.faults.linger_s), self._storage_is_up)
+        return exit_s
 
     def _storage_is_up(self) -> None:
         assert self.storage is not None
-        self.storage.is_up = True
+        self.storage.is_up = self.has_storage = True
         self._attach_storage()
 
     def _host_hears(self, incarnation: int, message: events.ToHost) -> None:
@@ -321,5 +344,5 @@ class Cluster:
             case host_events.WatchProcess(pid):
                 exited = host_events.ProcessExited(pid)
                 self.after(max(0.0, self._exits_s[pid] - self.now_s), lambda: self.to_host(exited))
-            case host_events.StorageFlushed():
+            case host_events.StorageFlushed() | host_events.StorageRetired():
                 pass

@@ -47,7 +47,7 @@ _SETTLE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one run of the simulation does. Fractions are of the requests, `num_*` kills and flushes are in all."""
+    """What one run of the simulation does. Fractions are of the requests, `num_*` faults are in all."""
 
     seed: int
     settings: SchedulerSettings = BASE_SETTINGS
@@ -71,6 +71,7 @@ class Workload:
     num_host_pauses: int = 0
     num_storage_kills: int = 0
     num_flushes: int = 0
+    num_storage_switches: int = 0
     has_sound_leases: bool = True
     """False where leases are made to end early: loads may then be stale."""
 
@@ -120,6 +121,7 @@ def draw_workload(seed: int) -> Workload:
         num_host_pauses=draw.choice([0, 0, 2]) if settings.has_host_memory else 0,
         num_storage_kills=draw.choice([0, 0, 1]) if has_storage else 0,
         num_flushes=draw.choice([0, 0, 2]),
+        num_storage_switches=draw.choice([0, 0, 1, 2]) if has_storage else 0,
     )
 
 
@@ -239,6 +241,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: _Clients) ->
         (workload.num_host_pauses, lambda: cluster.pause_host(draw.uniform(0.0, 0.5))),
         (workload.num_storage_kills, cluster.kill_storage),
         (workload.num_flushes, flush),
+        (workload.num_storage_switches, cluster.switch_storage),
         (int(workload.has_client_loss), clients.lose_one),
     ]
     for count, action in schedule:
