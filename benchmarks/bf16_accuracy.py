@@ -107,7 +107,7 @@ def runner_logits(folder: Path, prompts: Tensor) -> Tensor:
         loaded.decoder, pools, page_size=PAGE_SIZE, max_slots=num_prompts, max_model_len=num_tokens, device=device
     )
     page_ids = np.random.default_rng(0).permutation(num_prompts * num_pages) + 1
-    runner.apply(_added(prompts.cpu().numpy(), page_ids, num_pages))
+    runner.apply(add_prompts(prompts.cpu().numpy(), page_ids, num_pages))
     recorded: list[Tensor] = []
     loaded.decoder.register_forward_hook(
         lambda module, inputs, hidden: recorded.append(loaded.decoder.logits(hidden).float())
@@ -118,7 +118,7 @@ def runner_logits(folder: Path, prompts: Tensor) -> Tensor:
         while start < num_tokens:
             count = _num_tokens_at(start, num_tokens)
             step += 1
-            runner.execute(_row(step, slot, start, count), lambda load, layer: None)
+            runner.execute(plan_row(step, slot, start, count), lambda load, layer: None)
             start += count
     return torch.cat(recorded)
 
@@ -130,7 +130,7 @@ def _num_tokens_at(start: int, prompt_tokens: int) -> int:
     return EXTENSION_TOKENS if start < half + NUM_EXTENSIONS * EXTENSION_TOKENS else 1
 
 
-def _added(prompts: np.ndarray, page_ids: np.ndarray, num_pages: int) -> StepPlan:
+def add_prompts(prompts: np.ndarray, page_ids: np.ndarray, num_pages: int) -> StepPlan:
     slots = range(len(prompts))
     added = tuple(
         AddedRequest(
@@ -151,7 +151,7 @@ def _added(prompts: np.ndarray, page_ids: np.ndarray, num_pages: int) -> StepPla
     return StepPlan(step=0, added=added, tables=(tables,))
 
 
-def _row(step: int, slot: int, start: int, num_tokens: int) -> StepPlan:
+def plan_row(step: int, slot: int, start: int, num_tokens: int) -> StepPlan:
     """One row that samples nothing."""
     return StepPlan(
         step=step,

@@ -15,10 +15,12 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raydix.kernels.page_codec import Codec, encoded_head_bytes
+
 WORD_BYTES = 8
 ALIGNMENT_BYTES = 16
 """Of pieces on both sides: the width of one thread's load or store."""
-_SEGMENT_FIELDS = 8
+SEGMENT_FIELDS = 8
 _BLOCK_WORDS = 512
 _SMALL_PIECE_BYTES = 32 << 10
 
@@ -53,6 +55,8 @@ class CopySegment:
     """Bytes of one layer in the canonical page, the heads of all ranks included."""
     rank_offset_bytes: int
     """Where this rank's heads begin within a layer of the canonical page."""
+    codec: Codec = Codec.NONE
+    """Of the canonical page; pools are [P, L, H, 2, S, D] if there is one. `quantised_copy` copies such segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +82,10 @@ def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
     Raises ValueError if a segment is empty, misaligned or outside its pool's layers.
     """
     segments = [segment for launch in launches for segment in launch]
-    start = len(segments) * _SEGMENT_FIELDS
+    start = len(segments) * SEGMENT_FIELDS
     parts: list[NDArray[np.int64]] = []
     starts: dict[tuple[int, int], int] = {}
-    rows = np.empty((len(segments), _SEGMENT_FIELDS), dtype=np.int64)
+    rows = np.empty((len(segments), SEGMENT_FIELDS), dtype=np.int64)
     for row, segment in zip(rows, segments, strict=True):
         check_segment(segment)
         key = (id(segment.pages), _page_bytes(segment.pool))
@@ -135,7 +139,7 @@ def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDire
         whole_words,
         launch.first_segment,
         launch.num_segments,
-        SEGMENT_FIELDS=_SEGMENT_FIELDS,
+        SEGMENT_FIELDS=SEGMENT_FIELDS,
         TO_POOL=direction is CopyDirection.TO_POOL,
         BLOCK=_BLOCK_WORDS,
         STAGES=4,
@@ -145,7 +149,7 @@ def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDire
 
 def compile_copies(device: torch.device) -> None:
     """Launch every variant of the kernel over a segment without pages, so that no copy has to wait for a compiler."""
-    table = torch.zeros(_SEGMENT_FIELDS, dtype=torch.int64, device=device)
+    table = torch.zeros(SEGMENT_FIELDS, dtype=torch.int64, device=device)
     arena = torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for direction in CopyDirection:
         copy_pages(table, Launch(first_segment=0, num_segments=1, smallest_piece_bytes=0), arena, direction)
@@ -170,19 +174,27 @@ def check_segment(segment: CopySegment) -> None:
         raise ValueError(f"Layers {segment.first_layer} to {stop} are not in the pool's {pool.shape[1]} layers.")
     if not len(pages.page_ids) or len(pages.page_ids) != len(pages.arena_offsets):
         raise ValueError(f"{len(pages.page_ids)} page ids for {len(pages.arena_offsets)} offsets in the arena.")
-    layer_bytes = _layer_bytes(pool)
-    if segment.rank_offset_bytes < 0 or segment.rank_offset_bytes + layer_bytes > segment.canonical_layer_bytes:
+    layer_bytes, arena_bytes = _layer_bytes(pool), _arena_layer_bytes(segment)
+    if segment.rank_offset_bytes < 0 or segment.rank_offset_bytes + arena_bytes > segment.canonical_layer_bytes:
         raise ValueError(
-            f"{layer_bytes} bytes from {segment.rank_offset_bytes} on are outside a canonical layer of "
+            f"{arena_bytes} bytes from {segment.rank_offset_bytes} on are outside a canonical layer of "
             f"{segment.canonical_layer_bytes} bytes."
         )
-    figures = (layer_bytes, segment.rank_offset_bytes, segment.canonical_layer_bytes, pool.data_ptr())
+    figures = (layer_bytes, arena_bytes, segment.rank_offset_bytes, segment.canonical_layer_bytes, pool.data_ptr())
     if any(figure % ALIGNMENT_BYTES for figure in figures) or (pages.arena_offsets % ALIGNMENT_BYTES).any():
         raise ValueError(f"A piece of {layer_bytes} bytes is not aligned to {ALIGNMENT_BYTES} bytes on both sides.")
 
 
 def _layer_bytes(pool: Tensor) -> int:
     return pool.stride(1) * pool.element_size()
+
+
+def _arena_layer_bytes(segment: CopySegment) -> int:
+    """What this rank's heads take of a layer of the canonical page."""
+    if segment.codec is Codec.NONE:
+        return _layer_bytes(segment.pool)
+    num_heads, _, page_size, head_dim = segment.pool.shape[2:]
+    return num_heads * encoded_head_bytes(page_size * head_dim)
 
 
 def _page_bytes(pool: Tensor) -> int:
@@ -197,7 +209,7 @@ def _page_words(segment: CopySegment) -> NDArray[np.int64]:
 
 def _num_pieces(segment: CopySegment) -> int:
     """Pieces per page: one if the layers touch on both sides."""
-    return 1 if segment.canonical_layer_bytes == _layer_bytes(segment.pool) else segment.num_layers
+    return 1 if segment.canonical_layer_bytes == _arena_layer_bytes(segment) else segment.num_layers
 
 
 def _piece_words(segment: CopySegment) -> int:

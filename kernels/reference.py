@@ -313,7 +313,9 @@ def encode_pages(kv_XH2SD: Tensor, codec: Codec) -> Tensor:
     # As integers, magnitudes sort like their values, infinity and NaN behind all numbers.
     largest_bits_XH2 = (x_XH2E.view(torch.int32) & 0x7FFFFFFF).amax(-1)
     largest_XH2 = largest_bits_XH2.view(torch.float32)
-    scale_bits_XH2 = (largest_XH2 / codec.largest).view(torch.int32) + SCALE_LOW_BITS & ~SCALE_LOW_BITS
+    # By a tensor: CUDA would multiply by the reciprocal of a number.
+    scales_XH2 = largest_XH2 / torch.full_like(largest_XH2, codec.largest)
+    scale_bits_XH2 = scales_XH2.view(torch.int32) + SCALE_LOW_BITS & ~SCALE_LOW_BITS
     scale_bits_XH2 = scale_bits_XH2.masked_fill(largest_XH2 < SMALLEST_MAGNITUDE, 0)
     is_number_XH2 = largest_XH2 < torch.inf
     factors_XH2 = (1 / scale_bits_XH2.view(torch.float32)).masked_fill((scale_bits_XH2 == 0) | ~is_number_XH2, 0.0)

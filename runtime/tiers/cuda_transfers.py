@@ -259,16 +259,13 @@ def _make_kernel_copies(
     if importlib.util.find_spec("triton") is None:
         logger.warning("pages are copied one by one, which is slow: triton is not installed")
         return None
-    if codec is not Codec.NONE:
-        logger.warning("pages are copied one by one, which is slow: cache.codec is %s", codec)
-        return None
     # Imported here: Triton is there on machines with a GPU alone.
     from raydix.runtime.tiers.kernel_copies import KernelCopies, is_aligned
 
     if not is_aligned(pools):
         logger.warning("pages are copied one by one, which is slow: a layer of a page is no multiple of 16 bytes")
         return None
-    return KernelCopies(pools, slabs, geometry)
+    return KernelCopies(codec, pools, slabs, geometry)
 
 
 def _load(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES, CopyEngine, has_copy_engine
+from raydix.kernels.page_codec import Codec
 from raydix.kernels.page_copy import (
     ALIGNMENT_BYTES,
     CopyDirection,
@@ -18,6 +19,7 @@ from raydix.kernels.page_copy import (
     copy_pages,
     pack_copies,
 )
+from raydix.kernels.quantised_copy import compile_quantised_copies, copy_quantised_pages
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.tiers.transfers import Direction, LayerCopy, Transfer
@@ -33,15 +35,21 @@ def is_aligned(pools: Sequence[Tensor]) -> bool:
 class KernelCopies:
     """Enqueues the runs of transfers: one kernel each, or one batched call of the copy engine if pieces are large.
 
+    With a codec it is always a kernel, which encodes or restores, one for each KV group of a run.
     `pools`: as `make_pools` returns them, `is_aligned`. `slabs`: uint8 view of the arena from its first slab on.
     """
 
-    def __init__(self, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry) -> None:
+    def __init__(self, codec: Codec, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry) -> None:
+        self._codec = codec
         self._pools = pools
         self._slabs = slabs
         self._geometry = geometry
-        self._engine = CopyEngine() if has_copy_engine() else None
-        compile_copies(pools[0].device)
+        self._engine = CopyEngine() if codec is Codec.NONE and has_copy_engine() else None
+        if codec is Codec.NONE:
+            compile_copies(pools[0].device)
+        else:
+            for pool in pools:
+                compile_quantised_copies(pool, codec)
 
     def enqueue(self, transfer: Transfer, runs: Sequence[Sequence[LayerCopy]]) -> Iterator[None]:
         """Enqueue run after run on the current stream, a side stream; yields after each. All slabs are registered."""
@@ -51,6 +59,9 @@ class KernelCopies:
         }
         segments = [self._segments(run, pages) for run in runs]
         direction = _DIRECTIONS[transfer.direction]
+        if self._codec is not Codec.NONE:
+            yield from self._enqueue_quantised(segments, direction)
+            return
         smallest_bytes = min(_piece_bytes(segment) for run in segments for segment in run)
         if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
             for run_segments in segments:
@@ -61,6 +72,15 @@ class KernelCopies:
         table = self._table(packed)
         for launch in packed.launches:
             copy_pages(table, launch, self._slabs, direction)
+            yield
+
+    def _enqueue_quantised(self, segments: list[list[CopySegment]], direction: CopyDirection) -> Iterator[None]:
+        """A launch for each segment: heads of KV groups may differ."""
+        packed = pack_copies([[segment] for run in segments for segment in run])
+        table, launches = self._table(packed), iter(packed.launches)
+        for run in segments:
+            for segment in run:
+                copy_quantised_pages(table, next(launches), self._slabs, direction, segment.pool, self._codec)
             yield
 
     def _table(self, packed: PackedCopies) -> Tensor:
@@ -74,17 +94,16 @@ class KernelCopies:
         """One segment for the run's layers of each group: they touch, as a run leaves out no layer."""
         segments = []
         for group in sorted({copy.group for copy in run}):
-            pool = self._pools[group]
-            layer_bytes = pool.stride(1) * pool.element_size()
-            starts = [copy.start for copy in run if copy.group == group]
+            copies = [copy for copy in run if copy.group == group]
             segments.append(
                 CopySegment(
-                    pool=pool,
+                    pool=self._pools[group],
                     pages=pages[group],
-                    first_layer=min(starts) // layer_bytes,
-                    num_layers=len(starts),
-                    canonical_layer_bytes=layer_bytes,
+                    first_layer=copies[0].index,
+                    num_layers=len(copies),
+                    canonical_layer_bytes=copies[0].stop - copies[0].start,
                     rank_offset_bytes=0,
+                    codec=self._codec,
                 )
             )
         return segments

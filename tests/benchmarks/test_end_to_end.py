@@ -10,6 +10,7 @@ import pytest
 from benchmarks import (
     actor_overhead,
     bf16_accuracy,
+    codec_logits,
     cold_prefill,
     decode_beside_copies,
     decode_tpot,
@@ -104,6 +105,15 @@ def test_bf16_is_compared_with_that_of_transformers(capsys: pytest.CaptureFixtur
         assert figures[f"{model}: median of the largest probability"]["value"] >= bf16_accuracy.MIN_TOP1
         ratio = figures[f"{model}: median divergence over that of transformers"]["value"]
         assert 0.1 < ratio < 2 * bf16_accuracy.MAX_RATIO
+
+
+def test_codecs_change_logits_and_their_absence_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = figures_of(codec_logits.main, capsys)
+
+    for page_size in codec_logits.PAGE_SIZES:
+        none, int8, fp8 = (figures[f"{codec}, page {page_size}: divergence, mean"] for codec in ("none", "int8", "fp8"))
+        assert none["value"] == 0
+        assert 0 < int8["value"] < fp8["value"]
 
 
 @pytest.mark.gpu

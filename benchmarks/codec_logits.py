@@ -1,0 +1,148 @@
+"""Measure what quantised pages do to logits: decoding after a hit in L2 against decoding without one.
+
+    python -m benchmarks.codec_logits
+
+A random model, its weights scaled until the median of the largest probability is 0.3: near-uniform logits would hide
+errors. The runner prefills prompts; their pages go down to an arena with the codec and come back, all of them. Then it
+computes the same next tokens, one by one, whatever it would have chosen. Beside the codecs: `none`, a control that must
+change nothing, and what the model's own rounding to bfloat16 changes.
+"""
+
+import queue
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.bf16_accuracy import add_prompts, divergence, make_configs, make_reference, plan_row
+from benchmarks.engines import Options, parse_options
+from benchmarks.record import Figure
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.tiers.cpu_transfers import CpuTransfers
+from raydix.runtime.tiers.cuda_transfers import CudaTransfers
+from raydix.runtime.tiers.gpu_pool import make_pools
+from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.transfers import TransferDone
+
+PAGE_SIZES = (16, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """All of the prefix is in whole pages; the tokens that follow it are compared."""
+
+    num_prompts: int
+    prefix_tokens: int
+    num_tokens: int
+
+
+FULL = Sizes(num_prompts=8, prefix_tokens=448, num_tokens=64)
+TINY = Sizes(num_prompts=1, prefix_tokens=64, num_tokens=8)
+
+
+def through_l2(layout: KvLayout, pools: tuple[Tensor, ...], page_ids: NDArray[np.int32]) -> None:
+    """Bring pages down into an arena and up again, over what they held."""
+    arena = HostArena.create(layout, (len(page_ids) + 1) * layout.host_page_bytes(0))
+    done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
+    errors: list[BaseException] = []
+    make = CudaTransfers if pools[0].is_cuda else CpuTransfers
+    engine = make(layout, pools, arena, on_done=done.put, on_error=errors.append)
+    if isinstance(engine, CudaTransfers):
+        engine.wait_registered()
+    host_page_ids = np.arange(len(page_ids))
+    copies = PageCopies(
+        transfer_ids=int32_array(0 for _ in page_ids),
+        groups=int32_array(0 for _ in page_ids),
+        page_ids=int32_array(page_ids),
+        host_page_ids=int32_array(host_page_ids),
+        generations=int32_array(arena.generations[host_page_ids]),
+    )
+    engine.start(PageCopies(), copies)
+    engine.drain()
+    for pool in pools:
+        pool.zero_()
+    if pools[0].is_cuda:
+        torch.cuda.synchronize()
+    engine.start(copies, PageCopies())
+    engine.drain()
+    engine.close()
+
+
+def decode_logits(loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size: int, codec: Codec) -> Tensor:
+    """float32 logits [all tokens past the prefixes, V]."""
+    device = prompts.device
+    dtype = loaded.decoder.dtype
+    layout = loaded.spec.kv_layout(page_size, str(dtype).removeprefix("torch."), codec)
+    num_tokens = sizes.prefix_tokens + sizes.num_tokens
+    pages_each = -(-num_tokens // page_size)
+    pools = make_pools(layout, sizes.num_prompts * pages_each, device)
+    runner = ModelRunner(
+        loaded.decoder, pools, page_size=page_size, max_slots=sizes.num_prompts, max_model_len=num_tokens, device=device
+    )
+    page_ids = np.random.default_rng(0).permutation(sizes.num_prompts * pages_each) + 1
+    runner.apply(add_prompts(prompts.cpu().numpy(), page_ids, pages_each))
+    recorded: list[Tensor] = []
+    for slot in range(sizes.num_prompts):
+        runner.execute(plan_row(slot + 1, slot, 0, sizes.prefix_tokens), lambda load, layer: None)
+    through_l2(layout, pools, page_ids.reshape(-1, pages_each)[:, : sizes.prefix_tokens // page_size].reshape(-1))
+    hook = loaded.decoder.register_forward_hook(
+        lambda module, inputs, hidden: recorded.append(loaded.decoder.logits(hidden).float())
+    )
+    for slot in range(sizes.num_prompts):
+        for position in range(sizes.prefix_tokens, num_tokens):
+            runner.execute(plan_row(position, slot, position, 1), lambda load, layer: None)
+    hook.remove()
+    return torch.cat(recorded)
+
+
+def changes(what: str, cold: Tensor, warm: Tensor) -> list[Figure]:
+    """Figures of what changed."""
+    divergences = divergence(cold, warm)
+    values = {
+        "largest difference of a logit, over the largest logit": ((warm - cold).abs().max() / cold.abs().max(), "1"),
+        "divergence, mean": (divergences.mean(), "nat"),
+        "divergence, median": (divergences.median(), "nat"),
+        "same likeliest token": ((warm.argmax(-1) == cold.argmax(-1)).float().mean(), "1"),
+    }
+    return [Figure(name=f"{what}: {name}", value=value.item(), unit=unit) for name, (value, unit) in values.items()]
+
+
+@torch.no_grad()
+def main(options: Options) -> int:
+    """Measure and report."""
+    sizes = TINY if options.is_tiny else FULL
+    config = make_configs(options)["dense"]
+    shape = (sizes.num_prompts, sizes.prefix_tokens + sizes.num_tokens)
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, config.vocab_size, shape, generator=generator).to(options.device)
+    model, top1 = make_reference(config, prompts)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        exact, rounded = (
+            load_model(Path(folder), device=prompts.device, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+        )
+    figures = [Figure(name="median of the largest probability", value=top1, unit="1")]
+    loaded = rounded if options.device == "cuda" else exact
+    for page_size in PAGE_SIZES:
+        cold, *warm = (decode_logits(loaded, prompts, sizes, page_size, codec) for codec in (Codec.NONE, *Codec))
+        for codec, logits in zip(Codec, warm, strict=True):
+            figures += changes(f"{codec}, page {page_size}", cold, logits)
+    exact_logits, rounded_logits = (
+        decode_logits(each, prompts, sizes, PAGE_SIZES[0], Codec.NONE) for each in (exact, rounded)
+    )
+    figures += changes("bfloat16 itself", exact_logits, rounded_logits)
+    return options.report("codec_logits", {"model": "Qwen3, random", **asdict(sizes)}, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_options(__doc__)))
