@@ -131,6 +131,7 @@ def _num_tokens_at(start: int, prompt_tokens: int) -> int:
 
 
 def add_prompts(prompts: np.ndarray, page_ids: np.ndarray, num_pages: int) -> StepPlan:
+    """A request for each prompt, with `num_pages` of the pages; no row."""
     slots = range(len(prompts))
     added = tuple(
         AddedRequest(
