@@ -15,6 +15,7 @@ from raydix.runtime.actors.process import exit_process
 from raydix.runtime.config_l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import CancelBatch, DeleteObjects, FindObjects, ObjectsDone, ReadObjects, WriteObjects
+from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.worker import StorageWorker
@@ -66,6 +67,13 @@ class StorageActor:
         if self._worker is None or self._setup is None:
             raise AccountingError("storage is to serve before its start")
         self._task = asyncio.create_task(self._follow_host(self._setup, self._worker))
+
+    @property
+    def backend(self) -> StorageBackend:
+        """What objects are stored in. Raises AccountingError before `start`."""
+        if self._worker is None:
+            raise AccountingError("storage has no backend before its start")
+        return self._worker.backend
 
     def stats(self) -> dict[str, Any]:
         """The worker's and the backend's figures."""

@@ -12,7 +12,7 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Owns: whether a backend may be used. Opens after `max_failures` failures in a row.
+    """Owns: whether a backend may be used. Opens after `max_failures` failures in a row, or a use that takes too long.
 
     After `backoff_s`, which doubles with each failed probe up to `max_backoff_s`, one use is let through as a probe.
     """
@@ -61,14 +61,19 @@ class CircuitBreaker:
         self._backoff_s = self._first_backoff_s
 
     def fail(self, now_s: float) -> None:
-        """A use failed, or took too long."""
+        """A use failed."""
         if self._state is BreakerState.OPEN:
             return
         self._num_failures += 1
+        if self._state is BreakerState.HALF_OPEN or self._num_failures >= self._max_failures:
+            self.trip(now_s)
+
+    def trip(self, now_s: float) -> None:
+        """A use takes too long: others would, too."""
+        if self._state is BreakerState.OPEN:
+            return
         if self._state is BreakerState.HALF_OPEN:
             self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
-        elif self._num_failures < self._max_failures:
-            return
         else:
             self.num_trips += 1
         self._state = BreakerState.OPEN

@@ -47,8 +47,13 @@ class StorageSettings:
     max_queued_writes: int = 4096
     max_write_attempts: int = 3
     deadline_s: float = 10.0
+    """Of reads and writes."""
     overdue_margin_s: float = 5.0
-    """A batch unanswered for `deadline_s` and this margin counts as a failure of the backend."""
+    """L3 is left alone once a batch is unanswered for `deadline_s` and this margin, ..."""
+    search_deadline_s: float = 1.0
+    """... or a search for this long, ..."""
+    min_read_patience_s: float = 2.0
+    """... or a read for this long and several times as long as any read of late."""
     missing_ttl_s: float = 1.0
     """What L3 lacks is not asked for again for so long."""
     max_missing_names: int = 65_536
@@ -59,7 +64,7 @@ class StorageSettings:
     breaker_failures: int = 5
     """Batches that must fail one after another before L3 is left alone."""
     breaker_backoff_s: float = 1.0
-    breaker_max_backoff_s: float = 30.0
+    breaker_max_backoff_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,11 @@ from raydix.runtime.cache.host_index import HostIndex
 from raydix.runtime.cache.storage_orders import StorageOrders
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
-    FindObjects,
     Lookup,
     LookupProgress,
     ObjectsDone,
     ObjectStatus,
     PageSource,
-    ReadObjects,
     split_keys,
 )
 
@@ -128,15 +126,11 @@ class HostLookups:
             self._fail(lookup, first, PageSource.NOT_FOUND)
         elif len(lookup.missing) * self._page_size < self._settings.min_tokens:
             self._fail(lookup, first, PageSource.BELOW_MIN_TOKENS)
-        elif not self._orders.is_admitting(now_s):
+        elif not self._orders.is_readable:
             self._fail(lookup, first, PageSource.IO_ERROR)
         else:
             keys = b"".join(lookup.keys[index] for index in lookup.missing)
-
-            def make_order(batch_id: BatchId, deadline_s: float) -> FindObjects:
-                return FindObjects(batch_id=batch_id, keys=keys, group=lookup.group, deadline_s=deadline_s)
-
-            self._finds[self._orders.send(make_order, now_s)] = lookup
+            self._finds[self._orders.find(lookup.group, keys, now_s)] = lookup
 
     def _skip_what_l3_lacks(self, lookup: _Lookup, now_s: float) -> None:
         """Do not ask again for what was missing a moment ago, nor for what comes after it."""
@@ -178,11 +172,11 @@ class HostLookups:
     def dispatch(self, now_s: float) -> None:
         """Order reads: one batch per lookup and turn, while not too many are in flight."""
         while self._turns:
-            is_admitting = self._orders.is_admitting(now_s)
-            if is_admitting and self._num_current() >= self._settings.max_read_batches:
+            is_readable = self._orders.is_readable
+            if is_readable and self._num_current() >= self._settings.max_read_batches:
                 return
             lookup = self._turns.popitem(last=False)[0]
-            if lookup.wanted and not is_admitting:
+            if lookup.wanted and not is_readable:
                 self._fail(lookup, lookup.wanted[0], PageSource.IO_ERROR)
             elif lookup.wanted:
                 self._read_some(lookup, now_s)
@@ -200,7 +194,7 @@ class HostLookups:
             index = lookup.wanted.popleft()
             if self._join(lookup, index):
                 continue
-            page_id = self._allocate(lookup.group)
+            page_id = self.allocate(lookup.group)
             if page_id is None:
                 self._fail(lookup, index, PageSource.NO_HOST_PAGE)
                 break
@@ -221,7 +215,8 @@ class HostLookups:
             return False
         return True
 
-    def _allocate(self, group: int) -> HostPageId | None:
+    def allocate(self, group: int) -> HostPageId | None:
+        """A page for a read, which counts as FILLING until `give_back` or the end of its batch; None if L2 is full."""
         if not self.is_allocating or self._num_filling[group] >= self._staged.num_left(group):
             return None
         page_id = self._index.allocate(group)
@@ -229,22 +224,18 @@ class HostLookups:
             self._num_filling[group] += 1
         return page_id
 
+    def give_back(self, group: int, page_id: HostPageId) -> None:
+        """End an allocation whose content nobody wants."""
+        self._num_filling[group] -= 1
+        self._index.free(page_id)
+
     def _send_read(self, lookup: _Lookup, indices: list[int], page_ids: list[HostPageId], now_s: float) -> None:
         keys = [lookup.keys[index] for index in indices]
         host_page_ids = int32_array(page_ids)
         generations = int32_array(self._index.generation(page_id) for page_id in page_ids)
         self._effects.append(SetGenerations(host_page_ids, generations))
 
-        def make_order(batch_id: BatchId, deadline_s: float) -> ReadObjects:
-            return ReadObjects(
-                batch_id=batch_id,
-                keys=b"".join(keys),
-                host_page_ids=host_page_ids,
-                group=lookup.group,
-                deadline_s=deadline_s,
-            )
-
-        batch_id = self._orders.send(make_order, now_s)
+        batch_id = self._orders.read(lookup.group, b"".join(keys), host_page_ids, now_s)
         self._batches[batch_id] = _ReadBatch(lookup.group, keys, page_ids)
         for key, index in zip(keys, indices, strict=True):
             self._reads[lookup.group, key] = _Read(batch_id, [(lookup, index)])

@@ -328,8 +328,8 @@ class HostMemoryCore:
             "lookups": self._lookups.num_lookups,
             "pages_reading": self._lookups.num_filling,
             "pages_staged": self._staged.num_pins,
-            "l3_breaker": orders.breaker.state.value if orders.is_in_use else "none",
-            "l3_breaker_trips": orders.breaker.num_trips,
+            "l3_breaker": orders.breaker_state.value if orders.is_in_use else "none",
+            "l3_breaker_trips": orders.num_trips,
             "l3_writes_pending": self._storage.num_pending,
         }
         return stats | self.counters

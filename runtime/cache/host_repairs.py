@@ -7,7 +7,7 @@ from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.host_events import StorageSettings
 from raydix.runtime.cache.host_index import HostIndex
 from raydix.runtime.cache.storage_orders import StorageOrders
-from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 _MAX_NAMES = 65_536
 
@@ -41,11 +41,6 @@ class HostRepairs:
         """Pages that wait to be looked for, or are being looked for."""
         return len(self._due) + (0 if self._search is None else len(self._search[2]))
 
-    @property
-    def is_ready(self) -> bool:
-        """Only the storage actor's absence or the circuit breaker holds a search back."""
-        return bool(self._due) and self._search is None
-
     def look_for_all(self, num_groups: int) -> None:
         """A storage actor has attached: look for every READY page, the most recently used ones first."""
         self._looks_at_s.clear()
@@ -71,7 +66,7 @@ class HostRepairs:
 
     def dispatch(self, now_s: float) -> None:
         """Search for some pages of one group, unless a search is under way."""
-        if not self.is_ready or not self._orders.is_admitting(now_s):
+        if not self._due or self._search is not None or not self._orders.is_readable:
             return
         first_group: int | None = None
         keys: list[PageKey] = []
@@ -84,13 +79,7 @@ class HostRepairs:
                 first_group = group
                 keys.append(key)
         if first_group is not None:
-            self._send(first_group, keys, now_s)
-
-    def _send(self, group: int, keys: list[PageKey], now_s: float) -> None:
-        def make_order(batch_id: BatchId, deadline_s: float) -> FindObjects:
-            return FindObjects(batch_id=batch_id, keys=b"".join(keys), group=group, deadline_s=deadline_s)
-
-        self._search = self._orders.send(make_order, now_s), group, keys
+            self._search = self._orders.find(first_group, b"".join(keys), now_s), first_group, keys
 
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
         """Take the answer to the search. False: it is not ours."""

@@ -10,11 +10,12 @@ from raydix.runtime.cache.host_lookups import HostLookups
 from raydix.runtime.cache.host_repairs import HostRepairs
 from raydix.runtime.cache.host_writes import HostWrites
 from raydix.runtime.cache.storage_orders import StorageOrders
+from raydix.runtime.cache.storage_probes import StorageProbes
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3, in parts: `lookups`, `writes`, and repairs, which share one set of orders."""
+    """Owns: what the engine wants of L3: `lookups`, `writes`, repairs and probes, which share one set of orders."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class HostStorage:
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)
         self.lookups = HostLookups(settings, index, staged, self.orders, effects, counters)
+        self._probes = StorageProbes(index, self.lookups, self.orders, effects)
         self._is_retiring = False
 
     @property
@@ -43,9 +45,9 @@ class HostStorage:
     @property
     def next_deadline_s(self) -> float | None:
         """When time alone changes something; None: never."""
-        times = [self.orders.next_overdue_s]
-        if (self.writes.is_ready or self.repairs.is_ready) and self.orders.pid is not None:
-            times.append(self.orders.breaker.retry_at_s)
+        times = [self.orders.next_overdue_s, self._probes.next_due_s]
+        if self.writes.is_ready:
+            times.append(self.orders.write_retry_at_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def attach(self, pid: int) -> None:
@@ -57,7 +59,7 @@ class HostStorage:
         """The storage actor is gone; the caller takes over the pages that it may still write, and those it may read."""
         self.orders.lose()
         self.repairs.clear()
-        held = self.lookups.lose(), self.writes.lose()
+        held = self.lookups.lose() + self._probes.lose(), self.writes.lose()
         if self.orders.is_in_use:
             self._counters["storage_losses"] += 1
         else:
@@ -87,6 +89,7 @@ class HostStorage:
         if not self.orders.finish(done, now_s):
             return
         if not self.writes.finish(done) and not self.repairs.finish(done, now_s):
+            self._probes.finish(done)
             self.lookups.finish(done, now_s)
 
     def advance(self, now_s: float) -> None:
@@ -99,6 +102,7 @@ class HostStorage:
             if self._index.find(group, key) is not None:
                 self._counters["l3_pages_lacking"] += 1
                 self.writes.add(group, key)
+        self._probes.dispatch(now_s)
         self.lookups.dispatch(now_s)
         self.writes.dispatch(now_s)
         if self.writes.has_room:

@@ -90,7 +90,7 @@ class HostWrites:
             if self._flush_id is None and self._num_current() == 0:
                 self._flush_id = self._orders.send(lambda batch_id, _: DeleteObjects(batch_id=batch_id), now_s)
             return
-        while self.is_ready and self._orders.is_admitting(now_s):
+        while self.is_ready and self._orders.is_writable(now_s):
             batch = self._take_batch()
             if batch:
                 self._send(batch, now_s)
@@ -100,7 +100,8 @@ class HostWrites:
 
     def _take_batch(self) -> list[tuple[_Write, HostPageId]]:
         batch: list[tuple[_Write, HostPageId]] = []
-        while self._queue and len(batch) < self._settings.batch_pages:
+        max_pages = 1 if self._orders.is_write_probe else self._settings.batch_pages
+        while self._queue and len(batch) < max_pages:
             write = self._queue[0]
             if batch and write.group != batch[0][0].group:
                 break

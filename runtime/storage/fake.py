@@ -23,12 +23,14 @@ class Faults:
     max_delay_s: float = 0.0
     """Each operation waits for a time drawn from [0, max_delay_s]; on several threads they end out of order."""
     latency_s: float = 0.0
-    """Of each batch and search, before its first byte."""
+    """Of each batch and search, before its first byte. Infinite: nothing is answered until the faults change."""
     max_bytes_per_s: float = math.inf
     """Of all reads and writes together: they share one link, first come, first served."""
     failure_fraction: float = 0.0
     corrupt_fraction: float = 0.0
     """Of reads. The stored object stays good unless the reader deletes it."""
+    refuses_writes: bool = False
+    """Every write finds the store full."""
 
 
 class FakeBackend:
@@ -50,12 +52,25 @@ class FakeBackend:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._counters: Counter[str] = Counter()
         self._link_free_s = -math.inf
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Serve this namespace."""
         self._namespace = namespace.hex
+
+    def set_faults(self, faults: Faults) -> None:
+        """From now on these; what is under way ends by those before. The seed stays that of the start."""
+        with self._changed:
+            self._faults = faults
+            self._changed.notify_all()
+
+    def _begin(self) -> Faults:
+        """Start a batch or a search, once anything is answered at all: the faults that it meets."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._faults.latency_s < math.inf)
+            return self._faults
 
     def _name(self, name: ObjectName) -> str:
         return f"{self._namespace}/{name.group}/{name.key.hex()}"
@@ -73,8 +88,9 @@ class FakeBackend:
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """After the latency, without faults."""
-        if self._faults.latency_s:
-            self._sleep(self._faults.latency_s)
+        faults = self._begin()
+        if faults.latency_s:
+            self._sleep(faults.latency_s)
         with self._lock:
             return [ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING for name in names]
 
@@ -89,25 +105,30 @@ class FakeBackend:
     def _each(
         self, refs: Sequence[ObjectRef], deadline_s: float, operation: Callable[[ObjectRef], ObjectStatus]
     ) -> list[ObjectStatus]:
-        earliest_s = self._clock() + self._faults.latency_s
-        statuses = [self._fault(ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
+        faults = self._begin()
+        earliest_s = self._clock() + faults.latency_s
+        statuses = [self._fault(faults, ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
         with self._lock:
             self._lru.touch(self._name(ref.name) for ref in reversed(refs))
         return statuses
 
-    def _fault(self, ref: ObjectRef, earliest_s: float, deadline_s: float) -> ObjectStatus | None:
+    def _fault(self, faults: Faults, ref: ObjectRef, earliest_s: float, deadline_s: float) -> ObjectStatus | None:
         """Wait for the object's turn on the link; then the failure that was drawn, or None."""
         with self._lock:
-            delay_s = self._random.uniform(0.0, self._faults.max_delay_s)
-            is_failure = self._random.random() < self._faults.failure_fraction
+            delay_s = self._random.uniform(0.0, faults.max_delay_s)
+            is_failure = self._random.random() < faults.failure_fraction
             now_s = self._clock()
-            sent_s = max(earliest_s, self._link_free_s) + len(ref.page) / self._faults.max_bytes_per_s
+            sent_s = max(earliest_s, self._link_free_s) + len(ref.page) / faults.max_bytes_per_s
             delay_s += max(0.0, sent_s - now_s)
-            if now_s + delay_s >= deadline_s:
-                return ObjectStatus.TIMED_OUT
-            self._link_free_s = sent_s
+            is_late = now_s + delay_s >= deadline_s
+            if is_late:
+                delay_s = max(0.0, deadline_s - now_s)
+            else:
+                self._link_free_s = sent_s
         if delay_s:
             self._sleep(delay_s)
+        if is_late:
+            return ObjectStatus.TIMED_OUT
         return ObjectStatus.IO_ERROR if is_failure else None
 
     def _get(self, ref: ObjectRef) -> ObjectStatus:
@@ -130,6 +151,8 @@ class FakeBackend:
         with self._lock:
             if name in self._objects:
                 return ObjectStatus.OK
+            if self._faults.refuses_writes:
+                return ObjectStatus.FULL
             victims = self._lru.reserve(len(ref.page))
             if victims is None:
                 return ObjectStatus.FULL

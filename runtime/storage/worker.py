@@ -88,6 +88,11 @@ class StorageWorker:
             self._cancelled |= self._active
             self._idle.wait_for(lambda: not self._active)
 
+    @property
+    def backend(self) -> StorageBackend:
+        """What carries out the orders."""
+        return self._backend
+
     def stats(self) -> dict[str, int]:
         """Of the backend, and how many batches are under way."""
         with self._idle:

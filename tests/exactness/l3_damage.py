@@ -30,7 +30,7 @@ class StoredObjects:
         assert host is not None
         self._worker = storage.plain._worker
         self._host = host.plain
-        self.backend = self._worker._backend
+        self.backend = storage.plain.backend
         self.namespace: bytes = self._worker._namespace.digest
 
     def read(self, prompt: Prompt, page: int) -> bytes:

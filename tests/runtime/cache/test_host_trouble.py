@@ -1,5 +1,7 @@
 """The HostMemory core when storage is lost, silent or failing, and when the Scheduler is lost during lookups."""
 
+from dataclasses import replace
+
 from raydix.runtime.cache.host_events import (
     FromStorage,
     ProcessExited,
@@ -11,7 +13,7 @@ from raydix.runtime.cache.host_events import (
     Tick,
 )
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, PageSource, ReadObjects
-from tests.runtime.cache.host_script import STORAGE, HostScript
+from tests.runtime.cache.host_script import STORAGE, HostScript, make_key
 
 L3 = PageSource.L3
 
@@ -91,29 +93,121 @@ def test_silent_search_times_out() -> None:
     assert host.stat("l3_reads_ok") == 0
 
 
-def test_breaker_stops_l3_and_lets_it_come_back() -> None:
+def pages(request: str) -> list[str]:
+    return [f"{request}{page}" for page in range(4)]
+
+
+def test_reads_that_fail_stop_l3_however_well_it_searches() -> None:
     host = with_storage()
-    host.store([f"{request}{page}" for request in "abcde" for page in range(4)], ObjectStatus.IO_ERROR)
-
-    def fetch(request: str) -> PageSource:
-        host.lookup(request, [f"{request}{page}" for page in range(4)])
+    host.store(pages("a") + pages("b") + pages("c"), ObjectStatus.IO_ERROR)
+    for request in "ab":
+        host.lookup(request, pages(request))
         host.answer_all()
-        return host.sources(request)[0]
+        assert host.sources(request) == [PageSource.IO_ERROR] * 4
+    assert host.stat("l3_breaker") == "open"
+    host.lookup("c", pages("c"))
+    assert host.sources("c") == [PageSource.IO_ERROR] * 4
+    assert not host.orders
 
-    assert fetch("a") is PageSource.IO_ERROR
-    assert host.stat("l3_breaker") == "closed", "the search succeeded in between"
-    for request in "bc":
-        host.lookup(request, [f"{request}{page}" for page in range(4)])
+
+def test_clock_finds_out_that_reads_work_again_and_no_request_waits_for_that() -> None:
+    host = with_storage(settings=replace(STORAGE, breaker_failures=1))
+    host.store(pages("a"), ObjectStatus.IO_ERROR)
+    host.lookup("a", pages("a"))
+    host.answer_all()
+    assert host.core.next_deadline_s() == host.now_s + STORAGE.breaker_backoff_s
+    pass_time(host, STORAGE.breaker_backoff_s)
+    [probe] = host.orders
+    assert isinstance(probe, ReadObjects)
+    assert probe.keys == make_key("a0")
+    assert host.stat("pages_reading") == 1
+    host.lookup("b", pages("b"))
+    assert host.sources("b") == [PageSource.IO_ERROR] * 4, "nor is it the next probe"
     host.answer_all()
     assert host.stat("l3_breaker") == "open"
-    host.store([f"d{page}" for page in range(4)])
-    host.lookup("d", [f"d{page}" for page in range(4)])
-    assert not host.orders
-    assert host.sources("d") == [PageSource.IO_ERROR] * 4
-    host.now_s += STORAGE.breaker_backoff_s
-    host.lookup("d", [f"d{page}" for page in range(4)])
-    host.lookup("e", [f"e{page}" for page in range(4)])
-    assert host.sources("e") == [PageSource.IO_ERROR] * 4, "one probe at a time"
+    assert host.stat("pages_reading") == 0
+    assert host.core.next_deadline_s() == host.now_s + 2 * STORAGE.breaker_backoff_s
+    host.store(pages("a"))
+    pass_time(host, 2 * STORAGE.breaker_backoff_s)
     host.answer_all()
-    assert host.sources("d") == [L3] * 4
     assert host.stat("l3_breaker") == "closed"
+    assert host.mirror == set(), "what a probe reads is for nobody"
+    host.lookup("a again", pages("a"))
+    host.answer_all()
+    assert host.sources("a again") == [L3] * 4
+    assert host.core.next_deadline_s() == host.now_s + STORAGE.staged_grace_s
+
+
+def test_first_silent_search_frees_every_request_that_waits_for_one() -> None:
+    host = with_storage()
+    host.store(pages("a") + pages("b"))
+    host.lookup("a", pages("a"))
+    pass_time(host, STORAGE.search_deadline_s / 2)
+    host.lookup("b", pages("b"))
+    pass_time(host, STORAGE.search_deadline_s / 2)
+    assert host.sources("a") == host.sources("b") == [PageSource.TIMED_OUT] * 4
+    host.lookup("c", pages("a"))
+    assert host.sources("c") == [PageSource.IO_ERROR] * 4
+    host.answer_all()
+    assert host.stat("l3_breaker") == "open", "answers that come too late say nothing"
+    pass_time(host, STORAGE.breaker_backoff_s)
+    host.answer_all()
+    assert host.stat("l3_breaker") == "closed"
+
+
+def test_read_is_silent_when_it_takes_several_times_as_long_as_others_did() -> None:
+    host = with_storage()
+    host.store(pages("a") + pages("b") + pages("c"))
+    host.lookup("a", pages("a"))
+    host.answer()
+    host.now_s += 1.0
+    host.answer()
+    host.lookup("b", pages("b"))
+    host.answer()
+    assert host.core.next_deadline_s() == host.now_s + 4.0
+    pass_time(host, 4.0)
+    assert host.sources("b") == [PageSource.TIMED_OUT] * 4
+    assert host.stat("l3_breaker") == "open"
+
+
+def test_quick_reads_do_not_make_l3_impatient() -> None:
+    host = with_storage()
+    host.store(pages("a") + pages("b"))
+    for request in "ab":
+        host.lookup(request, pages(request))
+        host.answer()
+        if request == "a":
+            host.answer()
+    assert host.core.next_deadline_s() == host.now_s + STORAGE.min_read_patience_s
+
+
+def test_storage_that_answers_nothing_is_given_a_bounded_number_of_pages() -> None:
+    host = with_storage()
+    host.store(pages("a"))
+    host.lookup("a", pages("a"))
+    host.answer()
+    for _ in range(100):
+        pass_time(host, STORAGE.deadline_s + STORAGE.overdue_margin_s)
+    assert len(host.orders) <= 10
+    assert host.stat("pages_reading") == 4 + len(host.orders) - 1
+    assert host.core.next_deadline_s() is None
+    host.answer_all()
+    assert host.stat("pages_reading") == 0
+    assert host.stat("l3_breaker") == "closed"
+
+
+def test_writes_that_fail_do_not_stop_reads() -> None:
+    host = with_storage(settings=replace(STORAGE, breaker_failures=1))
+    host.store(pages("a"))
+    host.store(["bad"], ObjectStatus.IO_ERROR)
+    host.commit(["bad"])
+    host.answer_all()
+    assert host.stat("l3_breaker") == "open"
+    host.lookup("a", pages("a"))
+    host.answer_all()
+    assert host.sources("a") == [L3] * 4
+
+
+def pass_time(host: HostScript, seconds: float) -> None:
+    host.now_s += seconds
+    host.tell(Tick())

@@ -64,6 +64,11 @@ class RedisServer:
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
+    def resume(self) -> None:
+        """Go on; nothing happens to a server that is not paused."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()

@@ -1,5 +1,8 @@
 """The fake backend's link: latency and bandwidth that batches share."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from raydix.runtime.messages.host import ObjectStatus
@@ -39,10 +42,32 @@ def test_batch_takes_its_latency_once_and_its_bytes_each(backend: FakeBackend, c
     assert clock.now_s == pytest.approx(5.0)
 
 
-def test_object_that_cannot_come_in_time_is_timed_out_without_a_wait(backend: FakeBackend, clock: Clock) -> None:
+def test_object_that_cannot_come_in_time_is_waited_for_until_the_deadline(backend: FakeBackend, clock: Clock) -> None:
     refs = [make_object(name) for name in range(4)]
     statuses = backend.batch_put_from(refs, 3.0)
     assert statuses == [OK, OK, ObjectStatus.TIMED_OUT, ObjectStatus.TIMED_OUT]
-    assert clock.now_s == pytest.approx(2.5)
-    assert backend.batch_put_from(refs[2:3], 100.0) == [OK], "nor does it hold up others"
-    assert clock.now_s == pytest.approx(4.0)
+    assert clock.now_s == pytest.approx(3.0)
+    assert backend.batch_put_from(refs[2:3], 100.0) == [OK], "nor does it take the link from others"
+    assert clock.now_s == pytest.approx(4.5)
+
+
+def test_faults_change_while_objects_stay(backend: FakeBackend) -> None:
+    refs = [make_object(name) for name in range(2)]
+    backend.batch_put_from(refs[:1], 100.0)
+    backend.set_faults(Faults(failure_fraction=1.0, refuses_writes=True))
+    assert backend.batch_get_into(refs[:1], 100.0) == [ObjectStatus.IO_ERROR]
+    backend.set_faults(Faults(refuses_writes=True))
+    assert backend.batch_put_from(refs, 100.0) == [OK, ObjectStatus.FULL]
+    backend.set_faults(Faults())
+    assert backend.batch_get_into(refs, 100.0) == [OK, ObjectStatus.MISSING]
+
+
+def test_nothing_is_answered_while_the_latency_is_infinite(backend: FakeBackend) -> None:
+    backend.batch_put_from([make_object(1)], 100.0)
+    backend.set_faults(Faults(latency_s=math.inf))
+    with ThreadPoolExecutor(1) as pool:
+        search = pool.submit(backend.batch_exists, [make_object(1).name])
+        with pytest.raises(TimeoutError):
+            search.result(timeout=0.05)
+        backend.set_faults(Faults())
+        assert search.result(timeout=30) == [OK]

@@ -1,0 +1,222 @@
+"""Engines whose storage can be broken and repaired while they serve."""
+
+import asyncio
+import math
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from benchmarks.engines import Generate
+from benchmarks.prefetch import PAGE_TOKENS, build_model
+from raydix.runtime.actors.engine_handle import EngineHandle
+from raydix.runtime.actors.launch import start_engine
+from raydix.runtime.actors.spawn import ActorKind
+from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.client import AsyncLLM
+from raydix.runtime.config import load_config
+from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.storage.fake import FakeBackend, Faults
+from tests.runtime.storage.redis_server import RedisServer
+
+LAYOUT = KvLayout(
+    page_size=PAGE_TOKENS,
+    dtype="float32",
+    dtype_bytes=4,
+    groups=(KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=16),),
+)
+"""8 KiB per page."""
+PAGE_BYTES = LAYOUT.host_page_bytes(0)
+
+Sections = Callable[[dict[str, Any] | None, int], dict[str, Any]]
+"""From section `cache.l3` and the bytes of a host page to a configuration."""
+
+
+class FaultyStorage(Protocol):
+    """The storage of an engine, to be broken and repaired."""
+
+    async def break_down(self) -> None:
+        """From now on it fails."""
+        ...
+
+    async def repair(self) -> None:
+        """From now on it works."""
+        ...
+
+
+class Served(Protocol):
+    """An engine as its clients and this benchmark see it."""
+
+    generate: Generate
+    is_on_ray: bool
+
+    async def settle(self) -> None:
+        """Wait until nothing is in flight."""
+        ...
+
+    async def check(self) -> None:
+        """Raise AccountingError if an invariant does not hold."""
+        ...
+
+
+class ServedInProcess:
+    """An engine in this process."""
+
+    is_on_ray = False
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        self.engine = engine
+        self.generate: Generate = engine.client.generate
+
+    async def settle(self) -> None:
+        """See `Served`."""
+        await self.engine.settle(timeout_s=60.0)
+
+    async def check(self) -> None:
+        """See `Served`."""
+        await self.engine.check()
+
+
+class ServedOnRay:
+    """An engine of Ray actors."""
+
+    is_on_ray = True
+
+    def __init__(self, handle: EngineHandle, llm: AsyncLLM) -> None:
+        self.handle = handle
+        self.generate: Generate = llm.generate
+
+    async def settle(self) -> None:
+        """Wait until L3 has what it is to have."""
+        while (await self.handle.call("stats"))["host"].get("l3_writes_pending", 0):
+            await asyncio.sleep(0.05)
+
+    async def check(self) -> None:
+        """See `Served`."""
+        await self.handle.call("check")
+
+
+class FakeFaults:
+    """The fake backend, with these faults while it is broken."""
+
+    def __init__(self, backend: FakeBackend, healthy: Faults, broken: Faults) -> None:
+        self._backend = backend
+        self._healthy = healthy
+        self._broken = broken
+
+    async def break_down(self) -> None:
+        """See `FaultyStorage`."""
+        self._backend.set_faults(self._broken)
+
+    async def repair(self) -> None:
+        """See `FaultyStorage`."""
+        self._backend.set_faults(self._healthy)
+
+
+class StoppedServer:
+    """A Redis server that is stopped: connections stand, and nothing is answered."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    async def break_down(self) -> None:
+        """See `FaultyStorage`."""
+        self._server.pause()
+
+    async def repair(self) -> None:
+        """See `FaultyStorage`."""
+        self._server.resume()
+
+
+@dataclass
+class KilledActor:
+    """The storage actor gets a SIGKILL; the Supervisor makes another one."""
+
+    handle: EngineHandle
+
+    async def break_down(self) -> None:
+        """See `FaultyStorage`."""
+        health = await self.handle.call("health")
+        os.kill(health["storage"]["pid"], signal.SIGKILL)
+
+    async def repair(self) -> None:
+        """Nobody has to."""
+
+
+@asynccontextmanager
+async def _in_process(sections: dict[str, Any], step_s: float) -> AsyncIterator[ServedInProcess]:
+    build: Any = partial(build_model, layout=LAYOUT, step_s=step_s)
+    async with in_process_engine(load_config(sections), build) as engine:
+        yield ServedInProcess(engine)
+
+
+@asynccontextmanager
+async def _on_ray(sections: dict[str, Any], step_s: float, name: str) -> AsyncIterator[ServedOnRay]:
+    build: Any = partial(build_model, layout=LAYOUT, step_s=step_s)
+    handle = await asyncio.to_thread(start_engine, load_config(sections), name, None, None, build)
+    try:
+        async with await AsyncLLM.connect(name) as llm:
+            yield ServedOnRay(handle, llm)
+    finally:
+        await handle.shutdown()
+
+
+@asynccontextmanager
+async def without_l3(beside: Served, sections: Sections, step_s: float) -> AsyncIterator[Served]:
+    """The same kind of engine, but for L3."""
+    plain = sections(None, PAGE_BYTES)
+    engine = _on_ray(plain, step_s, "without-l3") if beside.is_on_ray else _in_process(plain, step_s)
+    async with engine as served:
+        yield served
+
+
+@asynccontextmanager
+async def _faking(
+    sections: Sections, step_s: float, latency_s: float, *, broken: Faults
+) -> AsyncIterator[tuple[Served, FaultyStorage]]:
+    async with _in_process(sections({"backend": "fake", "latency_s": latency_s}, PAGE_BYTES), step_s) as served:
+        storage = served.engine.spawner.latest(ActorKind.STORAGE)
+        assert storage is not None
+        backend = storage.plain.backend
+        assert isinstance(backend, FakeBackend)
+        faults = FakeFaults(backend, Faults(latency_s=latency_s), broken)
+        try:
+            yield served, faults
+        finally:
+            await faults.repair()
+
+
+@asynccontextmanager
+async def _stopped(sections: Sections, step_s: float, latency_s: float) -> AsyncIterator[tuple[Served, FaultyStorage]]:
+    server = RedisServer()
+    try:
+        async with _in_process(sections({"backend": "redis", "url": server.url}, PAGE_BYTES), step_s) as served:
+            try:
+                yield served, StoppedServer(server)
+            finally:
+                server.resume()
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
+async def _killed(sections: Sections, step_s: float, latency_s: float) -> AsyncIterator[tuple[Served, FaultyStorage]]:
+    with tempfile.TemporaryDirectory(prefix="raydix-benchmark-") as folder:
+        async with _on_ray(sections({"backend": "file", "path": folder}, PAGE_BYTES), step_s, "with-l3") as served:
+            yield served, KilledActor(served.handle)
+
+
+StartFaulty = Callable[[Sections, float, float], AbstractAsyncContextManager[tuple[Served, FaultyStorage]]]
+"""With the seconds of a step and the latency of a storage that works."""
+FAULTS: dict[str, StartFaulty] = {
+    "black_hole": partial(_faking, broken=Faults(latency_s=math.inf)),
+    "slow": partial(_faking, broken=Faults(latency_s=10.0)),
+    "failing": partial(_faking, broken=Faults(latency_s=0.002, failure_fraction=0.3)),
+    "full": partial(_faking, broken=Faults(latency_s=0.002, refuses_writes=True)),
+    "stopped": _stopped,
+    "killed": _killed,
+}
