@@ -71,6 +71,15 @@ def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_byte
     return low
 
 
+def chain_keys(node: RadixNode | None) -> bytes:
+    """Keys of all pages from the first one to the end of `node`, 32 bytes each."""
+    parts = []
+    while node is not None and node.parent is not None:
+        parts.append(node.keys)
+        node = node.parent
+    return b"".join(reversed(parts))
+
+
 def use_path(node: RadixNode, priority: int, now_s: float) -> None:
     """Count a use of `node` and of all above it, by a request of this priority."""
     current: RadixNode | None = node

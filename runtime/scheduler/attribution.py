@@ -4,8 +4,11 @@ A cached page counts for the tier that held it when the request arrived, whoever
 for one read from L3 count it as theirs.
 """
 
+from collections.abc import Iterator
+from itertools import groupby
+
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request import PrefetchState, RequestState
 from raydix.runtime.scheduler.settings import PrefetchStrategy, SchedulerSettings
 
 Range = tuple[int, int, PageSource]
@@ -19,26 +22,41 @@ def attribute(
     `num_left_pages`: the next pages were in L2 but are computed because that is cheaper.
     """
     size = settings.page_size
-    found = [PageSource.L1] * num_l1_pages + [PageSource.L2] * num_loaded_pages
-    pages = [request.prefetch.arrival_source(page, source) for page, source in enumerate(found)]
     num_full = request.num_prompt // size
-    pages += [PageSource.RECOMPUTE_CHEAPER] * num_left_pages
-    pages = pages[:num_full]
-    if len(pages) < num_full:
-        reason = _miss_reason(request, settings, len(pages))
-        pages += [reason] * (num_full - len(pages))
+    num_cached = num_l1_pages + num_loaded_pages
+    runs = [
+        *_arrival_runs(request.prefetch, 0, num_l1_pages, PageSource.L1),
+        *_arrival_runs(request.prefetch, num_l1_pages, num_cached, PageSource.L2),
+        (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
+    ]
+    if num_cached + num_left_pages < num_full:
+        runs.append((num_full, _miss_reason(request, settings, num_cached + num_left_pages)))
     ranges: list[Range] = []
-    for page, source in enumerate(pages):
-        _append(ranges, page * size, (page + 1) * size, source)
+    for stop_page, source in runs:
+        _extend(ranges, min(stop_page, num_full) * size, source)
     if num_full * size < request.num_prompt:
-        tail = PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF
-        _append(ranges, num_full * size, request.num_prompt, tail)
-    elif pages and pages[-1] <= PageSource.L3:
+        _extend(
+            ranges, request.num_prompt, PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF
+        )
+    elif ranges and ranges[-1][2] <= PageSource.L3:
         start, end, source = ranges.pop()
         if end - start > 1:
             ranges.append((start, end - 1, source))
         ranges.append((end - 1, end, PageSource.LAST_TOKEN))
     return ranges
+
+
+def _arrival_runs(
+    prefetch: PrefetchState, start: int, stop: int, found: PageSource
+) -> Iterator[tuple[int, PageSource]]:
+    """Where runs of pages end, and the tier that held them on arrival. `found`: the tier of [start, stop) now."""
+    page = start
+    for _, run in groupby(prefetch.sources[start:stop]):
+        source = prefetch.arrival_source(page, found)
+        page += len(list(run))
+        yield page, source
+    if page < stop:
+        yield stop, prefetch.arrival_source(page, found)
 
 
 def total_by_source(ranges: list[Range]) -> dict[str, int]:
@@ -63,8 +81,11 @@ def _miss_reason(request: RequestState, settings: SchedulerSettings, page: int) 
     return PageSource.NOT_FOUND if source <= PageSource.L3 else source
 
 
-def _append(ranges: list[Range], start: int, end: int, source: PageSource) -> None:
+def _extend(ranges: list[Range], end: int, source: PageSource) -> None:
+    """Give the tokens from the last range up to `end` a source."""
+    start = ranges[-1][1] if ranges else 0
+    if end <= start:
+        return
     if ranges and ranges[-1][2] is source:
-        ranges[-1] = (ranges[-1][0], end, source)
-    else:
-        ranges.append((start, end, source))
+        start = ranges.pop()[0]
+    ranges.append((start, end, source))

@@ -165,6 +165,11 @@ class RequestState:
         """Full pages whose keys are known."""
         return len(self._keys) // KEY_BYTES
 
+    def adopt_keys(self, keys: bytes) -> None:
+        """Take the keys of the first pages from where they are known; only before any is hashed."""
+        assert not self._keys, "keys are known already"
+        self._keys += keys
+
     def extend_keys(self, num_pages: int, max_new: int, page_size: int) -> None:
         """Hash the keys of the first `num_pages` full pages, at most `max_new` new ones."""
         known = self.num_keys

@@ -2,8 +2,9 @@
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
+from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
-from raydix.runtime.messages.host import Lookup, PageSource
+from raydix.runtime.messages.host import KEY_BYTES, Lookup, PageSource
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
@@ -31,7 +32,15 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
     replica.counters["prompt_tokens"] += request.num_prompt
     if request.deadline_s is not None:
         replica.wake_at(request.deadline_s)
+    _adopt_keys(replica, request)
     replica.hashing[request.request_id] = request
+
+
+def _adopt_keys(replica: Replica, request: RequestState) -> None:
+    """What L1 holds of the prompt was hashed before: a long chat costs the keys of its new pages alone."""
+    if replica.settings.prefix_caching and replica.lanes:
+        match = max((lane.match(request) for lane in replica.lanes), key=lambda found: found.num_pages)
+        request.adopt_keys(chain_keys(match.node)[: match.num_pages * KEY_BYTES])
 
 
 def enqueue_hashed(replica: Replica, now_s: float) -> None:

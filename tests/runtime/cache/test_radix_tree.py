@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from tests.runtime.cache.model_radix_tree import Cache
@@ -32,6 +33,18 @@ def test_an_empty_prompt_matches_nothing_in_a_filled_tree() -> None:
     cache.run([1, 2, 3])
 
     assert cache.match([]).num_pages == 0
+
+
+@pytest.mark.parametrize("prompt", [[], [1], [1, 2, 3], [1, 2, 3, 4, 5, 9], [1, 2, 7, 8]])
+def test_the_keys_of_a_match_are_those_that_hashing_gives(prompt: list[int]) -> None:
+    cache = Cache()
+    cache.run([1, 2, 3, 4, 5])
+    cache.run([1, 2, 7])
+    match = cache.match(prompt)
+
+    hashed = extend_keys(cache.identity, pack_tokens(prompt), cache.tree.page_size)
+
+    assert chain_keys(match.node)[: match.num_pages * KEY_BYTES] == hashed[: match.num_pages * KEY_BYTES]
 
 
 def test_a_prompt_matches_its_cached_prefix() -> None:
