@@ -3,7 +3,8 @@
     python -m benchmarks.prefetch
 
 A whole engine in one process: real actors, links, arena and copies around a model that only sleeps. A perfect pipeline
-takes the latency of the search and of the first read, the time of all bytes on the link, and one step.
+takes the latency of the search and of the first read, the time of all bytes on the link, and one step. With slow copies
+the bytes take half of that time again from L2 to L1, which only a load that starts early can hide.
 """
 
 import argparse
@@ -13,26 +14,29 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.engines import Answer, Prompts, ask, expect_sources
-from benchmarks.record import Figure, report
+from benchmarks.record import REPOSITORY, Figure, report
 from raydix.runtime.actors.gpu_facts import GpuFacts
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.actors.sleeping_runner import MAX_POSITIONS, VOCAB_SIZE, SleepingRunner
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, GroupKind, KvGroup, KvLayout
 from raydix.runtime.config import EngineConfig, load_config
 from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.scheduler.settings import PrefetchStrategy
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 PAGE_TOKENS = 64
-HEAD_DIM = 128
+HEAD_DIM = 8
+NUM_LAYERS = 16
 MAX_HIT_RATIO = 1.2
 MAX_COLD_RATIO = 1.05
 NUM_SHARERS = 16
@@ -49,6 +53,8 @@ class Setting:
     step_s: float = 0.1
     latency_s: float = 0.005
     max_bytes_per_s: int = 50_000_000
+    slow_copies_s: float = 0.35
+    """From L2 to L1, the whole prompt, where copies are made slow."""
     repeats: int = 5
 
     @property
@@ -59,7 +65,7 @@ class Setting:
     @property
     def layout(self) -> KvLayout:
         """64 KiB per page."""
-        group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=HEAD_DIM)
+        group = KvGroup(kind=GroupKind.FULL, layers=tuple(range(NUM_LAYERS)), num_kv_heads=1, head_dim=HEAD_DIM)
         return KvLayout(page_size=PAGE_TOKENS, dtype="float32", dtype_bytes=4, groups=(group,))
 
     @property
@@ -68,7 +74,7 @@ class Setting:
         num_bytes = self.num_pages * (OBJECT_HEADER_BYTES + self.layout.payload_bytes(0))
         return 1e3 * (2 * self.latency_s + num_bytes / self.max_bytes_per_s + self.step_s)
 
-    def config(self, strategy: str) -> EngineConfig:
+    def config(self, strategy: PrefetchStrategy) -> EngineConfig:
         """An engine that waits for L3 by `strategy`."""
         page_bytes = self.layout.host_page_bytes(0)
         return load_config(
@@ -84,21 +90,23 @@ class Setting:
                         "latency_s": self.latency_s,
                         "max_bytes_per_s": self.max_bytes_per_s,
                     },
-                    "prefetch": {"strategy": strategy, "cap": "none"},
+                    "prefetch": {"strategy": strategy.value, "cap": "none"},
                 },
                 "scheduler": {"chunked_prefill_tokens": self.chunk_tokens},
             }
         )
 
 
-def build_model(config: EngineConfig, device_index: int, *, layout: KvLayout, step_s: float) -> GpuModel:
-    """A model that sleeps, over real pages."""
+def build_model(
+    config: EngineConfig, device_index: int, *, layout: KvLayout, step_s: float, page_copy_s: float = 0.0
+) -> GpuModel:
+    """A model that sleeps, over real pages, each of which takes `page_copy_s` on average to copy."""
     num_pages = config.cache.l1.num_pages
     assert num_pages is not None
     pools = make_pools(layout, num_pages, torch.device("cpu"))
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-        return CpuTransfers(layout, pools, arena, on_done=on_done, on_error=on_error)
+        return CpuTransfers(layout, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s)
 
     facts = GpuFacts(
         pid=os.getpid(),
@@ -162,21 +170,20 @@ async def _hits(engine: Engine, setting: Setting) -> list[Answer]:
     return answers
 
 
-async def measure_waiting(engine: Engine, setting: Setting, strategy: str) -> list[Figure]:
+async def measure_waiting(engine: Engine, setting: Setting, name: str) -> list[Figure]:
     """A hit that is waited for."""
     answers = await _hits(engine, setting)
     for answer in answers:
         expect_sources(answer, l3=setting.prompt_tokens)
     ttft_ms = median(answer.ttft_ms for answer in answers)
+    ratio = ttft_ms / setting.perfect_ms
     return [
-        Figure(name=f"{strategy}_ttft", value=ttft_ms, unit="ms"),
-        Figure(
-            name=f"{strategy}_ratio", value=ttft_ms / setting.perfect_ms, unit="of perfect", max_value=MAX_HIT_RATIO
-        ),
+        Figure(name=f"{name}_ttft", value=ttft_ms, unit="ms"),
+        Figure(name=f"{name}_ratio", value=ratio, unit="of perfect", max_value=MAX_HIT_RATIO),
     ]
 
 
-async def measure_not_waiting(engine: Engine, setting: Setting, strategy: str) -> list[Figure]:
+async def measure_not_waiting(engine: Engine, setting: Setting, name: str) -> list[Figure]:
     """A prompt that L3 holds, in turns with one that it does not."""
     known = engine.draw()
     await engine.store(known)
@@ -188,13 +195,13 @@ async def measure_not_waiting(engine: Engine, setting: Setting, strategy: str) -
         await engine.empty()
     ratio = median(hit / cold for hit, cold in zip(hits, colds, strict=True))
     return [
-        Figure(name=f"{strategy}_ttft", value=median(hits), unit="ms"),
+        Figure(name=f"{name}_ttft", value=median(hits), unit="ms"),
         Figure(name="cold_ttft", value=median(colds), unit="ms"),
-        Figure(name=f"{strategy}_ratio", value=ratio, unit="of cold", max_value=MAX_COLD_RATIO),
+        Figure(name=f"{name}_ratio", value=ratio, unit="of cold", max_value=MAX_COLD_RATIO),
     ]
 
 
-async def measure_shared(engine: Engine, setting: Setting, strategy: str) -> list[Figure]:
+async def measure_shared(engine: Engine, setting: Setting, name: str) -> list[Figure]:
     """Many requests for one prefix at once."""
     prompt = engine.draw()
     await engine.store(prompt)
@@ -206,27 +213,41 @@ async def measure_shared(engine: Engine, setting: Setting, strategy: str) -> lis
     slowest_ms = max(answer.ttft_ms for answer in answers)
     reads = num_read / setting.num_pages
     return [
-        Figure(name="shared_reads", value=reads, unit="per page", min_value=1.0, max_value=1.0),
-        Figure(name="shared_slowest_ttft", value=slowest_ms, unit="ms"),
+        Figure(name=f"{name}_reads", value=reads, unit="per page", min_value=1.0, max_value=1.0),
+        Figure(name=f"{name}_slowest_ttft", value=slowest_ms, unit="ms"),
     ]
 
 
 Measure = Callable[[Engine, Setting, str], Awaitable[list[Figure]]]
-MEASURES: tuple[tuple[str, Measure], ...] = (
-    ("wait_complete", measure_waiting),
-    ("timeout", measure_waiting),
-    ("best_effort", measure_not_waiting),
-    ("wait_complete", measure_shared),
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measure, on an engine of its own."""
+
+    name: str
+    strategy: PrefetchStrategy
+    measure: Measure
+    has_slow_copies: bool = False
+
+
+CASES = (
+    Case("wait_complete", PrefetchStrategy.WAIT_COMPLETE, measure_waiting),
+    Case("wait_complete_slow_copies", PrefetchStrategy.WAIT_COMPLETE, measure_waiting, has_slow_copies=True),
+    Case("timeout", PrefetchStrategy.TIMEOUT, measure_waiting),
+    Case("best_effort", PrefetchStrategy.BEST_EFFORT, measure_not_waiting),
+    Case("shared", PrefetchStrategy.WAIT_COMPLETE, measure_shared),
 )
 
 
 async def run(setting: Setting) -> list[Figure]:
-    """Every measure on an engine of its own."""
+    """Every case."""
     figures = [Figure(name="perfect_ttft", value=setting.perfect_ms, unit="ms")]
-    build: Any = partial(build_model, layout=setting.layout, step_s=setting.step_s)
-    for strategy, measure in MEASURES:
-        async with in_process_engine(setting.config(strategy), build) as engine:
-            figures += await measure(Engine(engine, setting), setting, strategy)
+    for case in CASES:
+        page_copy_s = setting.slow_copies_s / setting.num_pages if case.has_slow_copies else 0.0
+        build: Any = partial(build_model, layout=setting.layout, step_s=setting.step_s, page_copy_s=page_copy_s)
+        async with in_process_engine(setting.config(case.strategy), build) as engine:
+            figures += await case.measure(Engine(engine, setting), setting, case.name)
             await engine.check()
     return figures
 
@@ -239,6 +260,7 @@ def main() -> int:
     parser.add_argument("--latency-ms", type=float, default=1e3 * defaults.latency_s)
     parser.add_argument("--max-bytes-per-s", type=int, default=defaults.max_bytes_per_s)
     parser.add_argument("--repeats", type=int, default=defaults.repeats)
+    parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results", help="for the record")
     arguments = parser.parse_args()
     setting = Setting(
         step_s=arguments.step_ms / 1e3,
@@ -246,7 +268,7 @@ def main() -> int:
         max_bytes_per_s=arguments.max_bytes_per_s,
         repeats=arguments.repeats,
     )
-    return report("prefetch", asdict(setting), asyncio.run(run(setting)))
+    return report("prefetch", asdict(setting), asyncio.run(run(setting)), keep_in=arguments.results)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ METRICS: Mapping[str, Metric] = {
         _gauge("l1_pages", "L1 pages by state; locked ones are cached, cached ones are used.", "rank", "state"),
         _counter("l1_evicted_pages_total", "Pages that left L1.", "rank"),
         _counter("load_back_pages_total", "Pages copied from L2 to L1.", "rank"),
+        _counter("promoted_pages_total", "Those of them whose request still waited for L3.", "rank"),
         _counter("copy_seconds_total", "Time in which pages were copied between L1 and L2.", "rank"),
         _counter("backup_pages_total", "Pages copied from L1 to L2.", "rank"),
         _counter("backup_dropped_pages_total", "Pages that were evicted without a copy in L2.", "rank"),

@@ -18,6 +18,9 @@ _LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
 _LAUNCH_S = {"cuda": 0.005, "cpu": 0.0}
 """Enqueueing the layers of an eager step one by one: 6 ms for 16 of them on an H200's host, 2026-11-21."""
 
+_MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
+"""Copies by the host are no faster for being large."""
+
 
 def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int) -> SchedulerSettings:
     """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
@@ -39,6 +42,7 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
+        min_part_bytes=_MIN_PART_BYTES[config.model.device],
         load=LoadPolicy(cache.load),
         write_policy=WritePolicy(cache.write_policy),
         write_threshold=cache.write_threshold,

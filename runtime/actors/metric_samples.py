@@ -36,6 +36,7 @@ _SCHEDULER: Table = {
     "l1_locked_pages": ("l1_pages", (_ALL_RANKS, "locked")),
     "evicted_pages": ("l1_evicted_pages_total", (_ALL_RANKS,)),
     "loaded_pages": ("load_back_pages_total", (_ALL_RANKS,)),
+    "promoted_pages": ("promoted_pages_total", (_ALL_RANKS,)),
     "backed_up_pages": ("backup_pages_total", (_ALL_RANKS,)),
     "dropped_pages": ("backup_dropped_pages_total", (_ALL_RANKS,)),
     "copy_s": ("copy_seconds_total", (_ALL_RANKS,)),

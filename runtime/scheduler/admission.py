@@ -5,12 +5,11 @@ from enum import Enum
 
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.host import KEY_BYTES, LeasePages
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.backups import count_dropped
-from raydix.runtime.scheduler.host_view import LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
+from raydix.runtime.scheduler.promotion import promote
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import LoadPolicy, Policy
@@ -91,9 +90,12 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     lock = lane.tree.lock(found.match, now_s=now_s)
     verdict, load_pages = _reserve(replica, lane, request, found, now_s)
     if load_pages is None:
-        lane.withdraw(lock)
+        is_early = verdict is Verdict.WAITS and promote(replica, lane, request, lock, found.num_load_pages, now_s)
+        if not is_early:
+            lane.withdraw(lock)
         return verdict
     del lane.waiting[request.request_id]
+    lane.end_promotion(request.request_id)
     replica.cancel_lookup(request)
     request.begin_run(lane.take_slot(), lock, found.match.page_ids[0].tolist() + load_pages.tolist())
     lane.running[request.request_id] = request
@@ -103,7 +105,9 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     if found.num_l2_pages:
         replica.counters["load_decisions" if found.num_load_pages else "recompute_decisions"] += 1
     if found.num_load_pages:
-        _ask_lease(replica, request, found, now_s)
+        request.phase = Phase.LEASING
+        start = found.match.num_pages
+        replica.ask_lease(request, start, start + found.num_load_pages, now_s)
     else:
         start_running(replica, request, num_loaded_pages=0, num_left_pages=found.num_l2_pages)
     return Verdict.ADMITTED
@@ -113,13 +117,17 @@ def _reserve(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment, now_s: float
 ) -> tuple[Verdict, Int32Array | None]:
     """GPU pages for what is loaded, if the request may run now; its match is locked."""
+    num_wanted = 0
     if lane.running:
         num_pages = -(-(request.num_tokens + 1) // replica.settings.page_size) - found.match.num_pages
-        one_each = len(lane.running) + 1
-        if num_pages + one_each + lane.prompt_pages_to_come() > lane.num_loadable_pages:
-            return Verdict.NO_ROOM, None
+        num_wanted = num_pages + len(lane.running) + 1 + lane.prompt_pages_to_come()
+    if num_wanted > lane.num_loadable_pages + lane.num_promoted_pages:
+        return Verdict.NO_ROOM, None
     if _waits_for_prefetch(replica, request, found, now_s):
         return Verdict.WAITS, None
+    lane.give_way(num_wanted)
+    if num_wanted > lane.num_loadable_pages:
+        return Verdict.NO_ROOM, None
     load_pages, victims = lane.allocate(found.num_load_pages)
     count_dropped(replica, victims)
     return Verdict.ADMITTED if load_pages is not None else Verdict.NO_ROOM, load_pages
@@ -206,15 +214,3 @@ def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessme
         prefetch.wakes_at_s = deadline_s
         replica.wake_at(deadline_s)
     return True
-
-
-def _ask_lease(replica: Replica, request: RequestState, found: Assessment, now_s: float) -> None:
-    start = found.match.num_pages
-    stop = start + found.num_load_pages
-    keys = request.keys(stop, replica.settings.page_size)[start * KEY_BYTES :]
-    request.phase = Phase.LEASING
-    lease_id = replica.next_lease_id()
-    wanted = LeaseWanted(request_id=request.request_id, run=request.run, asked_s=now_s)
-    replica.host.leases[lease_id] = wanted
-    replica.tell_host(LeasePages(lease_id=lease_id, keys=keys))
-    replica.wake_at(now_s + replica.settings.lookup_deadline_s)

@@ -17,6 +17,7 @@ from raydix.runtime.messages.host import (
 from raydix.runtime.scheduler.admission import start_running
 from raydix.runtime.scheduler.events import FromHost
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.promotion import lease_part, promotion_of_lease
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
@@ -41,7 +42,10 @@ def on_host_lost(replica: Replica) -> None:
         unsent, lane.ready_loads = lane.ready_loads, []
         for load in unsent:
             request = replica.requests.get(load.request_id)
-            if request is not None and request.run == load.run:
+            promotion = lane.promotions.get(load.request_id)
+            if promotion is not None and promotion.load is load:
+                lane.drop_part(promotion)
+            elif request is not None and request.load is load:
                 replica.requeue(request)
         for request in lane.waiting.values():
             request.prefetch.is_final = True
@@ -93,15 +97,23 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     incarnation = replica.host.incarnation
     assert incarnation is not None, "only an attached HostMemory answers"
     request = None if wanted is None else replica.requests.get(wanted.request_id)
-    if wanted is None or request is None or request.run != wanted.run:
+    if wanted is None or request is None:
         replica.release_lease(message.lease_id, incarnation)
         return
-    page_ids = _keep_leased_pages(replica, request, len(message.host_page_ids))
-    start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
+    lane = replica.lanes[request.lane]
+    promotion = promotion_of_lease(replica, request, message.lease_id)
+    page_ids = empty()
+    if promotion is not None:
+        page_ids = promotion.part[: len(message.host_page_ids)]
+    elif request.run == wanted.run and request.phase is Phase.LEASING:
+        page_ids = _keep_leased_pages(replica, request, len(message.host_page_ids))
+        start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
     if not len(page_ids):
         replica.release_lease(message.lease_id, incarnation)
+        if promotion is not None:
+            lane.drop_part(promotion)
         return
-    request.load = Load(
+    load = Load(
         transfer_id=replica.next_transfer_id(),
         page_ids=page_ids,
         host_page_ids=message.host_page_ids,
@@ -109,9 +121,12 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
         host_incarnation=incarnation,
         lease_id=message.lease_id,
         request_id=request.request_id,
-        run=request.run,
     )
-    replica.lanes[request.lane].ready_loads.append(request.load)
+    if promotion is not None:
+        lease_part(lane, promotion, load)
+    else:
+        request.load = load
+        lane.ready_loads.append(load)
 
 
 def _keep_leased_pages(replica: Replica, request: RequestState, num_leased: int) -> Int32Array:
@@ -128,7 +143,12 @@ def _keep_leased_pages(replica: Replica, request: RequestState, num_leased: int)
 def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
     wanted = replica.host.leases.pop(lease_id)
     request = replica.requests.get(wanted.request_id)
-    if request is not None and request.run == wanted.run and request.phase is Phase.LEASING:
+    if request is None:
+        return
+    promotion = promotion_of_lease(replica, request, lease_id)
+    if promotion is not None:
+        replica.lanes[request.lane].drop_part(promotion)
+    elif request.run == wanted.run and request.phase is Phase.LEASING:
         _keep_leased_pages(replica, request, 0)
         start_running(replica, request, num_loaded_pages=0, num_left_pages=0)
 

@@ -10,13 +10,13 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId, Slot, TransferId
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
-from raydix.runtime.cache.radix_tree import Lock, Match, RadixTree, Victim
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.request import TOKEN_BYTES, Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.transfers import Backup, Load
+from raydix.runtime.scheduler.transfers import Backup, Load, Promotion
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +70,9 @@ class Lane:
         self.transfers: dict[TransferId, Load | Backup] = {}
         """Sent and not yet acknowledged by all ranks."""
         self.computing: dict[PageKey, RequestId] = {}
-        """The next unpublished prompt page of each running request that computes or loads it."""
+        """The next unpublished prompt page of each running request or promotion that computes or loads it."""
+        self.promotions: dict[RequestId, Promotion] = {}
+        """Of waiting requests, oldest first."""
         self.dirty: dict[PageKey, int] = {}
         """Pages to be backed up, oldest first: key to page id. An evicted page leaves it."""
         self.backing_up: set[PageKey] = set()
@@ -100,6 +102,11 @@ class Lane:
         return self.pool.num_free + self.pool.num_quarantined + self.tree.num_evictable_pages
 
     @property
+    def num_promoted_pages(self) -> int:
+        """Pages that promotions keep; those that several of them keep count for each."""
+        return sum(promotion.num_pages for promotion in self.promotions.values())
+
+    @property
     def has_free_slot(self) -> bool:
         """Another request can be admitted."""
         return bool(self._free_slots)
@@ -123,7 +130,17 @@ class Lane:
         """Take the lowest free slot."""
         return heapq.heappop(self._free_slots)
 
+    def give_way(self, num_pages: int) -> None:
+        """End promotions, newest first, until `num_pages` pages are free, will be, or can be evicted."""
+        while self.promotions and self.num_loadable_pages < num_pages:
+            self.end_promotion(next(reversed(self.promotions)))
+
     def allocate(self, num_pages: int) -> tuple[Int32Array | None, list[Victim]]:
+        """As `allocate_spare`; promotions give way."""
+        self.give_way(num_pages)
+        return self.allocate_spare(num_pages)
+
+    def allocate_spare(self, num_pages: int) -> tuple[Int32Array | None, list[Victim]]:
         """Take free pages, evicting as needed. None if they are not free yet; the victims are what was evicted."""
         victims = self.make_room(num_pages - self.pool.num_free) if num_pages > self.pool.num_free else []
         return self.pool.allocate(num_pages), victims
@@ -163,22 +180,35 @@ class Lane:
             start = lock.num_pages
             if start >= stop:
                 continue
-            keys = request.keys(stop, size)[start * KEY_BYTES :]
             own = int32_array(request.table[start:stop])
-            insertion = self.tree.insert(
-                lock,
-                bytes(request.packed[start * size * TOKEN_BYTES : stop * size * TOKEN_BYTES]),
-                (own,),
-                keys,
-                segment=segment,
-                priority=request.submit.priority,
-                now_s=now_s,
-            )
+            insertion = self._insert(request, lock, own, segment, now_s)
             self._take_over(request, start, own, insertion.page_ids[0])
             for index in range(insertion.num_existing_pages, stop - start):
-                new.append((PageKey(keys[index * KEY_BYTES : (index + 1) * KEY_BYTES]), int(own[index])))
+                new.append((request.key(start + index, size), int(own[index])))
         self.note_computing(request)
         return new
+
+    def publish_part(self, promotion: Promotion, request: RequestState, now_s: float) -> None:
+        """Put the loaded part of a promotion into the tree; what the tree held already is released."""
+        insertion = self._insert(request, promotion.lock, promotion.part, Segment.PROMPT, now_s)
+        promotion.part = promotion.part[promotion.part != insertion.page_ids[0]]
+        self.drop_part(promotion)
+
+    def _insert(
+        self, request: RequestState, lock: Lock, page_ids: Int32Array, segment: Segment, now_s: float
+    ) -> Insertion:
+        """Enter the request's pages that follow `lock` into the tree."""
+        size = self.settings.page_size
+        start, stop = lock.num_pages, lock.num_pages + len(page_ids)
+        return self.tree.insert(
+            lock,
+            bytes(request.packed[start * size * TOKEN_BYTES : stop * size * TOKEN_BYTES]),
+            (page_ids,),
+            request.keys(stop, size)[start * KEY_BYTES :],
+            segment=segment,
+            priority=request.submit.priority,
+            now_s=now_s,
+        )
 
     def _take_over(self, request: RequestState, start: int, own: Int32Array, kept: Int32Array) -> None:
         differs = own != kept
@@ -215,6 +245,22 @@ class Lane:
         del self.running[request.request_id]
         request.end_run(phase)
 
+    def drop_part(self, promotion: Promotion) -> None:
+        """A promotion's part will not come, or is there: what it still holds outside the tree goes back."""
+        if len(promotion.part):
+            self.pool.release(promotion.part, after_step=self.last_step)
+        promotion.part = empty()
+        promotion.lease_id = promotion.load = None
+        if self.computing.get(promotion.first_key) == promotion.request_id:
+            del self.computing[promotion.first_key]
+
+    def end_promotion(self, request_id: RequestId) -> None:
+        """The request runs, is gone, or others need the pages. What was published stays cached."""
+        promotion = self.promotions.pop(request_id, None)
+        if promotion is not None:
+            self.drop_part(promotion)
+            self.withdraw(promotion.lock)
+
     def sent_transfers(self) -> Iterator[Load | Backup]:
         """Transfers in flight."""
         return iter(self.transfers.values())
@@ -224,15 +270,19 @@ class Lane:
         self.pool.check()
         self.tree.check()
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
+        private += sum(len(promotion.part) for promotion in self.promotions.values())
         figures = (
             f"lane {self.index}: {self.pool.num_used} pages used, {self.tree.num_cached_pages} cached, "
-            f"{private} private, {len(self.running)} running, {self.tree.num_locks} locks, "
+            f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
+            f"{self.tree.num_locks} locks, "
             f"{len(self.transfers)} transfers"
         )
         if self.pool.num_used != self.tree.num_cached_pages + private:
             raise AccountingError(f"pages in use are neither cached nor held by a request: {figures}")
-        if self.tree.num_locks != len(self.running):
-            raise AccountingError(f"locks and running requests disagree: {figures}")
+        if self.tree.num_locks != len(self.running) + len(self.promotions):
+            raise AccountingError(f"locks do not belong to running requests and promotions: {figures}")
+        if not self.promotions.keys() <= self.waiting.keys():
+            raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         held = [t.page_ids for t in self.transfers.values()]
         if self.pool.num_held != (len(np.unique(np.concatenate(held))) if held else 0):
             raise AccountingError(f"held pages are not those of the transfers in flight: {figures}")

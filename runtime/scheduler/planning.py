@@ -228,8 +228,8 @@ def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
     """Leased loads whose requests still want them; the leases of the others go back."""
     wanted: list[Load] = []
     for load in lane.ready_loads:
-        request = replica.requests.get(load.request_id)
-        if request is not None and request.run == load.run:
+        request, promotion = replica.requests.get(load.request_id), lane.promotions.get(load.request_id)
+        if (request is not None and request.load is load) or (promotion is not None and promotion.load is load):
             wanted.append(load)
         else:
             replica.release_lease(load.lease_id, load.host_incarnation)

@@ -7,10 +7,10 @@ from collections import Counter, OrderedDict, defaultdict
 from raydix.ids import LeaseId, RequestId, TransferId
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
-from raydix.runtime.messages.host import CancelLookup, PageSource, ReleaseLeases
+from raydix.runtime.messages.host import KEY_BYTES, CancelLookup, LeasePages, PageSource, ReleaseLeases
 from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost, ToHost
-from raydix.runtime.scheduler.host_view import HostView
+from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.predictors import RatePredictor
 from raydix.runtime.scheduler.request import Phase, RequestState
@@ -68,6 +68,15 @@ class Replica:
         """Queue a message to HostMemory."""
         self.effects.append(SendHost(message=message))
 
+    def ask_lease(self, request: RequestState, start: int, stop: int, now_s: float) -> LeaseId:
+        """Ask HostMemory for the host pages of a request's pages [start, stop)."""
+        lease_id = self.next_lease_id()
+        keys = request.keys(stop, self.settings.page_size)[start * KEY_BYTES :]
+        self.host.leases[lease_id] = LeaseWanted(request_id=request.request_id, run=request.run, asked_s=now_s)
+        self.tell_host(LeasePages(lease_id=lease_id, keys=keys))
+        self.wake_at(now_s + self.settings.lookup_deadline_s)
+        return lease_id
+
     def release_lease(self, lease_id: LeaseId, host_incarnation: int) -> None:
         """Give a lease back to the HostMemory that granted it, if that one is still there."""
         if host_incarnation == self.host.incarnation:
@@ -124,6 +133,7 @@ class Replica:
             lane.release(request, Phase.ENDED)
         else:
             self.hashing.pop(request.request_id, None)
+            lane.end_promotion(request.request_id)
             lane.waiting.pop(request.request_id, None)
             request.end_run(Phase.ENDED)
         del self.requests[request.request_id]

@@ -186,5 +186,5 @@ class RequestState:
 
     def key(self, page: int, page_size: int) -> PageKey:
         """Key of one full page."""
-        self.keys(page + 1, page_size)
+        self.extend_keys(page + 1, page + 1, page_size)
         return PageKey(bytes(self._keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]))

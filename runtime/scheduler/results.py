@@ -9,6 +9,7 @@ from raydix.runtime.messages.host import KEY_BYTES, CommitPages, split_keys
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.backups import count_use, offer_new_pages
 from raydix.runtime.scheduler.lane import Lane, StepInFlight
+from raydix.runtime.scheduler.promotion import finish_part
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState, RowOutcome
 from raydix.runtime.scheduler.transfers import Backup, Load
@@ -140,19 +141,24 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
 
 def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None:
     replica.release_lease(load.lease_id, load.host_incarnation)
+    promotion = lane.promotions.get(load.request_id)
+    if promotion is not None and promotion.load is load:
+        finish_part(replica, lane, promotion, load, now_s)
+        return
     request = replica.requests.get(load.request_id)
-    if request is None or request.run != load.run:
+    if request is None or request.load is not load:
         return
     if load.is_stale:
         replica.counters["stale_loads"] += 1
         replica.requeue(request)
         return
+    run = request.run
     request.load = None
     replica.counters["loaded_pages"] += len(load.page_ids)
     lane.publish(request, now_s)
     deferred, request.deferred = request.deferred, []
     for outcome in deferred:
-        if request.run == load.run:
+        if request.run == run:
             apply_outcome(replica, lane, request, outcome, now_s)
 
 

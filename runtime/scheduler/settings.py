@@ -69,6 +69,8 @@ class SchedulerSettings:
     has_host_memory: bool = True
     launch_s: float = 0.0
     """Host time to enqueue a step that waits for a load: it is sent so much sooner."""
+    min_part_bytes: int = 8 << 20
+    """Pages from L3 go on to L1 while others are awaited once they are so many: smaller copies are slow ones."""
     load: LoadPolicy = LoadPolicy.ALWAYS
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     write_threshold: int = 2

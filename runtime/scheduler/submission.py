@@ -64,6 +64,7 @@ def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
     moved = list(lane.waiting.values())
     lane.waiting.clear()
     for request in moved:
+        lane.end_promotion(request.request_id)
         replica.cancel_lookup(request)
         enqueue(replica, request, now_s)
 

@@ -1,10 +1,11 @@
-"""Loads and backups between L1 and L2 that are waiting to be sent or acknowledged."""
+"""Loads and backups between L1 and L2 that are waiting to be sent or acknowledged, and pages loaded ahead."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from raydix.ids import LeaseId, RequestId, TransferId
+from raydix.ids import LeaseId, PageKey, RequestId, TransferId
+from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 
@@ -25,11 +26,10 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class Load(Transfer):
-    """L2 to L1, for run `run` of a request. Until it is acknowledged its pages are used only behind its event."""
+    """L2 to L1, for a request or its promotion. Until it is acknowledged its pages are used only behind its event."""
 
     lease_id: LeaseId
     request_id: RequestId
-    run: int
     wakes_at_s: float = float("-inf")
     """When its request is looked at again, even if no event comes before."""
 
@@ -39,6 +39,30 @@ class Backup(Transfer):
     """L1 to L2, published under `keys` once acknowledged."""
 
     keys: bytes
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Promotion:
+    """What has come from L3 for a waiting request goes on to L1 while the rest is on its way, one part at a time.
+
+    `lock` keeps in L1 what the request matches there. A promotion gives way to whoever needs its pages.
+    """
+
+    request_id: RequestId
+    lock: Lock
+    first_key: PageKey
+    """Key of the first page of the part."""
+    part: Int32Array
+    """GPU pages of the part that is on its way; none between two parts."""
+    lease_id: LeaseId | None
+    """Asked for and not answered."""
+    load: Load | None = None
+    """Ready or sent, and not acknowledged."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of L1 that it keeps."""
+        return self.lock.num_pages + len(self.part)
 
 
 def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:

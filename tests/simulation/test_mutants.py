@@ -15,6 +15,8 @@ from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import CommitPages
 from raydix.runtime.scheduler import core, planning
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.simulation.cluster import Faults
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
@@ -23,6 +25,7 @@ MAX_SEEDS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 SMALL_L1 = replace(BASE_SETTINGS, num_pages=30)
+FROM_STORAGE = replace(BASE_SETTINGS, prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE))
 SLOW_COPIES = Faults(copy_s=0.1, link_delay_s=0.0005)
 
 
@@ -93,6 +96,26 @@ def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_take_loads", take)
 
 
+def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded ahead for a waiting request counts as cached when its copy is ordered."""
+    take_loads = planning._take_loads
+
+    def take(replica: Any, lane: Any) -> Any:
+        loads = take_loads(replica, lane)
+        for load in loads:
+            promotion = lane.promotions.get(load.request_id)
+            if promotion is not None and promotion.load is load:
+                lane.publish_part(promotion, replica.requests[load.request_id], 0.0)
+        return loads
+
+    monkeypatch.setattr(planning, "_take_loads", take)
+
+
+def never_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait for L3 keep the pages that were loaded ahead for them, whoever needs them."""
+    monkeypatch.setattr(Lane, "give_way", lambda self, num_pages: None)
+
+
 def head_first_touch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A use of a chain touches its first page first."""
     touch_chain = HostIndex.touch_chain
@@ -146,6 +169,21 @@ CASES = [
     Case(
         mutant=head_first_touch,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None),
+    ),
+    Case(
+        mutant=publish_parts_when_sent,
+        workload=Workload(seed=0, settings=FROM_STORAGE, faults=SLOW_COPIES, num_flushes=6, prefix_tokens=(40,)),
+    ),
+    Case(
+        mutant=never_give_way,
+        workload=Workload(
+            seed=0,
+            settings=replace(FROM_STORAGE, num_pages=30),
+            faults=Faults(storage_s=0.3),
+            num_flushes=6,
+            num_requests=48,
+            prefix_tokens=(40,),
+        ),
     ),
 ]
 

@@ -17,8 +17,12 @@ def test_random_workloads_end_exactly(first_seed: int) -> None:
 
 def test_random_workloads_reach_every_tier_and_reason() -> None:
     reached: set[str] = set()
+    num_promoted = 0
     for seed in range(_NUM_FOR_REACH):
-        reached.update(sources_of(run_workload(draw_workload(seed))))
+        cluster = run_workload(draw_workload(seed))
+        reached.update(sources_of(cluster))
+        num_promoted += cluster.core.stats().get("promoted_pages", 0)
+    assert num_promoted
     reasons = {"last_token", "partial_page", "not_found", "timed_out", "cancelled", "recompute_cheaper"}
     reasons |= {"bad_object", "io_error", "caching_off"}
     assert reached >= {"l1", "l2", "l3", *(f"computed:{reason}" for reason in reasons)}

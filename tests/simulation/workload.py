@@ -38,6 +38,7 @@ BASE_SETTINGS = SchedulerSettings(
     max_model_len=120,
     max_running_requests=6,
     prefill_budget_tokens=16,
+    min_part_bytes=0,
     lookup_deadline_s=5.0,
     start_prefill_tokens_per_s=2000.0,
 )
@@ -104,7 +105,7 @@ def draw_workload(seed: int) -> Workload:
         start_prefill_tokens_per_s=draw.choice([500.0, 2000.0, 50_000.0]),
         start_load_bytes_per_s=draw.choice([1e4, 10e9]),
     )
-    return Workload(
+    workload = Workload(
         seed=seed,
         settings=settings,
         l2_pages=draw.choice([8, 16, 64, 200]),
@@ -120,9 +121,11 @@ def draw_workload(seed: int) -> Workload:
         num_host_kills=draw.choice([0, 0, 0, 1, 2]) if settings.has_host_memory else 0,
         num_host_pauses=draw.choice([0, 0, 2]) if settings.has_host_memory else 0,
         num_storage_kills=draw.choice([0, 0, 1]) if has_storage else 0,
-        num_flushes=draw.choice([0, 0, 2]),
+        num_flushes=draw.choice([0, 0, 2, 6]),
         num_storage_switches=draw.choice([0, 0, 1, 2]) if has_storage else 0,
     )
+    min_part_bytes = draw.choice([0, 2 * LAYOUT.payload_bytes(0), 8 << 20])
+    return replace(workload, settings=replace(settings, min_part_bytes=min_part_bytes))
 
 
 def run_workload(workload: Workload) -> Cluster:

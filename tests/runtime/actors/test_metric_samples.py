@@ -47,7 +47,7 @@ def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> Non
     counted += ("backed_up_pages", "dropped_pages", "stale_loads", "finished_stop", "failed_overloaded")
     counted += ("first_tokens", "first_token_s", "later_tokens", "later_tokens_s", "complete_requests")
     counted += ("complete_requests_s", "compute_s", "copy_s", "prompt_tokens_l1", "num_plans", "scheduler_cpu_s")
-    counted += ("load_decisions", "recompute_decisions", "predicted_loads", "predicted_prefills")
+    counted += ("load_decisions", "recompute_decisions", "predicted_loads", "predicted_prefills", "promoted_pages")
     counted += tuple(f"{what}_{part}_s" for what in ("load", "prefill") for part in ("predicted", "measured", "error"))
     scheduler_figures = {**scheduler_core.stats(), **dict.fromkeys(counted, 1)}
     host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))

@@ -24,11 +24,12 @@ def cluster_with(
     min_tokens: int = 4,
     prefetch: PrefetchSettings = PATIENT,
     l2_pages: int = 64,
+    max_read_batches: int = 4,
     **changes: Any,
 ) -> Cluster:
     """`changes`: of the Scheduler's settings."""
     settings = replace(BASE_SETTINGS, num_lanes=1, prefetch=prefetch, **changes)
-    storage = replace(STORAGE, min_tokens=min_tokens)
+    storage = replace(STORAGE, min_tokens=min_tokens, max_read_batches=max_read_batches)
     return Cluster(settings, seed=1, l2_pages=l2_pages, storage=storage, faults=faults or Faults())
 
 

@@ -1,0 +1,28 @@
+"""Pages from L3 that go on to L1 while others are awaited give the tokens of a cold run."""
+
+from raydix.runtime.in_process import in_process_engine
+from raydix.runtime.model.spec import Family
+from tests.exactness.engines import assert_all_exact, count_tokens, engine_config, make_prompts, run
+from tests.exactness.reference import References
+
+PROMPTS = make_prompts(57, [240, 230, 200], num_shared=120)
+NUM_TOKENS = 12
+CACHE = {
+    "page_size": 2,
+    "l1": {"num_pages": 1024, "copy_delay_s": 1e-4},
+    "l3": {"backend": "fake", "latency_s": 0.02, "max_bytes_per_s": 1_000_000},
+}
+
+
+async def test_parts_loaded_while_others_are_awaited_are_exact(references: References) -> None:
+    reference = references(Family.QWEN3)
+    config = engine_config(reference.folder, cache=CACHE, scheduler={"chunked_prefill_tokens": 64})
+    async with in_process_engine(config) as engine:
+        await run(engine, PROMPTS, 1)
+        await engine.settle()
+        await engine.flush()
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        assert count_tokens(outputs, "l3") == sum(len(prompt) // 2 * 2 for prompt in PROMPTS) - len(PROMPTS)
+        assert (await engine.stats())["scheduler"]["promoted_pages"] > 0
+        await engine.check()
