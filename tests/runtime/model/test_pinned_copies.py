@@ -26,7 +26,11 @@ def test_no_columns_at_all_arrive_too(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tensor", [torch.arange(6, dtype=torch.int32), torch.randn(3, 2), torch.empty(4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(6, dtype=torch.int32), torch.arange(6.0).view(3, 2), torch.empty(4, 0)],
+    ids=lambda tensor: str(tuple(tensor.shape)),
+)
 def test_results_arrive_in_pinned_memory(tensor: torch.Tensor) -> None:
     arrived = PinnedCopies(torch.device("cuda")).to_host(tensor.to("cuda"))
     torch.cuda.synchronize()
