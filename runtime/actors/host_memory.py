@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, connect, listen
 from raydix.runtime.actors.metric_samples import host_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
+from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host_events import (
     DetachStorage,
@@ -74,7 +75,7 @@ class HostMemorySetup:
 class HostMemoryActor:
     """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler and storage.
 
-    All state changes in `_turn`, which runs on the actor's event loop and never waits.
+    All state changes in a turn, which runs on the actor's event loop and never waits.
     """
 
     def __init__(
@@ -87,7 +88,6 @@ class HostMemoryActor:
     ) -> None:
         self._name = name
         self._incarnation = incarnation
-        self._on_fatal = on_fatal
         self._exporter = exporter
         self._arena: HostArena | None = None
         self._is_adopted = False
@@ -98,9 +98,7 @@ class HostMemoryActor:
         """The backend of the storage actor that attached last, for metrics; None without L3."""
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._inbox: list[HostEvent] = []
-        self._is_turn_due = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
         self._storage_attached = asyncio.Event()
         self._storage_flush: asyncio.Future[ObjectStatus] | None = None
         self._storage_retired = asyncio.Event()
@@ -127,6 +125,7 @@ class HostMemoryActor:
             raise AccountingError("HostMemory starts without an arena")
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
+        self._turns.start(self._core)
         self._listener = await listen(setup.storage_address, self._hello(setup.secret), self._serve_storage)
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
@@ -142,7 +141,7 @@ class HostMemoryActor:
     async def retire_storage(self, timeout_s: float) -> bool:
         """Order nothing more from L3 and wait until nothing is under way. False: something is after `timeout_s`."""
         self._storage_retired.clear()
-        self._post(RetireStorage())
+        self._turns.post(RetireStorage())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._storage_retired.wait()
@@ -157,7 +156,7 @@ class HostMemoryActor:
         self._storage = None
         self._backend = None
         self._storage_attached.clear()
-        self._post(DetachStorage())
+        self._turns.post(DetachStorage())
 
     def stats(self) -> dict[str, Any]:
         """The core's figures."""
@@ -167,15 +166,14 @@ class HostMemoryActor:
         """Drop all of L2 that nobody reads or writes; returns the number of pages."""
         counters = self._running_core().counters
         before = counters["pages_flushed"]
-        self._inbox.append(FlushHost())
-        self._turn()
+        self._turns.take_now(FlushHost())
         return counters["pages_flushed"] - before
 
     async def flush_storage(self) -> str:
         """Remove this namespace's objects from L3; returns the status by name."""
         if self._storage_flush is None:
             self._storage_flush = asyncio.get_running_loop().create_future()
-            self._post(FlushStorage())
+            self._turns.post(FlushStorage())
         status = await asyncio.shield(self._storage_flush)
         return status.name
 
@@ -195,8 +193,7 @@ class HostMemoryActor:
         """Close the links and the arena."""
         if self._exporter is not None:
             await self._exporter.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._turns.stop()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -223,18 +220,18 @@ class HostMemoryActor:
             except LinkClosed:
                 continue
             self._scheduler = link
-            self._post(SchedulerAttached(epoch=link.hello.incarnation))
+            self._turns.post(SchedulerAttached(epoch=link.hello.incarnation))
             try:
                 while True:
                     message = await link.receive()
                     if not isinstance(message, SchedulerMessage):
                         break
-                    self._post(FromScheduler(message))
+                    self._turns.post(FromScheduler(message))
             except LinkClosed:
                 pass
             link.close()
             self._scheduler = None
-            self._post(SchedulerLost())
+            self._turns.post(SchedulerLost())
 
     async def _serve_storage(self, link: Link) -> None:
         if link.hello.role is not Role.STORAGE:
@@ -244,14 +241,14 @@ class HostMemoryActor:
             self._lose_storage(self._storage)
         self._storage = link
         self._backend = link.hello.name
-        self._post(StorageAttached(pid=link.hello.pid))
+        self._turns.post(StorageAttached(pid=link.hello.pid))
         self._storage_attached.set()
         try:
             while True:
                 message = await link.receive()
                 if self._storage is not link or not isinstance(message, ObjectsDone):
                     break
-                self._post(FromStorage(message))
+                self._turns.post(FromStorage(message))
         except LinkClosed:
             pass
         if self._storage is link:
@@ -261,39 +258,13 @@ class HostMemoryActor:
         self._storage = None
         self._storage_attached.clear()
         link.close()
-        self._post(StorageLost())
+        self._turns.post(StorageLost())
 
     async def _watch(self, pid: int) -> None:
         await wait_for_exit(pid)
-        self._post(ProcessExited(pid))
+        self._turns.post(ProcessExited(pid))
 
-    # Turns -----------------------------------------------------------------------------------------------------------
-
-    def _post(self, event: HostEvent) -> None:
-        self._inbox.append(event)
-        if not self._is_turn_due:
-            self._is_turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Take all waiting events and carry out what the core wants, in its order."""
-        self._is_turn_due = False
-        core = self._running_core()
-        try:
-            now_s = time.monotonic()
-            events, self._inbox = self._inbox, []
-            for event in events:
-                for effect in core.handle(event, now_s):
-                    self._carry_out(effect)
-            deadline_s = core.next_deadline_s()
-            if deadline_s is not None and deadline_s <= now_s:
-                for effect in core.handle(Tick(), now_s):
-                    self._carry_out(effect)
-                deadline_s = core.next_deadline_s()
-            self._arm_timer(deadline_s)
-        except Exception:
-            logger.exception("HostMemory's turn failed")
-            self._on_fatal()
+    # Effects ---------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, effect: HostEffect) -> None:
         match effect:
@@ -302,9 +273,9 @@ class HostMemoryActor:
                     raise AccountingError("generations are set without an arena")
                 self._arena.generations[effect.host_page_ids] = effect.generations
             case ToScheduler():
-                self._send(self._scheduler, effect.message)
+                send_if_open(self._scheduler, effect.message)
             case ToStorage():
-                self._send(self._storage, effect.message)
+                send_if_open(self._storage, effect.message)
             case WatchProcess():
                 self._add_task(self._watch(effect.pid))
             case StorageFlushed():
@@ -315,23 +286,6 @@ class HostMemoryActor:
                 self._storage_retired.set()
             case _:
                 assert_never(effect)
-
-    def _send(self, link: Link | None, message: Any) -> None:
-        """Send unless the peer is gone; its reader reports that."""
-        if link is None or link.is_closed:
-            return
-        try:
-            link.send(message)
-        except LinkClosed:
-            logger.warning("%s does not read; its link is closed", link.hello)
-
-    def _arm_timer(self, deadline_s: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if deadline_s is not None:
-            delay_s = max(deadline_s - time.monotonic(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
 
     def _add_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -11,12 +11,13 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, RequestId
-from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.actors.metric_samples import scheduler_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.turns import Turns
 from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepResult, TransfersDone
@@ -63,7 +64,7 @@ class SchedulerSetup:
 class SchedulerActor:
     """Owns: a replica's `SchedulerCore`, the links of all who speak with it, and what clients have not been sent.
 
-    All state changes in `_turn`, which runs on the actor's event loop and never waits.
+    All state changes in a turn, which runs on the actor's event loop and never waits.
     """
 
     def __init__(
@@ -76,7 +77,6 @@ class SchedulerActor:
     ) -> None:
         self._name = name
         self._incarnation = incarnation
-        self._on_fatal = on_fatal
         self._exporter = exporter
         self._core: SchedulerCore | None = None
         self._ranks_per_lane = 1
@@ -87,11 +87,8 @@ class SchedulerActor:
         self._num_clients = 0
         self._num_ranks = 0
         self._unsent: set[ClientId] = set()
-        self._inbox: list[Event] = []
-        self._is_turn_due = False
+        self._turns = Turns[Event, Effect](Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal)
         self._is_checked = True
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = 0.0
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
         self._num_plans = 0
@@ -105,6 +102,7 @@ class SchedulerActor:
     async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
         """Listen; returns the addresses, with the ports that were chosen."""
         self._core = SchedulerCore(setup.settings)
+        self._turns.start(self._core)
         self._ranks_per_lane = setup.settings.ranks_per_lane
         self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
         self._cpu_start_s = time.thread_time()
@@ -148,8 +146,7 @@ class SchedulerActor:
     def flush(self) -> int:
         """Drop every page of L1 that no request holds; returns the number of pages."""
         before = self.stats()["l1_cached_pages"]
-        self._inbox.append(FlushL1())
-        self._turn()
+        self._turns.take_now(FlushL1())
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
@@ -161,7 +158,7 @@ class SchedulerActor:
         deadline_s = time.monotonic() + timeout_s
         while not core.is_idle and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
-        self._post(BackUpL1())
+        self._turns.post(BackUpL1())
         await asyncio.sleep(0)
         while not (core.is_idle and core.is_backed_up) and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -175,8 +172,7 @@ class SchedulerActor:
         """Close every link."""
         if self._exporter is not None:
             await self._exporter.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._turns.stop()
         for listener in self._listeners:
             await listener.close()
 
@@ -204,13 +200,13 @@ class SchedulerActor:
         if older is not None:
             self._lose_rank(rank, older)
         self._ranks[rank] = link
-        self._post(RankAttached(rank=rank, incarnation=hello.incarnation, pid=hello.pid))
+        self._turns.post(RankAttached(rank=rank, incarnation=hello.incarnation, pid=hello.pid))
         try:
             while True:
                 message = await link.receive()
                 if self._ranks.get(rank) is not link or not isinstance(message, StepResult | TransfersDone):
                     break
-                self._post(RankMessage(rank=rank, incarnation=hello.incarnation, message=message))
+                self._turns.post(RankMessage(rank=rank, incarnation=hello.incarnation, message=message))
         except LinkClosed:
             pass
         if self._ranks.get(rank) is link:
@@ -219,20 +215,20 @@ class SchedulerActor:
     def _lose_rank(self, rank: int, link: Link) -> None:
         del self._ranks[rank]
         link.close()
-        self._post(RankLost(rank=rank, incarnation=link.hello.incarnation))
+        self._turns.post(RankLost(rank=rank, incarnation=link.hello.incarnation))
 
     async def _serve_host(self, link: Link) -> None:
         incarnation = link.hello.incarnation
         if self._host is not None:
             self._lose_host(self._host)
         self._host = link
-        self._post(HostAttached(incarnation=incarnation))
+        self._turns.post(HostAttached(incarnation=incarnation))
         try:
             while True:
                 message = await link.receive()
                 if self._host is not link or not isinstance(message, FromHost):
                     break
-                self._post(HostMessage(incarnation=incarnation, message=message))
+                self._turns.post(HostMessage(incarnation=incarnation, message=message))
         except LinkClosed:
             pass
         if self._host is link:
@@ -241,7 +237,7 @@ class SchedulerActor:
     def _lose_host(self, link: Link) -> None:
         self._host = None
         link.close()
-        self._post(HostLost(incarnation=link.hello.incarnation))
+        self._turns.post(HostLost(incarnation=link.hello.incarnation))
 
     async def _serve_client(self, link: Link) -> None:
         self._num_clients += 1
@@ -252,44 +248,23 @@ class SchedulerActor:
                 message = await link.receive()
                 if not isinstance(message, SubmitRequest | AbortRequest | StopRequest):
                     break
-                self._post(ClientMessage(client_id=client_id, message=message))
+                self._turns.post(ClientMessage(client_id=client_id, message=message))
         except LinkClosed:
             pass
         del self._clients[client_id]
         self._unsent.discard(client_id)
-        self._post(ClientGone(client_id=client_id))
+        self._turns.post(ClientGone(client_id=client_id))
 
     # Turns -----------------------------------------------------------------------------------------------------------
 
-    def _post(self, event: Event) -> None:
-        self._inbox.append(event)
-        if not self._is_turn_due:
-            self._is_turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Take all waiting events and carry out what the core wants."""
-        self._is_turn_due = False
+    def _finish_turn(self, now_s: float) -> float | None:
+        """Send what is new to clients and check what must hold. Returns when a slow client is tried again."""
         core = self._running_core()
-        try:
-            now_s = time.monotonic()
-            events, self._inbox = self._inbox, []
-            for event in events:
-                for effect in core.handle(event, now_s):
-                    self._carry_out(effect)
-            deadline_s = core.next_deadline_s()
-            if deadline_s is not None and deadline_s <= now_s:
-                for effect in core.handle(Tick(), now_s):
-                    self._carry_out(effect)
-                deadline_s = core.next_deadline_s()
-            if core.is_attached:
-                self._attached.set()
-            self._send_news()
-            self._check_when_idle(core)
-            self._arm_timer(deadline_s, now_s)
-        except Exception:
-            logger.exception("the Scheduler's turn failed")
-            self._on_fatal()
+        if core.is_attached:
+            self._attached.set()
+        self._send_news()
+        self._check_when_idle(core)
+        return now_s + _SLOW_CLIENT_RETRY_S if self._unsent else None
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -302,24 +277,15 @@ class SchedulerActor:
                 self._num_plans += 1
                 first = effect.lane * self._ranks_per_lane
                 for rank in range(first, first + self._ranks_per_lane):
-                    self._send(self._ranks.get(rank), effect.plan)
+                    send_if_open(self._ranks.get(rank), effect.plan)
             case SendHost():
-                self._send(self._host, effect.message)
+                send_if_open(self._host, effect.message)
             case KillRank():
                 logger.error("rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason)
                 if not self._kill_orders.full():
                     self._kill_orders.put_nowait(effect)
             case _:
                 assert_never(effect)
-
-    def _send(self, link: Link | None, message: Any) -> None:
-        """Send unless the peer is gone; its reader reports that."""
-        if link is None or link.is_closed:
-            return
-        try:
-            link.send(message)
-        except LinkClosed:
-            logger.warning("%s does not read; its link is closed", link.hello)
 
     def _send_news(self) -> None:
         """One frame per client and turn."""
@@ -334,24 +300,6 @@ class SchedulerActor:
         elif not self._is_checked:
             core.check()
             self._is_checked = True
-
-    def _arm_timer(self, deadline_s: float | None, now_s: float) -> None:
-        if self._unsent:
-            retry_s = now_s + _SLOW_CLIENT_RETRY_S
-            deadline_s = retry_s if deadline_s is None else min(deadline_s, retry_s)
-        if self._timer is not None:
-            if deadline_s == self._timer_due_s:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if deadline_s is not None:
-            self._timer_due_s = deadline_s
-            delay_s = max(deadline_s - time.monotonic(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._turn()
 
     def _running_core(self) -> SchedulerCore:
         if self._core is None:

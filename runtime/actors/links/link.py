@@ -1,10 +1,13 @@
 """What a link promises, whatever carries it: whole messages, in order, until either end closes."""
 
+import logging
 from typing import Protocol
 
 from raydix.errors import RaydixError
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
+
+logger = logging.getLogger(__name__)
 
 CLIENT_MAX_BUFFERED_BYTES = 8 << 20
 ACTOR_MAX_BUFFERED_BYTES = 256 << 20
@@ -54,6 +57,16 @@ class Link(Protocol):
 
     def close(self) -> None:
         """End the link once what is buffered has gone out, or after 5 s. May be called twice."""
+
+
+def send_if_open(link: Link | None, message: Message) -> None:
+    """Send unless the peer is gone; its reader reports that."""
+    if link is None or link.is_closed:
+        return
+    try:
+        link.send(message)
+    except LinkClosed:
+        logger.warning("%s does not read; its link is closed", link.hello)
 
 
 class BlockingLink(Protocol):

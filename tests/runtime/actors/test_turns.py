@@ -1,0 +1,113 @@
+import asyncio
+import time
+
+from raydix.runtime.actors.turns import Turns
+
+
+class FakeCore:
+    """Says back what it is told; `deadline_s` is what it asks for until it is told TICK."""
+
+    def __init__(self) -> None:
+        self.deadline_s: float | None = None
+        self.fails = False
+
+    def handle(self, event: str, now_s: float) -> list[str]:
+        if self.fails:
+            raise ValueError("broken")
+        if event == "TICK":
+            self.deadline_s = None
+        return [event]
+
+    def next_deadline_s(self) -> float | None:
+        return self.deadline_s
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.core = FakeCore()
+        self.log: list[str] = []
+        self.ticked = asyncio.Event()
+        self.wanted_s: float | None = None
+        self.num_fatal = 0
+        self.turns = Turns[str, str](
+            "TICK", self._carry_out, finish=self._finish, on_fatal=lambda: setattr(self, "num_fatal", 1)
+        )
+
+        self.turns.start(self.core)
+
+    def _carry_out(self, effect: str) -> None:
+        self.log.append(effect)
+        if effect == "TICK":
+            self.ticked.set()
+
+    def _finish(self, now_s: float) -> float | None:
+        self.log.append("|")
+        if self.wanted_s is not None:
+            self.ticked.set()
+        wanted_s, self.wanted_s = self.wanted_s, None
+        return wanted_s
+
+
+async def test_events_that_wait_are_taken_in_one_turn_and_in_order() -> None:
+    bench = Bench()
+    for event in "abc":
+        bench.turns.post(event)
+    assert bench.log == []
+    await asyncio.sleep(0)
+    assert bench.log == [*"abc", "|"]
+
+
+async def test_an_event_can_be_taken_at_once_after_those_before_it() -> None:
+    bench = Bench()
+    bench.turns.post("a")
+    bench.turns.take_now("b")
+    assert bench.log == ["a", "b", "|"]
+
+
+async def test_a_deadline_that_has_come_is_a_tick_of_the_same_turn() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    bench.turns.take_now("a")
+    assert bench.log == ["a", "TICK", "|"]
+
+
+async def test_a_later_deadline_brings_a_turn_by_itself() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() + 0.001
+    bench.turns.take_now("a")
+    bench.turns.take_now("b")
+    async with asyncio.timeout(10):
+        await bench.ticked.wait()
+    assert bench.log == ["a", "|", "b", "|", "TICK", "|"]
+
+
+async def test_the_end_of_a_turn_may_ask_for_another_one() -> None:
+    bench = Bench()
+    bench.wanted_s = time.monotonic() + 0.001
+    bench.turns.take_now("a")
+    bench.ticked.clear()
+    bench.wanted_s = 0.0
+    async with asyncio.timeout(10):
+        await bench.ticked.wait()
+    assert bench.log[:3] == ["a", "|", "|"]
+    bench.turns.stop()
+
+
+async def test_a_stopped_loop_takes_no_turn_by_itself() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() + 0.001
+    bench.turns.take_now("a")
+    bench.turns.stop()
+    other = Bench()
+    other.core.deadline_s = time.monotonic() + 0.002
+    other.turns.take_now("b")
+    async with asyncio.timeout(10):
+        await other.ticked.wait()
+    assert bench.log == ["a", "|"]
+
+
+async def test_a_turn_that_raises_is_the_end() -> None:
+    bench = Bench()
+    bench.core.fails = True
+    bench.turns.take_now("a")
+    assert bench.num_fatal == 1
