@@ -3,7 +3,8 @@
     python -m benchmarks.codec_copy
 
 The patterns of `page_copy`: dense_l16, 512 MiB of bf16 in random pages. Every figure is an effective bandwidth, the
-pools' bytes per second. Beside it stands the faster of the two ways to copy the same pages as they are.
+pools' bytes per second. Beside it stands the faster of the two ways to copy the same pages as they are. Also, without a
+bar: how much decode attention slows down beside unending copies, and beside those of the same pages as they are.
 """
 
 import sys
@@ -23,8 +24,10 @@ from benchmarks.page_copy import (
     PATTERNS,
     SHORT,
     Copies,
+    DecodeStep,
     Pattern,
     register_arena,
+    slowdown,
 )
 from benchmarks.record import Figure, report
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES
@@ -101,6 +104,23 @@ def pattern_figures(pattern: Pattern, arena: Tensor) -> list[Figure]:
     return figures
 
 
+def slowdown_figures(pattern: Pattern, arena: Tensor) -> list[Figure]:
+    """Of decode attention, by int8 copies."""
+    copies, step, figures = Copies(pattern, arena), DecodeStep(), []
+    quantised = QuantisedCopies(copies, Codec.INT8)
+    for direction in CopyDirection:
+        figures.append(
+            Figure(
+                name=f"decode attention beside int8, {SHORT[direction]}, page {pattern.page_size}, times its own",
+                value=slowdown(step, quantised.run, direction),
+                unit="1",
+                baseline=slowdown(step, copies.by_kernel, direction),
+                baseline_name="uncompressed, kernel",
+            )
+        )
+    return figures
+
+
 def main() -> int:
     """Measure and report."""
     arguments = parse_arguments(__doc__)
@@ -108,6 +128,8 @@ def main() -> int:
     arena = register_arena()
     with torch.cuda.stream(torch.cuda.Stream()):
         figures = [figure for pattern in PATTERNS for figure in pattern_figures(pattern, arena)]
+        for pattern in (PATTERNS[0], PATTERNS[3]):
+            figures += slowdown_figures(pattern, arena)
     config = {"gpu": gpu_name(), "model": "dense_l16", "dtype": "bfloat16", "min_ratio": MIN_RATIO}
     return report("codec_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
 

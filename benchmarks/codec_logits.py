@@ -105,16 +105,22 @@ def decode_logits(loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size:
     return torch.cat(recorded)
 
 
-def changes(what: str, cold: Tensor, warm: Tensor) -> list[Figure]:
-    """Figures of what changed."""
-    divergences = divergence(cold, warm)
-    values = {
-        "largest difference of a logit, over the largest logit": ((warm - cold).abs().max() / cold.abs().max(), "1"),
-        "divergence, mean": (divergences.mean(), "nat"),
-        "divergence, median": (divergences.median(), "nat"),
-        "same likeliest token": ((warm.argmax(-1) == cold.argmax(-1)).float().mean(), "1"),
-    }
-    return [Figure(name=f"{what}: {name}", value=value.item(), unit=unit) for name, (value, unit) in values.items()]
+def changes(what: str, before: Tensor, after: Tensor, max_difference: float | None = None) -> list[Figure]:
+    """Figures of what changed; `max_difference` is the bar of the first."""
+    difference = (after - before).abs().max() / before.abs().max()
+    divergences = divergence(before, after)
+    is_same = after.argmax(-1) == before.argmax(-1)
+    return [
+        Figure(
+            name=f"{what}: largest difference of a logit, over the largest logit",
+            value=difference.item(),
+            unit="1",
+            max_value=max_difference,
+        ),
+        Figure(name=f"{what}: divergence, mean", value=divergences.mean().item(), unit="nat"),
+        Figure(name=f"{what}: divergence, median", value=divergences.median().item(), unit="nat"),
+        Figure(name=f"{what}: same likeliest token", value=is_same.float().mean().item(), unit="1"),
+    ]
 
 
 @torch.no_grad()
@@ -136,7 +142,8 @@ def main(options: Options) -> int:
     for page_size in PAGE_SIZES:
         cold, *warm = (decode_logits(loaded, prompts, sizes, page_size, codec) for codec in (Codec.NONE, *Codec))
         for codec, logits in zip(Codec, warm, strict=True):
-            figures += changes(f"{codec}, page {page_size}", cold, logits)
+            bar = options.bar(0.0) if codec is Codec.NONE else None
+            figures += changes(f"{codec}, page {page_size}", cold, logits, bar)
     exact_logits, rounded_logits = (
         decode_logits(each, prompts, sizes, PAGE_SIZES[0], Codec.NONE) for each in (exact, rounded)
     )
