@@ -1,5 +1,6 @@
 """How much each cache tier holds: sizes derived from the configuration and the model's KV layout."""
 
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.config import EngineConfig
 from raydix.runtime.config_l3 import BoundedL3Section
@@ -40,7 +41,8 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | N
         lines.append("L2     off")
     else:
         pages = host_bytes // _host_page_bytes(layout)
-        lines.append(f"L2     {_tier(pages, page_size, host_bytes)} per node, {config.cache.write_policy}")
+        rounding = "" if layout.codec is Codec.NONE else f", rounded to {layout.codec}"
+        lines.append(f"L2     {_tier(pages, page_size, host_bytes)} per node, {config.cache.write_policy}{rounding}")
     l3 = config.cache.l3
     if l3 is None or not config.has_l3:
         lines.append("L3     off")

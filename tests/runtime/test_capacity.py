@@ -1,5 +1,7 @@
+from dataclasses import replace
 from pathlib import Path
 
+from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.capacity import effective_summary, format_bytes, host_bytes_per_node
 from raydix.runtime.config import load_config
@@ -32,6 +34,17 @@ def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None
     assert "100 pages = 1,600 tokens" in summary
     assert f"{2**20 // (8192 + 64)} pages" in summary
     assert "backend fake" in summary
+
+
+def test_the_summary_says_what_rounds_pages(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"cache": {"l2": {"bytes_per_node": "1MiB"}, "codec": "int8"}})
+
+    summary = effective_summary(config, replace(LAYOUT, codec=Codec.INT8))
+
+    assert "16 tokens, 8KiB" in summary
+    assert f"{2**20 // (2 * 2 * (2 * 256 + 16) + 64)} pages" in summary
+    assert "rounded to int8" in summary
+    assert "rounded" not in effective_summary(config, LAYOUT)
 
 
 def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
