@@ -275,17 +275,17 @@ def summarise(fault: str, pairs: list[Pair], *, has_bars: bool) -> list[Figure]:
     plain_ms = p95([ttft_ms for pair in pairs for ttft_ms in pair.plain_ms])
     bars = {"ratio": MAX_TTFT_RATIO, "recovery": MAX_RECOVERY_S} if has_bars else {}
     return [
-        Figure(name=f"{fault}: failed requests", value=sum(pair.num_failed for pair in pairs), unit="", max_value=0),
+        Figure(name=f"{fault}: failed requests", value=sum(pair.num_failed for pair in pairs), unit="1", max_value=0),
         Figure(
             name=f"{fault}: p95 TTFT over that without L3",
             value=faulty_ms / plain_ms,
-            unit="",
+            unit="1",
             max_value=bars.get("ratio"),
         ),
         Figure(name=f"{fault}: p95 TTFT", value=faulty_ms, unit="ms", baseline=plain_ms, baseline_name="without L3"),
-        Figure(name=f"{fault}: median ratio of the pairs", value=median(pair.ratio for pair in pairs), unit=""),
-        Figure(name=f"{fault}: hit rate before", value=median(pair.hits_before for pair in pairs), unit=""),
-        Figure(name=f"{fault}: hit rate during", value=median(pair.hits_during for pair in pairs), unit=""),
+        Figure(name=f"{fault}: median ratio of the pairs", value=median(pair.ratio for pair in pairs), unit="1"),
+        Figure(name=f"{fault}: hit rate before", value=median(pair.hits_before for pair in pairs), unit="1"),
+        Figure(name=f"{fault}: hit rate during", value=median(pair.hits_during for pair in pairs), unit="1"),
         Figure(
             name=f"{fault}: slowest recovery of the hit rate",
             value=max(pair.recovery_s for pair in pairs),

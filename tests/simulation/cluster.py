@@ -8,6 +8,7 @@ from one seeded generator: the order of copies, steps and messages differs with 
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class Faults:
     copy_s: float = 0.020
     storage_s: float = 0.030
     storage_failure_fraction: float = 0.0
+    storage_full_fraction: float = 0.0
+    """Of writes."""
     bad_object_fraction: float = 0.0
     linger_s: float = 0.100
     """A killed process may go on copying for so long after its links have closed."""
@@ -95,6 +98,10 @@ class Cluster:
         self._exits_s: dict[int, float] = {}
         """When a killed process has ended or will have, by pid."""
         self.num_overdue_kills = 0
+        self.num_faults: Counter[str] = Counter()
+        """What was done to actors and clients, by kind."""
+        self.lost_counters: Counter[str] = Counter()
+        """Of the HostMemory cores that were killed."""
         self._attached_storage: tuple[int, int] | None = None
         self._incarnations = itertools.count(1)
         if settings.has_host_memory:
@@ -194,6 +201,7 @@ class Cluster:
 
     def lose_client(self, client: str, request_ids: Iterable[RequestId]) -> None:
         """A client vanishes; it must not hear of its requests again."""
+        self.num_faults["client lost"] += 1
         for request_id in request_ids:
             if self.answers[request_id].ending is None:
                 self.answers[request_id].ending = "gone"
@@ -215,6 +223,7 @@ class Cluster:
     def kill_rank(self, rank: int) -> None:
         """SIGKILL: the link closes at once, copies may linger, then a new actor is created. Lanes of one rank only."""
         assert self.settings.ranks_per_lane == 1, "the death of a rank of a group is not modelled"
+        self.num_faults["GPU actor killed"] += 1
         dead = self.ranks[rank]
         exit_s = self.draw(self.faults.linger_s)
         dead.kill(exit_s)
@@ -248,6 +257,9 @@ class Cluster:
 
     def kill_host(self) -> None:
         """SIGKILL HostMemory: its index is lost, the arena stays; the storage actor drains, then attaches anew."""
+        assert self.host is not None
+        self.num_faults["HostMemory killed"] += 1
+        self.lost_counters.update(self.host.counters)
         incarnation, self.host = self.host_incarnation, None
         self.to_core(events.HostLost(incarnation=incarnation))
         self.after(self.draw(0.2), self._restart_host)
@@ -269,12 +281,14 @@ class Cluster:
 
     def pause_host(self, duration_s: float) -> None:
         """SIGSTOP, then SIGCONT: what the Scheduler sends is heard late."""
+        self.num_faults["HostMemory silent"] += 1
         self._link_free_s["scheduler>host"] = self.now_s + duration_s
 
     def kill_storage(self) -> None:
         """SIGKILL the storage actor: its reads may linger; its objects stay; then a new one attaches."""
         assert self.storage is not None
         if self.storage.is_up:
+            self.num_faults["storage killed"] += 1
             exit_s = self._end_storage(self.storage)
             self.after(exit_s + self.draw(self.faults.linger_s), self._storage_is_up)
 
@@ -282,6 +296,7 @@ class Cluster:
         """Retire the backend and end its actor, done or not; later attach another one, which may be empty."""
         assert self.storage is not None
         if self.storage.is_up:
+            self.num_faults["storage switched"] += 1
             retired = self.storage
             self.to_host(host_events.RetireStorage())
             self.after(self.draw(0.1), lambda: self._detach_storage(retired))

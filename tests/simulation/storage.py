@@ -68,6 +68,10 @@ class SimulatedStorage:
     def _fails(self) -> bool:
         return self.cluster.random.random() < self.cluster.faults.storage_failure_fraction
 
+    def _is_full(self) -> bool:
+        fraction = self.cluster.faults.storage_full_fraction
+        return fraction > 0.0 and self.cluster.random.random() < fraction
+
     def _find(self, order: FindObjects, incarnation: int) -> None:
         if self._fails():
             statuses = [ObjectStatus.IO_ERROR] * len(split_keys(order.keys))
@@ -89,6 +93,8 @@ class SimulatedStorage:
             elif key in self.bad_keys:
                 self.cluster.arena[host_page] = [(None,) * self.cluster.settings.page_size] * len(self.objects[key])
                 statuses.append(ObjectStatus.BAD_CHECKSUM)
+                self.bad_keys.remove(key)
+                del self.objects[key]
             else:
                 self.cluster.arena[host_page] = list(self.objects[key])
                 statuses.append(ObjectStatus.OK)
@@ -101,6 +107,8 @@ class SimulatedStorage:
         for key, host_page in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
             if self._fails():
                 statuses.append(ObjectStatus.IO_ERROR)
+            elif self._is_full():
+                statuses.append(ObjectStatus.FULL)
             else:
                 self.objects[key] = list(self.cluster.arena[host_page])
                 if self.cluster.random.random() < self.cluster.faults.bad_object_fraction:

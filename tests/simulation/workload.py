@@ -57,6 +57,7 @@ class Workload:
     faults: Faults = field(default_factory=Faults)
     num_requests: int = 24
     span_s: float = 2.0
+    num_prefixes: int = 3
     prefix_tokens: tuple[int, ...] = (4, 12, 24, 40)
     max_suffix_tokens: int = 20
     max_output_tokens: int = 30
@@ -66,13 +67,14 @@ class Workload:
     deadline_fraction: float = 0.05
     abort_fraction: float = 0.15
     stop_fraction: float = 0.05
-    has_client_loss: bool = False
+    num_client_losses: int = 0
     num_rank_kills: int = 0
     num_host_kills: int = 0
     num_host_pauses: int = 0
     num_storage_kills: int = 0
     num_flushes: int = 0
     num_storage_switches: int = 0
+    num_weather_changes: int = 0
     has_sound_leases: bool = True
     """False where leases are made to end early: loads may then be stale."""
 
@@ -113,10 +115,10 @@ def draw_workload(seed: int) -> Workload:
         faults=Faults(
             link_delay_s=draw.choice([0.0002, 0.002]),
             storage_failure_fraction=draw.choice([0.0, 0.1, 0.3]),
-            bad_object_fraction=draw.choice([0.0, 0.1]),
+            bad_object_fraction=draw.choice([0.0, 0.3]),
         ),
         span_s=draw.choice([0.3, 2.0, 4.0]),
-        has_client_loss=draw.random() < 0.2,
+        num_client_losses=int(draw.random() < 0.2),
         num_rank_kills=draw.choice([0, 0, 1, 2, 4]) if ranks_per_lane == 1 else 0,
         num_host_kills=draw.choice([0, 0, 0, 1, 2]) if settings.has_host_memory else 0,
         num_host_pauses=draw.choice([0, 0, 2]) if settings.has_host_memory else 0,
@@ -139,7 +141,7 @@ def run_workload(workload: Workload) -> Cluster:
     )
     clients = _Clients(cluster, workload)
     _schedule_faults(cluster, workload, clients)
-    cluster.run(clients.are_done)
+    cluster.run(clients.are_done, limit_s=workload.span_s + 1000.0)
     unanswered = [request_id for request_id, answer in cluster.answers.items() if answer.ending is None]
     assert not unanswered, f"nothing happens any more, but these wait: {unanswered}"
     check_answers(cluster)
@@ -161,7 +163,9 @@ class _Clients:
         self._num_pending = workload.num_requests
         self._num_sent = 0
         self._clients: dict[RequestId, str] = {}
-        self._prefixes = [self._tokens(self._random.choice(workload.prefix_tokens)) for _ in range(3)]
+        self._prefixes = [
+            self._tokens(self._random.choice(workload.prefix_tokens)) for _ in range(workload.num_prefixes)
+        ]
         cluster.on_ending = self._on_ending
         for _ in range(workload.num_requests):
             cluster.after(self._random.uniform(0, workload.span_s), self._send_new)
@@ -245,11 +249,23 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: _Clients) ->
         (workload.num_storage_kills, cluster.kill_storage),
         (workload.num_flushes, flush),
         (workload.num_storage_switches, cluster.switch_storage),
-        (int(workload.has_client_loss), clients.lose_one),
+        (workload.num_client_losses, clients.lose_one),
+        (workload.num_weather_changes, lambda: change_weather(cluster.faults, draw)),
     ]
     for count, action in schedule:
         for _ in range(count):
             cluster.after(draw.uniform(0, 1.5 * workload.span_s), action)
+
+
+def change_weather(faults: Faults, draw: random.Random) -> None:
+    """From now on links, steps and storage are quicker or slower, and storage fails more or less."""
+    faults.link_delay_s = draw.choice([0.0002, 0.002, 0.01])
+    faults.step_s = draw.choice([0.002, 0.01, 0.03])
+    faults.copy_s = draw.choice([0.002, 0.02, 0.1])
+    faults.storage_s = draw.choice([0.003, 0.03, 0.03, 0.03, 0.03, 0.3, 0.3, 5.0])
+    faults.storage_failure_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 1.0])
+    faults.storage_full_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.5, 1.0])
+    faults.bad_object_fraction = draw.choice([0.0, 0.0, 0.1, 0.3])
 
 
 def check_answers(cluster: Cluster) -> None:
