@@ -113,6 +113,8 @@ def test_control_calls(llm, cluster):
     assert llm.stats() == {"method": "stats"}
     assert llm.flush(l3=True) == {"method": "flush"}
     assert llm.explain("r") == {"method": "explain"}
+    assert llm.attach_storage({"backend": "fake"}) == {"method": "attach_storage"}
+    assert llm.detach_storage() == {"method": "detach_storage"}
 
 
 def test_shutdown_ends_engine_and_thread(cluster, checkpoint):

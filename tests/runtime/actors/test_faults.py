@@ -11,6 +11,7 @@ import pytest
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.client import AsyncLLM
 from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.session import cache_attach, cache_detach
 from tests.ray_cluster import SharedEngine
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -146,12 +147,12 @@ async def test_requests_do_not_notice_that_storage_is_switched_detached_and_atta
     former, other = section.model_dump(exclude_unset=True), {"backend": "file", "path": str(tmp_path)}
 
     async def change() -> None:
-        assert await shared_engine.handle.call("attach_storage", other) == {"attached": "file", "detached": "file"}
+        assert await cache_attach(shared_engine.name, None, other) == {"attached": "file", "detached": "file"}
         with pytest.raises(ConfigError, match="Did you mean"):
             await shared_engine.handle.call("attach_storage", {"backend": "file", "pth": "x"})
         await shared_engine.handle.call("flush")
         for _ in range(2):
-            await shared_engine.handle.call("detach_storage")
+            await cache_detach(shared_engine.name, None)
         assert "storage" not in await shared_engine.handle.call("stats")
         assert await shared_engine.handle.call("attach_storage", former) == {"attached": "file", "detached": None}
 

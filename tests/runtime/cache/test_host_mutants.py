@@ -13,6 +13,7 @@ from raydix.runtime.cache.host_index import HostIndex, PageState
 from raydix.runtime.cache.host_lookups import HostLookups
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.cache.host_writes import HostWrites
+from raydix.runtime.cache.storage_orders import StorageOrders
 from raydix.runtime.messages.host import CopiesDrained
 from tests.runtime.cache.test_host_index import IndexMachine
 from tests.runtime.cache.test_host_machine import HostWorld
@@ -85,6 +86,10 @@ def unpinned_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostWrites, "num_pinned", 0)
 
 
+def retired_storage_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StorageOrders, "is_in_use", property(lambda self: True, lambda self, value: None), raising=False)
+
+
 MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (no_quarantine, HostWorld),
     (early_end_of_quarantine, HostWorld),
@@ -92,6 +97,7 @@ MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (early_lease_end, HostWorld),
     (overdue_pages_used_again, HostWorld),
     (unpinned_writes, HostWorld),
+    (retired_storage_used, HostWorld),
     (head_first_touch, IndexMachine),
 ]
 
