@@ -10,14 +10,20 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raydix.kernels.page_copy import CopyDirection, CopySegment, check_segment, piece_places
 
-MIN_PIECE_BYTES = {CopyDirection.TO_POOL: 64 << 10, CopyDirection.TO_ARENA: 256 << 10}
-"""Of pieces for which this way is the faster one."""
+MIN_PIECE_BYTES = {CopyDirection.TO_POOL: 128 << 10, CopyDirection.TO_ARENA: 256 << 10}
+"""Of pieces for which this way is the better one."""
+_MAX_PIECES_PER_CALL = 128
+"""A call keeps others of the process out of the driver: 0.1 ms is no harm to a step that is being enqueued."""
 _CUDART = "libcudart.so.13"
 _ORDERED_IN_STREAM = 1  # cudaMemcpySrcAccessOrderStream
+
+
+_Words = NDArray[np.int64]
 
 
 class _Location(ctypes.Structure):
@@ -54,7 +60,7 @@ class CopyEngine:
         self._copy.restype = ctypes.c_int
 
     def copy_pages(self, segments: Sequence[CopySegment], arena: Tensor, direction: CopyDirection) -> None:
-        """Enqueue all pieces of `segments` on the current stream, which must not be the default one.
+        """Enqueue all pieces of `segments`, in several calls, on the current stream, which must not be the default one.
 
         `arena`: uint8 view of all of the arena, registered with CUDA. Raises ValueError as `page_copy.pack_copies`
         does, RuntimeError if CUDA refuses.
@@ -71,6 +77,11 @@ class CopyEngine:
         in_arena = np.concatenate([offsets for _, offsets, _ in places]) + arena.data_ptr()
         sizes = np.concatenate([np.full(len(pool), piece_bytes) for pool, _, piece_bytes in places])
         source, target = (in_arena, in_pool) if direction is CopyDirection.TO_POOL else (in_pool, in_arena)
+        for start in range(0, len(sizes), _MAX_PIECES_PER_CALL):
+            part = slice(start, start + _MAX_PIECES_PER_CALL)
+            self._copy_part(target[part], source[part], sizes[part], stream)
+
+    def _copy_part(self, target: _Words, source: _Words, sizes: _Words, stream: int) -> None:
         attributes, first = _Attributes(source_order=_ORDERED_IN_STREAM), ctypes.c_size_t(0)
         status = self._copy(
             target.ctypes.data, source.ctypes.data, sizes.ctypes.data, len(sizes), attributes, first, 1, stream

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,19 +37,27 @@ logger = logging.getLogger(__name__)
 
 RUN_BYTES = 8 << 20
 """Layers of a load share an event until they reach this size: fewer events, and still early ones."""
+RUN_PIECE_BYTES = 128 << 10
+"""They do so, too, until they make up such a piece of each page: fewer copies, which the copy engine can carry out."""
+MIN_RUNS = 8
+"""But not more than one layer in so many: a step as long as the load still has a run to compute when the load ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """A transfer on its way."""
 
-    transfer: Transfer
-    runs: list[list[LayerCopy]]
-    started_s: float
-    after: torch.cuda.Event | None
-    """What its copies wait for; loads wait for nothing: their pages have left quarantine."""
-    arrived: list[torch.cuda.Event]
-    """One per run that is enqueued; guarded by the engine's lock."""
+    def __init__(self, transfer: Transfer, started_s: float, after: torch.cuda.Event | None) -> None:
+        """`after`: what its copies wait for; loads wait for nothing, as their pages have left quarantine."""
+        self.transfer = transfer
+        self.runs = layer_runs(transfer)
+        self.started_s = started_s
+        self.after = after
+        self.enqueued_s = 0.0
+        self.began = torch.cuda.Event(enable_timing=True)
+        # Those who wait on the host for an event sleep.
+        self.arrived = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in self.runs]
+        self.num_enqueued = 0
+        """Runs whose event is recorded; guarded by the engine's lock."""
 
     def runs_until(self, layer: int) -> int:
         """How many runs bring `layer` and all before it."""
@@ -123,13 +130,8 @@ class CudaTransfers:
                 if transfer.transfer_id in self._jobs:
                     raise AccountingError(f"transfer {transfer.transfer_id} is in flight already")
             for transfer in transfers:
-                job = self._jobs[transfer.transfer_id] = _Job(
-                    transfer=transfer,
-                    runs=layer_runs(transfer),
-                    started_s=started_s,
-                    after=computed if transfer.direction is Direction.BACKUP else None,
-                    arrived=[],
-                )
+                after = computed if transfer.direction is Direction.BACKUP else None
+                job = self._jobs[transfer.transfer_id] = _Job(transfer, started_s, after)
                 self._begun[transfer.direction].put(job)
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
@@ -138,11 +140,10 @@ class CudaTransfers:
             job = self._jobs.get(transfer_id)
             if job is None or not (num_runs := job.runs_until(layer)):
                 return
-            self._changed.wait_for(lambda: len(job.arrived) >= num_runs or self._error is not None)
+            self._changed.wait_for(lambda: job.num_enqueued >= num_runs or self._error is not None)
             self._raise_error()
-            # The copies of one stream end in order, so this run brings all before it.
-            arrived = job.arrived[num_runs - 1]
-        torch.cuda.current_stream(self._device).wait_event(arrived)
+        # The copies of one stream end in order, so this run brings all before it.
+        torch.cuda.current_stream(self._device).wait_event(job.arrived[num_runs - 1])
 
     def drain(self) -> None:
         """See `TransferEngine`."""
@@ -182,14 +183,15 @@ class CudaTransfers:
         stream = torch.cuda.current_stream(self._device)
         if job.after is not None:
             stream.wait_event(job.after)
+        job.enqueued_s = time.monotonic()
+        job.began.record(stream)
         copies = self._copy_runs(job.transfer, job.runs)
-        for _ in job.runs:
+        for arrived in job.arrived:
             self._delay()
             next(copies)
-            arrived = torch.cuda.Event(blocking=True)  # those who wait on the host sleep
             arrived.record(stream)
             with self._changed:
-                job.arrived.append(arrived)
+                job.num_enqueued += 1
                 self._changed.notify_all()
 
     def _copy_runs(self, transfer: Transfer, runs: list[list[LayerCopy]]) -> Iterator[None]:
@@ -220,18 +222,22 @@ class CudaTransfers:
     # Completing threads ----------------------------------------------------------------------------------------------
 
     def _complete_all(self, direction: Direction) -> None:
+        ended_s = 0.0
         while (job := self._enqueued[direction].get()) is not None:
-            job.arrived[-1].synchronize()
-            self._report(job)
+            ended = job.arrived[-1]
+            ended.synchronize()
+            # By the device's clock: this thread may have to wait for the interpreter.
+            ended_s = max(job.enqueued_s, ended_s) + job.began.elapsed_time(ended) / 1e3
+            self._report(job, ended_s)
 
-    def _report(self, job: _Job) -> None:
+    def _report(self, job: _Job, ended_s: float) -> None:
         self._on_done(
             TransferDone(
                 transfer_id=job.transfer.transfer_id,
                 is_stale=job.transfer.is_stale(self._generations),
                 num_bytes=job.transfer.loaded_bytes,
                 started_s=job.started_s,
-                ended_s=time.monotonic(),
+                ended_s=ended_s,
             )
         )
         with self._changed:
@@ -284,18 +290,22 @@ def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocki
 
 
 def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
-    """Its layers in order, cut into runs of at least RUN_BYTES; the last one may be shorter.
+    """Its layers in order, cut into runs that are long enough; the last one may be shorter.
 
     Nobody waits for a layer of a backup, so that is one run: whole pages are the largest pieces.
     """
     if transfer.direction is Direction.BACKUP:
         return [list(transfer.layer_copies)]
+    max_layers = max(1, len(transfer.layer_copies) // MIN_RUNS)
     runs: list[list[LayerCopy]] = []
-    run_bytes = RUN_BYTES
     for copy in transfer.layer_copies:
-        if run_bytes >= RUN_BYTES:
+        if not runs or _is_long_enough(runs[-1], transfer, max_layers):
             runs.append([])
-            run_bytes = 0
         runs[-1].append(copy)
-        run_bytes += (copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids)
     return runs
+
+
+def _is_long_enough(run: list[LayerCopy], transfer: Transfer, max_layers: int) -> bool:
+    num_bytes = sum((copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids) for copy in run)
+    piece_bytes = sum(copy.stop - copy.start for copy in run)
+    return num_bytes >= RUN_BYTES and (piece_bytes >= RUN_PIECE_BYTES or len(run) >= max_layers)

@@ -62,7 +62,7 @@ class KernelCopies:
         if self._codec is not Codec.NONE:
             yield from self._enqueue_quantised(segments, direction)
             return
-        smallest_bytes = min(_piece_bytes(segment) for run in segments for segment in run)
+        smallest_bytes = min(_piece_bytes(segment) for segment in segments[0])  # only the last run may be shorter
         if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
             for run_segments in segments:
                 self._engine.copy_pages(run_segments, self._slabs, direction)

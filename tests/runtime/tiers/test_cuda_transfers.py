@@ -16,28 +16,36 @@ from tests.runtime.tiers.tier_pair import NO_COPIES, Tiers, joined
     [(8, [[0], [1], [2], [3]]), (5, [[0, 1], [2, 3]]), (3, [[0, 1, 2], [3]]), (1, [[0, 1, 2, 3]])],
 )
 def test_layers_share_an_event_until_their_run_is_long_enough(layer_mib: int, expected: list[list[int]]) -> None:
-    transfer = four_layers(Direction.LOAD, layer_mib << 18)
+    transfer = layers_of(Direction.LOAD, num_layers=4, layer_bytes=layer_mib << 18, num_pages=4)
 
     assert [[copy.layer for copy in run] for run in layer_runs(transfer)] == expected
 
 
+def test_layers_share_an_event_until_their_pieces_are_large_enough_for_the_copy_engine() -> None:
+    layers = layers_of(Direction.LOAD, num_layers=17, layer_bytes=64 << 10, num_pages=200)
+    small_layers = layers_of(Direction.LOAD, num_layers=17, layer_bytes=16 << 10, num_pages=2000)
+
+    assert [len(run) for run in layer_runs(layers)] == [2] * 8 + [1]
+    assert [len(run) for run in layer_runs(small_layers)] == [2] * 8 + [1], "not more than one layer in eight"
+
+
 def test_a_backup_moves_whole_pages() -> None:
-    [run] = layer_runs(four_layers(Direction.BACKUP, 8 << 18))
+    [run] = layer_runs(layers_of(Direction.BACKUP, num_layers=4, layer_bytes=8 << 18, num_pages=4))
 
     assert [copy.layer for copy in run] == [0, 1, 2, 3]
 
 
-def four_layers(direction: Direction, layer_bytes: int) -> Transfer:
-    """Of four pages; `layer_bytes` of each."""
-    pages = GroupPages(page_ids=int32_array(range(1, 5)), host_page_ids=int32_array(range(4)))
+def layers_of(direction: Direction, *, num_layers: int, layer_bytes: int, num_pages: int) -> Transfer:
+    """`layer_bytes`: of each page."""
+    pages = GroupPages(page_ids=int32_array(range(1, num_pages + 1)), host_page_ids=int32_array(range(num_pages)))
     return Transfer(
         transfer_id=1,
         direction=direction,
         groups={0: pages},
         host_page_ids=pages.host_page_ids,
-        generations=int32_array([0] * 4),
+        generations=int32_array([0] * num_pages),
         layer_copies=tuple(
-            LayerCopy(layer=i, group=0, start=i * layer_bytes, stop=(i + 1) * layer_bytes) for i in range(4)
+            LayerCopy(layer=i, group=0, start=i * layer_bytes, stop=(i + 1) * layer_bytes) for i in range(num_layers)
         ),
     )
 
