@@ -25,6 +25,7 @@ from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import (
+    Delay,
     Direction,
     LayerCopy,
     OnDone,
@@ -32,6 +33,7 @@ from raydix.runtime.tiers.transfers import (
     Transfer,
     TransferDone,
     TransferTable,
+    no_delay,
 )
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class CpuTransfers:
         copy_delay_s: float = 0.0,
         seed: int = 0,
         num_threads: int = 2,
+        delay: Delay = no_delay,
     ) -> None:
         self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
         self._pages_per_slab = arena.geometry.pages_per_slab
@@ -93,6 +96,7 @@ class CpuTransfers:
         self._on_done = on_done
         self._on_error = on_error
         self._copy_delay_s = copy_delay_s
+        self._hold = delay
         self._random = random.Random(seed)
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
@@ -146,6 +150,7 @@ class CpuTransfers:
     def _work(self) -> None:
         try:
             while (job := self._take()) is not None:
+                self._hold(job.transfer)
                 self._delay(job)
                 self._copy_layer(job)
                 self._put_back(job)

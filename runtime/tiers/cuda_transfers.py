@@ -21,6 +21,7 @@ from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import (
+    Delay,
     Direction,
     LayerCopy,
     OnDone,
@@ -28,6 +29,7 @@ from raydix.runtime.tiers.transfers import (
     Transfer,
     TransferDone,
     TransferTable,
+    no_delay,
 )
 
 if TYPE_CHECKING:
@@ -68,17 +70,12 @@ _Jobs = queue.SimpleQueue[_Job | None]
 """Ends with None."""
 
 
-def _no_delay() -> None:
-    """Copies begin when they can."""
-
-
 class CudaTransfers:
     """A `TransferEngine` whose copies the device carries out by itself.
 
     `start` and `wait_layer` are called with the compute stream current. Per direction one thread enqueues copies, as a
     copy engine takes about 1 us of the host per piece, and one waits for them. The caller waits only, in `wait_layer`,
-    for a copy that is not enqueued yet. `delay` is called before each run of layers, with the copies' stream current;
-    tests enqueue something slow there.
+    for a copy that is not enqueued yet.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class CudaTransfers:
         *,
         on_done: OnDone,
         on_error: OnError,
-        delay: Callable[[], None] = _no_delay,
+        delay: Delay = no_delay,
     ) -> None:
         self._device = pools[0].device
         self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
@@ -187,7 +184,7 @@ class CudaTransfers:
         job.began.record(stream)
         copies = self._copy_runs(job.transfer, job.runs)
         for arrived in job.arrived:
-            self._delay()
+            self._delay(job.transfer)
             next(copies)
             arrived.record(stream)
             with self._changed:

@@ -112,6 +112,14 @@ class Transfer:
         return not np.array_equal(generations[self.host_page_ids], self.generations)
 
 
+Delay = Callable[[Transfer], None]
+"""Called in a thread of the engine, the copies' stream current, before it copies some layers: tests hold them up."""
+
+
+def no_delay(transfer: Transfer) -> None:
+    """Copies begin when they can."""
+
+
 class TransferTable:
     """Takes a plan's columns apart and checks them against the pools and the arena."""
 

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from raydix.runtime.cache.host_events import HostSettings, StorageSettings
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import AbortRequest, RequestDelta, StopRequest, SubmitRequest
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -45,6 +47,24 @@ class Faults:
     """A killed process may go on copying for so long after its links have closed."""
 
 
+class ClusterRank(Protocol):
+    """A GPU actor of a cluster."""
+
+    incarnation: int
+    pid: int
+    is_alive: bool
+
+    def receive(self, plan: StepPlan) -> None:
+        """A plan is on its way."""
+
+    def kill(self, linger_s: float) -> None:
+        """No message leaves any more; copies that would end within `linger_s` still write."""
+
+
+MakeRank = Callable[["Cluster", int, int], ClusterRank]
+"""Called with the cluster, the rank and its incarnation."""
+
+
 @dataclass(slots=True)
 class Answer:
     """What a client has seen of one request."""
@@ -67,8 +87,10 @@ class Cluster:
         l2_pages: int = 64,
         storage: StorageSettings | None = None,
         faults: Faults | None = None,
+        make_rank: "MakeRank" = SimulatedRank,
     ) -> None:
         self.settings = settings
+        self._make_rank = make_rank
         self.random = random.Random(seed)
         self.faults = faults or Faults()
         self.now_s = 0.0
@@ -85,7 +107,7 @@ class Cluster:
         self.check_interval = 5
         """Every so many events the cores prove their invariants."""
         self._num_events = 0
-        self.ranks: dict[int, SimulatedRank] = {}
+        self.ranks: dict[int, ClusterRank] = {}
         self.storage_settings = storage
         self.storage = SimulatedStorage(self, pid=1) if storage else None
         self.has_storage = storage is not None
@@ -215,9 +237,9 @@ class Cluster:
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor; it says hello at once."""
-        simulated = SimulatedRank(self, rank, incarnation=next(self._incarnations))
-        self.ranks[rank] = simulated
-        attached = events.RankAttached(rank=rank, incarnation=simulated.incarnation, pid=simulated.pid)
+        made = self._make_rank(self, rank, next(self._incarnations))
+        self.ranks[rank] = made
+        attached = events.RankAttached(rank=rank, incarnation=made.incarnation, pid=made.pid)
         self.to_core(attached)
 
     def kill_rank(self, rank: int) -> None:

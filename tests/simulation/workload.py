@@ -20,8 +20,8 @@ from raydix.runtime.scheduler.settings import (
     SchedulerSettings,
     WritePolicy,
 )
-from tests.simulation.cluster import Cluster, Faults
-from tests.simulation.ranks import VOCABULARY, expected_output
+from tests.simulation.cluster import Cluster, Faults, MakeRank
+from tests.simulation.ranks import VOCABULARY, SimulatedRank, expected_output
 
 PAGE_SIZE = 4
 LAYOUT = KvLayout(
@@ -130,7 +130,7 @@ def draw_workload(seed: int) -> Workload:
     return replace(workload, settings=replace(settings, min_part_bytes=min_part_bytes))
 
 
-def run_workload(workload: Workload) -> Cluster:
+def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Cluster:
     """Run a workload to its end and prove that all went well; raises whatever went wrong."""
     cluster = Cluster(
         workload.settings,
@@ -138,6 +138,7 @@ def run_workload(workload: Workload) -> Cluster:
         l2_pages=workload.l2_pages,
         storage=workload.storage,
         faults=workload.faults,
+        make_rank=make_rank,
     )
     clients = _Clients(cluster, workload)
     _schedule_faults(cluster, workload, clients)

@@ -67,7 +67,7 @@ def test_copies_are_right_before_and_after_the_arena_is_registered() -> None:
 
 @pytest.mark.gpu
 def test_a_delayed_copy_holds_back_who_waits_for_it_and_its_report() -> None:
-    tiers = Tiers("cuda", delay=lambda: torch.cuda._sleep(10_000_000))
+    tiers = Tiers("cuda", delay=lambda transfer: torch.cuda._sleep(10_000_000))
     assert isinstance(tiers.engine, CudaTransfers)
     tiers.engine.wait_registered()
     payload, later = tiers.fill_host_page(1, 0), tiers.fill_host_page(2, 0)
@@ -84,7 +84,7 @@ def test_a_delayed_copy_holds_back_who_waits_for_it_and_its_report() -> None:
 
 @pytest.mark.gpu
 def test_a_copy_that_cannot_be_enqueued_is_reported_and_wakes_those_who_wait() -> None:
-    def fail() -> None:
+    def fail(transfer: Transfer) -> None:
         raise OSError("no such stream")
 
     tiers = Tiers("cuda", delay=fail)
