@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FIRST_WITH_FP8 = (8, 9)
+"""Compute capability."""
 RUN_BYTES = 8 << 20
 """Layers of a load share an event until they reach this size: fewer events, and still early ones."""
 RUN_PIECE_BYTES = 128 << 10
@@ -267,6 +269,9 @@ def _make_kernel_copies(
 
     if not is_aligned(pools):
         logger.warning("pages are copied one by one, which is slow: a layer of a page is no multiple of 16 bytes")
+        return None
+    if codec is Codec.FP8 and torch.cuda.get_device_capability(pools[0].device) < _FIRST_WITH_FP8:
+        logger.warning("pages are copied one by one, which is slow: this GPU has no fp8; cache.codec int8 is fast")
         return None
     return KernelCopies(codec, pools, slabs, geometry)
 
