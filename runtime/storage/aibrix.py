@@ -80,9 +80,8 @@ class AibrixBackend:
                 f"cache.l3.path {self._root} cannot be opened by RocksDB: {status}. Give every engine its own folder."
             )
         self._lru = BytesLru(self._max_bytes)
-        for key, value in self._connector.store.items():
-            self._lru.add(key.hex(), len(value))
-        self._drop(self._lru.reserve(0) or [])
+        self._lru.add({key.hex(): len(value) for key, value in self._connector.store.items()})
+        self._drop(self._lru.reserve([0])[1])
 
     def _make_connector(self, executor: ThreadPoolExecutor) -> Any:
         # Not by `from_envs`: AIBrix's environment variables would hold for the whole process.
@@ -166,8 +165,8 @@ class AibrixBackend:
             if key in self._writing:
                 return ObjectStatus.OK
             self._lru.remove(key.hex())
-            victims = self._lru.reserve(len(page))
-            if victims is None:
+            num_fitting, victims = self._lru.reserve([len(page)])
+            if not num_fitting:
                 self._count("store_full")
                 return ObjectStatus.FULL
             self._drop(victims)
@@ -177,7 +176,7 @@ class AibrixBackend:
             self._writing.remove(key)
             self._lru.release(len(page))
             if result is ObjectStatus.OK:
-                self._lru.add(key.hex(), len(page))
+                self._lru.add({key.hex(): len(page)})
                 self._counters["objects_written"] += 1
         return result
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from raydix.errors import AccountingError
 
@@ -43,15 +43,17 @@ class BytesLru:
         """Bytes of all objects, without those being written."""
         return self._total_bytes
 
-    def reserve(self, size_bytes: int) -> list[str] | None:
-        """Hold room for an object; returns what had to be given up for it. None, and no change, if it cannot fit."""
-        if self._reserved_bytes + size_bytes > self._max_bytes:
-            return None
-        self._reserved_bytes += size_bytes
-        return self._give_up(self._max_bytes, len(self._sizes))
+    def reserve(self, sizes: Sequence[int]) -> tuple[int, list[str]]:
+        """Hold room for the first of some objects: for how many there can be room, and what was given up for them."""
+        room_bytes = self._max_bytes - self._reserved_bytes
+        num_objects = len(sizes)
+        while sum(sizes[:num_objects]) > room_bytes:
+            num_objects -= 1
+        self._reserved_bytes += sum(sizes[:num_objects])
+        return num_objects, self._give_up(self._max_bytes, len(self._sizes))
 
     def release(self, size_bytes: int) -> None:
-        """The other end of `reserve`: the object is written, and may be added, or it will not be."""
+        """The other end of `reserve`: objects are written, and may be added, or they will not be."""
         self._reserved_bytes -= size_bytes
 
     def trim(self) -> list[str]:
@@ -70,10 +72,12 @@ class BytesLru:
             victims.append(name)
         return victims
 
-    def add(self, name: str, size_bytes: int) -> None:
-        """Enter an object as the most recently used; an earlier one of that name is replaced."""
-        self._total_bytes += size_bytes - self._sizes.pop(name, 0)
-        self._sizes[name] = size_bytes
+    def add(self, sizes: Mapping[str, int]) -> None:
+        """Enter objects as the most recently used, in this order; earlier ones of their names are replaced."""
+        for name in self._sizes.keys() & sizes:
+            self.remove(name)
+        self._sizes.update(sizes)
+        self._total_bytes += sum(sizes.values())
 
     def remove(self, name: str) -> None:
         """Forget an object; nothing happens if it is unknown."""

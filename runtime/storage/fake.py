@@ -84,7 +84,7 @@ class FakeBackend:
         """Put these bytes in the place of an object."""
         with self._lock:
             self._objects[self._name(name)] = data
-            self._lru.add(self._name(name), len(data))
+            self._lru.add({self._name(name): len(data)})
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """After the latency, without faults."""
@@ -153,13 +153,13 @@ class FakeBackend:
                 return ObjectStatus.OK
             if self._faults.refuses_writes:
                 return ObjectStatus.FULL
-            victims = self._lru.reserve(len(ref.page))
-            if victims is None:
+            num_fitting, victims = self._lru.reserve([len(ref.page)])
+            if not num_fitting:
                 return ObjectStatus.FULL
             self._lru.release(len(ref.page))
             self._evict(victims)
             self._objects[name] = bytes(ref.page)
-            self._lru.add(name, len(ref.page))
+            self._lru.add({name: len(ref.page)})
             self._counters["objects_written"] += 1
         return ObjectStatus.OK
 

@@ -18,7 +18,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.bytes_lru import BytesLru
-from raydix.runtime.storage.file_transfers import FileTransfers, Piece, SystemCalls
+from raydix.runtime.storage.file_transfers import FileTransfers, SystemCalls
 from raydix.runtime.storage.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ class FileBackend:
         self._max_bytes = max_bytes
         self._clock = clock
         self._namespace: Namespace | None = None
-        self._namespace_hex = ""
-        self._has_groups = False
+        self._prefix = ""
+        self._suffixes = [".page"]
         self._lock = threading.Lock()
-        self._temporary_ids = itertools.count()
+        self._temporary_ids = itertools.count(time.monotonic_ns())  # other ones in each backend of this process
         self._unstamped: list[tuple[int, list[str]]] = []
         self._next_stamp_s = clock() + STAMP_EVERY_S
         self._counters: Counter[str] = Counter()
@@ -74,9 +74,10 @@ class FileBackend:
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Make the folder, remove what dead processes left half written, and count what is there."""
         self._namespace = namespace
-        self._namespace_hex = namespace.hex
+        self._prefix = f"{namespace.hex}/"
         num_groups = namespace.description.get("num_groups")
-        self._has_groups = isinstance(num_groups, int) and num_groups > 1
+        if isinstance(num_groups, int) and num_groups > 1:
+            self._suffixes = [f".g{group}.page" for group in range(num_groups)]
         folder = self._root / namespace.hex
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ class FileBackend:
             name: value.hex() if isinstance(value, bytes) else value
             for name, value in self._namespace.description.items()
         }
-        temporary = Path(self._temporary(f"{self._namespace_hex}/manifest"))
+        temporary = folder / f"manifest{self._temporary_suffix()}"
         temporary.write_text(json.dumps(fields, indent=2) + "\n")
         temporary.rename(folder / "manifest.json")
 
@@ -113,9 +114,8 @@ class FileBackend:
                 except FileNotFoundError:
                     continue  # another engine has evicted it
                 found.append((stat.st_mtime_ns, os.path.relpath(entry.path, self._root), stat.st_size))
-        for _, name, size_bytes in sorted(found):
-            self._lru.add(name, size_bytes)
-        self._evict(self._lru.reserve(0) or [])
+        self._lru.add({name: size_bytes for _, name, size_bytes in sorted(found)})
+        self._evict(self._lru.reserve([0])[1])
 
     def _walk(self) -> Iterator[os.DirEntry[str]]:
         for namespace in os.scandir(self._root):
@@ -131,17 +131,15 @@ class FileBackend:
 
     def _relative(self, name: ObjectName) -> str:
         key = name.key.hex()
-        suffix = f".g{name.group}" if self._has_groups else ""
-        return f"{self._namespace_hex}/{key[:2]}/{key}{suffix}.page"
+        return f"{self._prefix}{key[:2]}/{key}{self._suffixes[name.group]}"
 
     def path(self, name: ObjectName) -> Path:
         """The file of an object, whether it exists or not."""
         return self._root / self._relative(name)
 
-    def _temporary(self, name: str) -> str:
-        """A new path beside an object's."""
-        folder, _, file = name.rpartition("/")
-        return f"{self._root_text}{folder}/.{file}.{self._owner}.{next(self._temporary_ids)}.tmp"
+    def _temporary_suffix(self) -> str:
+        """What makes temporaries of the paths of a batch."""
+        return f".{self._owner}.{next(self._temporary_ids)}.tmp"
 
     # Operations ------------------------------------------------------------------------------------------------
 
@@ -180,93 +178,88 @@ class FileBackend:
         ok = ObjectStatus.OK
         used = [name for name, status in zip(names, statuses, strict=True) if status is ok]
         with self._lock:
-            for name in self._lru.touch(reversed(used)):
-                self._lru.add(name, len(refs[names.index(name)].page))
+            if unknown := self._lru.touch(reversed(used)):
+                sizes = {name: len(ref.page) for name, ref in zip(names, refs, strict=True)}
+                self._lru.add({name: sizes[name] for name in unknown})
             self._unstamped.append((time.time_ns(), used))
 
     def _get(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         root, flags = self._root_text, os.O_RDONLY | os.O_CLOEXEC
-        pieces: list[Piece] = []
-        not_open: list[tuple[int, ObjectStatus]] = []
+        fds: list[int] = []
+        not_open: dict[int, ObjectStatus] = {}
         for index, name in enumerate(names):
             try:
-                pieces.append(Piece(os.open(root + name, flags), refs[index].page, refs[index].offset))
+                fds.append(os.open(root + name, flags))
             except OSError as error:
-                not_open.append((index, self._failure(error)))
-        results = self._transfers.read(pieces) if pieces else []
-        for piece in pieces:
-            os.close(piece.fd)
+                not_open[index] = self._failure(error)
+        if not_open:
+            refs = [ref for index, ref in enumerate(refs) if index not in not_open]
+        results = self._transfers.read(fds, refs) if fds else []
+        for fd in fds:
+            os.close(fd)
         statuses = [self._failure(result) if isinstance(result, OSError) else result for result in results]
         self._count("objects_read", statuses.count(ObjectStatus.OK))
-        for index, status in not_open:
+        for index, status in not_open.items():
             statuses.insert(index, status)
         return statuses
 
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        root = self._root_text
-        new = [(name, ref) for name, ref in zip(names, refs, strict=True) if not os.access(root + name, os.F_OK)]
-        statuses: dict[str, ObjectStatus] = {}
-        waiting = list(dict(new).items())
+        with self._lock:
+            known = {name for name in names if name in self._lru}
+        # Of others the engine has read and written nothing: should another engine have, a rename changes no byte that
+        # anybody reads, and looking for all of them would take longer than for those to be written twice.
+        is_there = {name for name in known if os.access(self._root_text + name, os.F_OK)}
+        new = {name: ref for name, ref in zip(names, refs, strict=True) if name not in is_there}
+        statuses = dict.fromkeys(names, ObjectStatus.OK)
+        waiting = list(new.items())
         while waiting:
             # What is being written cannot be given up for the rest; once it is there it can.
             num_fitting = self._reserve([len(ref.page) for _, ref in waiting])
             if num_fitting:
-                statuses |= self._write(waiting[:num_fitting])
+                self._write(waiting[:num_fitting], statuses)
             else:
                 self._count("store_full")
                 statuses[waiting[0][0]] = ObjectStatus.FULL
             waiting = waiting[num_fitting or 1 :]
-        return [statuses.get(name, ObjectStatus.OK) for name in names]
+        return [statuses[name] for name in names]
 
     def _reserve(self, sizes: Sequence[int]) -> int:
-        """Hold room for as many objects as fit."""
-        num_fitting = 0
-        all_victims: list[str] = []
+        """Hold room for the first of some objects; returns for how many."""
         with self._lock:
-            for size_bytes in sizes:
-                victims = self._lru.reserve(size_bytes)
-                if victims is None:
-                    break
-                num_fitting += 1
-                all_victims += victims
-        self._evict(all_victims)
+            num_fitting, victims = self._lru.reserve(sizes)
+        self._evict(victims)
         return num_fitting
 
-    def _write(self, objects: Sequence[tuple[str, ObjectRef]]) -> dict[str, ObjectStatus]:
-        """Write objects for which there is room to temporaries, and publish them."""
-        statuses: dict[str, ObjectStatus] = {}
-        begun: list[tuple[str, str]] = []
-        pieces: list[Piece] = []
+    def _write(self, objects: Sequence[tuple[str, ObjectRef]], statuses: dict[str, ObjectStatus]) -> None:
+        """Write objects for which there is room to temporaries, and publish them. Amends `statuses`, which are OK."""
+        root, suffix = self._root_text, self._temporary_suffix()
+        sizes = {name: len(ref.page) for name, ref in objects}
+        fds: list[int] = []
+        begun: list[tuple[str, ObjectRef]] = []
+        written: dict[str, int] = {}
         try:
             for name, ref in objects:
-                temporary = self._temporary(name)
                 try:
-                    pieces.append(Piece(_create(temporary), ref.page, ref.offset))
-                    begun.append((name, temporary))
+                    fds.append(_create(root + name + suffix))
+                    begun.append((name, ref))
                 except OSError as error:
                     statuses[name] = self._failure(error)
-            results = self._transfers.write(pieces) if pieces else []
-            for (name, temporary), piece, result in zip(begun, pieces, results, strict=True):
-                os.close(piece.fd)
-                statuses[name] = self._publish(temporary, name, result)
+            results = self._transfers.write(fds, [ref for _, ref in begun]) if fds else []
+            for fd, (name, _), result in zip(fds, begun, results, strict=True):
+                os.close(fd)
+                try:
+                    if isinstance(result, OSError):
+                        raise result
+                    os.rename(root + name + suffix, root + name)
+                    written[name] = sizes[name]
+                except OSError as error:
+                    _unlink(root + name + suffix)
+                    statuses[name] = self._failure(error)
         finally:
             with self._lock:
-                for name, ref in objects:
-                    self._lru.release(len(ref.page))
-                    if statuses.get(name) is ObjectStatus.OK:
-                        self._lru.add(name, len(ref.page))
-                        self._counters["objects_written"] += 1
-        return statuses
-
-    def _publish(self, temporary: str, name: str, result: ObjectStatus | OSError) -> ObjectStatus:
-        try:
-            if isinstance(result, OSError):
-                raise result
-            os.rename(temporary, self._root_text + name)
-        except OSError as error:
-            _unlink(temporary)
-            return self._failure(error)
-        return ObjectStatus.OK
+                self._lru.release(sum(sizes.values()))
+                self._lru.add(written)
+                self._counters["objects_written"] += len(written)
 
     def _evict(self, victims: Sequence[str]) -> None:
         for name in victims:

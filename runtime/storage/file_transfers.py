@@ -2,38 +2,31 @@
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from raydix.runtime.messages.host import ObjectStatus
-
-
-class Piece(NamedTuple):
-    """A whole file, open for the transfer, and the page of the arena that it goes to or comes from."""
-
-    fd: int
-    page: memoryview
-    offset: int
-    """Of `page` in the arena, in bytes."""
+from raydix.runtime.storage.backend import ObjectRef
 
 
 class FileTransfers(Protocol):
-    """Moves whole files. Thread-safe. Results are one per piece: OK, TOO_SHORT, WRONG_LENGTH, or that piece's error.
+    """Moves whole files, open in `fds`. Thread-safe. Results are one per file: OK, TOO_SHORT,
+    WRONG_LENGTH, or its error.
 
     No page is touched after a method has returned.
     """
 
     max_batch: int
-    """So many pieces at a time."""
+    """So many files at a time."""
 
     def open(self, arena: memoryview) -> None:
         """Prepare for pages of `arena`. Raises ConfigError if that cannot work."""
         ...
 
-    def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
+    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         """Fill each page from its file, which must have the page's length."""
         ...
 
-    def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
+    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         """Write each page to its file, which is empty."""
         ...
 
@@ -43,20 +36,20 @@ class FileTransfers(Protocol):
 
 
 class SystemCalls:
-    """`preadv` and `pwritev`, a file at a time."""
+    """`preadv` and `pwrite`, a file at a time."""
 
     max_batch = 64
 
     def open(self, arena: memoryview) -> None:
         """Nothing to prepare."""
 
-    def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
+    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         """Read each file to its end."""
-        return [_read(fd, page) for fd, page, _ in pieces]
+        return [_read(fd, ref.page) for fd, ref in zip(fds, refs, strict=True)]
 
-    def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
+    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         """Write until each page is on file."""
-        return [_write(fd, page) for fd, page, _ in pieces]
+        return [_write(fd, ref.page) for fd, ref in zip(fds, refs, strict=True)]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -81,9 +74,9 @@ def _read(fd: int, page: memoryview) -> ObjectStatus | OSError:
 
 def _write(fd: int, page: memoryview) -> ObjectStatus | OSError:
     try:
-        done = os.pwritev(fd, (page,), 0)
+        done = os.pwrite(fd, page, 0)
         while done < len(page):
-            done += os.pwritev(fd, (page[done:],), done)
+            done += os.pwrite(fd, page[done:], done)
     except OSError as error:
         return error
     return ObjectStatus.OK

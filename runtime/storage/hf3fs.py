@@ -95,10 +95,10 @@ class Hf3fsBackend:
         taken: dict[int, list[int]] = {}
         for name, place in self._index:
             taken.setdefault(place.slot_bytes, []).append(place.slot)
-            self._lru.add(str(name), place.size_bytes)
+            self._lru.add({str(name): place.size_bytes})
         for slot_bytes, slots in taken.items():
             self._slab(slot_bytes).claim(slots)
-        self._drop(self._lru.reserve(0) or [])
+        self._drop(self._lru.reserve([0])[1])
 
     def _slab(self, slot_bytes: int) -> Slab:
         if slot_bytes not in self._slabs:
@@ -220,8 +220,8 @@ class Hf3fsBackend:
 
     def _take_slot(self, size_bytes: int) -> SlabPlace | ObjectStatus:
         """Hold room for an object; what it gets if there is none."""
-        victims = self._lru.reserve(size_bytes)
-        if victims is None:
+        num_fitting, victims = self._lru.reserve([size_bytes])
+        if not num_fitting:
             self._counters["store_full"] += 1
             return ObjectStatus.FULL
         self._drop(victims)
@@ -247,8 +247,7 @@ class Hf3fsBackend:
             for place in new.values():
                 self._slabs[place.slot_bytes].give_back(place.slot)
             raise
-        for name, place in reversed(new.items()):
-            self._lru.add(str(name), place.size_bytes)
+        self._lru.add({str(name): place.size_bytes for name, place in reversed(new.items())})
         self._counters["objects_written"] += len(new)
 
     def _ios(self, transfers: Sequence[_Transfer]) -> list[SlotIo]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
-from raydix.runtime.storage.file_transfers import Piece, SystemCalls
+from raydix.runtime.storage.backend import ObjectRef
+from raydix.runtime.storage.file_transfers import SystemCalls
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ _POLL_S = 5e-5
 class NixlTransfers:
     """Owns: one NIXL agent for each batch that is under way at the same time, each with the arena registered.
 
-    A batch of NIXL succeeds or fails as a whole. One that has failed is done again by system calls, piece by piece,
+    A batch of NIXL succeeds or fails as a whole. One that has failed is done again by system calls, file by file,
     which says of each file what is wrong with it. The POSIX plugin reports a failure only when all of the batch has
     come to an end (1.5.1, measured), so that nothing writes into a page any more.
     """
@@ -73,39 +74,44 @@ class NixlTransfers:
         agent.register_memory([(self._address, len(self._arena), 0, "")], "DRAM")
         return agent
 
-    def read(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
-        """One transfer for all files that have the right length."""
-        statuses: list[ObjectStatus | OSError] = [_compare_size(piece) for piece in pieces]
+    def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+        """One transfer for all files that have the right length: NIXL would not notice that one goes on."""
+        statuses: list[ObjectStatus | OSError] = [
+            _compare(os.lseek(fd, 0, os.SEEK_END), len(ref.page)) for fd, ref in zip(fds, refs, strict=True)
+        ]
         good = [index for index, status in enumerate(statuses) if status is ObjectStatus.OK]
-        wanted = [pieces[index] for index in good]
-        if wanted and not self._transfer("READ", wanted):
-            for index, status in zip(good, self._system_calls.read(wanted), strict=True):
+        if len(good) < len(fds):
+            fds, refs = [fds[index] for index in good], [refs[index] for index in good]
+        if fds and not self._transfer("READ", fds, refs):
+            for index, status in zip(good, self._system_calls.read(fds, refs), strict=True):
                 statuses[index] = status
         return statuses
 
-    def write(self, pieces: Sequence[Piece]) -> list[ObjectStatus | OSError]:
-        """One transfer for all pieces."""
-        return [ObjectStatus.OK] * len(pieces) if self._transfer("WRITE", pieces) else self._system_calls.write(pieces)
+    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
+        """One transfer for all files."""
+        is_done = self._transfer("WRITE", fds, refs)
+        return [ObjectStatus.OK] * len(fds) if is_done else self._system_calls.write(fds, refs)
 
-    def _transfer(self, operation: str, pieces: Sequence[Piece]) -> bool:
+    def _transfer(self, operation: str, fds: Sequence[int], refs: Sequence[ObjectRef]) -> bool:
         """Whether all of it was moved."""
-        memory = [(self._address + piece.offset, len(piece.page), 0) for piece in pieces]
+        memory = [(self._address + offset, len(page), 0) for _, page, offset in refs]
+        files = [(0, len(ref.page), fd, "") for fd, ref in zip(fds, refs, strict=True)]
         with self._lock:
             agent = self._idle.pop() if self._idle else None
         try:
             agent = agent or self._make_agent()
-            files = agent.register_memory([(0, len(piece.page), piece.fd, "") for piece in pieces], "FILE")
+            registered = agent.register_memory(files, "FILE")
             try:
                 descriptors = agent.get_xfer_descs(memory, "DRAM")
-                handle = agent.initialize_xfer(operation, descriptors, files.trim(), agent.name)
+                handle = agent.initialize_xfer(operation, descriptors, registered.trim(), agent.name)
                 try:
                     is_done = _finish(agent, handle)
                 finally:
                     agent.release_xfer_handle(handle)
             finally:
-                agent.deregister_memory(files)
+                agent.deregister_memory(registered)
         except self._errors as error:
-            logger.warning("a NIXL transfer of %d files failed (%s); it is done again file by file", len(pieces), error)
+            logger.warning("a NIXL transfer of %d files failed (%s); it is done again file by file", len(fds), error)
             return False  # and the agent goes
         with self._lock:
             self._idle.append(agent)
@@ -130,8 +136,7 @@ def _finish(agent: Any, handle: Any) -> bool:
     raise AssertionError("unreachable")
 
 
-def _compare_size(piece: Piece) -> ObjectStatus:
-    size_bytes = os.fstat(piece.fd).st_size
-    if size_bytes == len(piece.page):
+def _compare(size_bytes: int, page_bytes: int) -> ObjectStatus:
+    if size_bytes == page_bytes:
         return ObjectStatus.OK
-    return ObjectStatus.TOO_SHORT if size_bytes < len(piece.page) else ObjectStatus.WRONG_LENGTH
+    return ObjectStatus.TOO_SHORT if size_bytes < page_bytes else ObjectStatus.WRONG_LENGTH

@@ -135,7 +135,7 @@ async def test_disk_that_takes_nothing_costs_only_the_writes(
     reference = references(Family.QWEN3)
     config = engine_config(reference.folder, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", refuse)
+        patch.setattr(os, "pwrite", refuse)
         _, stats, _ = await ask(config, reference)
 
     assert stats["host"][counter] > 0

@@ -139,10 +139,10 @@ def test_failed_write_leaves_nothing(
 ) -> None:
     backend = opened(tmp_path)
 
-    def fail(fd: int, buffers: object, offset: int) -> int:
+    def fail(fd: int, page: object, offset: int) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "pwritev", fail)
+    monkeypatch.setattr(os, "pwrite", fail)
     assert backend.batch_put_from(refs(1), 1.0) == [status]
     assert files(tmp_path) == []
     assert backend.stats()["bytes"] == 0
@@ -152,8 +152,8 @@ def test_failed_write_leaves_nothing(
 
 def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = opened(tmp_path)
-    preadv, pwritev = os.preadv, os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: pwritev(fd, [buffers[0][:100]], offset))
+    preadv, pwrite = os.preadv, os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, page, offset: pwrite(fd, page[:100], offset))
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:33]], offset))
     [written] = refs(1)
     written.page[:] = bytes(i % 256 for i in range(OBJECT_BYTES))

@@ -10,8 +10,9 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
-from raydix.runtime.storage.file_transfers import Piece
+from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.nixl import NixlTransfers
+from tests.runtime.storage.stores import make_key
 
 OK = ObjectStatus.OK
 PAGE_BYTES = 4096
@@ -31,22 +32,29 @@ def transfers(request: pytest.FixtureRequest, arena: memoryview) -> Iterator[Nix
     transfers.close()
 
 
-def piece_of(arena: memoryview, place: int, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Piece:
-    page = arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
-    return Piece(os.open(path, flags), page, place * PAGE_BYTES)
+def refs_to(arena: memoryview, places: range) -> list[ObjectRef]:
+    return [
+        ObjectRef(
+            ObjectName(make_key(place), 0), arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES], place * PAGE_BYTES
+        )
+        for place in places
+    ]
+
+
+def opened(folder: Path, count: int, flags: int = os.O_RDWR | os.O_CREAT) -> list[int]:
+    return [os.open(folder / str(number), flags) for number in range(count)]
 
 
 def test_batch_is_written_and_read_back(transfers: NixlTransfers, arena: memoryview, tmp_path: Path) -> None:
     for place in range(8):
         arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES] = bytes([place + 1]) * PAGE_BYTES
-    written = [piece_of(arena, place, tmp_path / str(place)) for place in range(8)]
-    assert transfers.write(written) == [OK] * 8
+    fds = opened(tmp_path, 8)
+    assert transfers.write(fds, refs_to(arena, range(8))) == [OK] * 8
     assert [(tmp_path / str(place)).read_bytes()[0] for place in range(8)] == list(range(1, 9))
-    read = [piece_of(arena, 8 + place, tmp_path / str(place)) for place in range(8)]
-    assert transfers.read(read) == [OK] * 8
+    assert transfers.read(fds, refs_to(arena, range(8, 16))) == [OK] * 8
     assert arena[8 * PAGE_BYTES :] == arena[: 8 * PAGE_BYTES]
-    for piece in written + read:
-        os.close(piece.fd)
+    for fd in fds:
+        os.close(fd)
 
 
 def test_failed_batch_says_what_is_wrong_with_each_file(
@@ -55,16 +63,16 @@ def test_failed_batch_says_what_is_wrong_with_each_file(
     for place in range(4):
         (tmp_path / str(place)).write_bytes(bytes([place + 1]) * PAGE_BYTES)
     (tmp_path / "1").write_bytes(b"short")
-    pieces = [piece_of(arena, place, tmp_path / str(place)) for place in range(3)]
-    pieces.append(piece_of(arena, 3, tmp_path / "3", os.O_WRONLY))
-    first, second, third, fourth = transfers.read(pieces)
+    refs = refs_to(arena, range(4))
+    fds = [*opened(tmp_path, 3), os.open(tmp_path / "3", os.O_WRONLY)]
+    first, second, third, fourth = transfers.read(fds, refs)
     assert [first, second, third] == [OK, ObjectStatus.TOO_SHORT, OK]
     assert isinstance(fourth, OSError)
     assert arena[0] == 1
     assert arena[3 * PAGE_BYTES - 1] == 3
-    os.close(pieces.pop().fd)
-    pieces.pop(1)
-    assert transfers.read(pieces) == [OK] * 2
+    assert transfers.read([fds[0], fds[2]], [refs[0], refs[2]]) == [OK] * 2
+    for fd in fds:
+        os.close(fd)
 
 
 def test_plugin_that_cannot_be_used_is_a_config_error(arena: memoryview) -> None:
