@@ -49,11 +49,6 @@ def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int
     return np.array(tiles, dtype=np.int32).reshape(-1, 4)
 
 
-def has_prefix(row: PrefillRow) -> bool:
-    """Does the row attend to more than its own tokens? If not, attention over contiguous keys gives the same."""
-    return row.context_tokens > row.num_tokens
-
-
 def is_extension(row: PrefillRow, num_query_heads: int, num_sms: int) -> bool:
     """Are the row's tokens so few, and its prefix so long, that splitting its keys (`paged_decode`) is faster?"""
     num_programs = -(-row.num_tokens // TILE_TOKENS) * num_query_heads

@@ -19,13 +19,14 @@ def packed_size(lengths: Sequence[int]) -> int:
     return sum(_aligned(length) for length in lengths)
 
 
-def pack_columns(columns: Sequence[Column]) -> Column:
-    """One column behind another."""
-    packed = np.zeros(packed_size([len(column) for column in columns]), dtype=np.int64)
+def pack_columns(columns: Sequence[Column], lengths: Sequence[int] | None = None) -> Column:
+    """One column behind another; each is given its length, the rest of which is zero. None: its own."""
+    lengths = [len(column) for column in columns] if lengths is None else lengths
+    packed = np.zeros(packed_size(lengths), dtype=np.int64)
     start = 0
-    for column in columns:
+    for column, length in zip(columns, lengths, strict=True):
         packed[start : start + len(column)] = column
-        start += _aligned(len(column))
+        start += _aligned(length)
     return packed
 
 

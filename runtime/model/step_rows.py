@@ -96,11 +96,10 @@ def read_rows(plan: StepPlan, slots: RequestSlots) -> StepRows:
 
 def token_columns(rows: StepRows, slots: RequestSlots) -> TokenColumns:
     """Find every token of the rows."""
-    row_of_token = np.repeat(np.arange(len(rows.slots)), rows.num_tokens)
-    slots_T = rows.slots[row_of_token]
-    positions_T = rows.starts[row_of_token] + run_offsets(rows.num_tokens)
+    slots_T = np.repeat(rows.slots, rows.num_tokens)
+    positions_T = np.repeat(rows.starts, rows.num_tokens) + run_offsets(rows.num_tokens)
     page_index_T = slots_T * slots.max_pages + positions_T // slots.page_size
-    is_kept_T = positions_T >= rows.write_starts[row_of_token]
+    is_kept_T = positions_T >= np.repeat(rows.write_starts, rows.num_tokens)
     return TokenColumns(
         token_index_T=slots_T * slots.tokens_per_slot + positions_T,
         page_index_T=np.where(is_kept_T, page_index_T, slots.scratch_slot * slots.max_pages),
@@ -125,19 +124,19 @@ def step_columns(rows: StepRows, slots: RequestSlots, shape: StepShape) -> Colum
     """
     padded = _add_padding(rows, slots, shape)
     tokens = token_columns(padded, slots)
-    last_tokens_R = padded.last_tokens[padded.sampling]
-    spare_token = slots.scratch_slot * slots.tokens_per_slot + 1
-    return pack_columns(
-        [
-            tokens.token_index_T,
-            tokens.page_index_T,
-            tokens.page_offset_T,
-            tokens.positions_T,
-            *(_fill(column_Y, shape.num_tiles, 0) for column_Y in _tile_columns(padded, shape.tokens_per_tile)),
-            _fill(last_tokens_R, shape.num_rows, 0),
-            _fill(tokens.token_index_T[last_tokens_R] + 1, shape.num_rows, spare_token),
-        ]
-    )
+    last_tokens_R = rows.last_tokens
+    next_index_R = np.full(shape.num_rows, slots.scratch_slot * slots.tokens_per_slot + 1)
+    next_index_R[: len(last_tokens_R)] = tokens.token_index_T[last_tokens_R] + 1
+    columns = [
+        tokens.token_index_T,
+        tokens.page_index_T,
+        tokens.page_offset_T,
+        tokens.positions_T,
+        *_tile_columns(padded, shape.tokens_per_tile),
+        last_tokens_R,
+        next_index_R,
+    ]
+    return pack_columns(columns, shape.lengths)
 
 
 def padding_columns(slots: RequestSlots, shape: StepShape) -> Column:
@@ -162,26 +161,25 @@ def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
 def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepRows:
     """Fill the shape's tokens with rows of the scratch slot, a tile each, of which nothing is kept or sampled."""
     missing = shape.num_tokens - int(rows.num_tokens.sum())
+    if not missing:
+        return rows
     starts = np.arange(0, missing, shape.tokens_per_tile)
     num_tokens = np.minimum(missing - starts, shape.tokens_per_tile)
     return StepRows(
-        slots=np.append(rows.slots, np.full_like(starts, slots.scratch_slot)),
-        starts=np.append(rows.starts, np.zeros_like(starts)),
-        num_tokens=np.append(rows.num_tokens, num_tokens),
-        write_starts=np.append(rows.write_starts, num_tokens),
-        output_positions=np.append(rows.output_positions, np.full_like(starts, -1)),
+        slots=np.concatenate((rows.slots, np.full(len(starts), slots.scratch_slot))),
+        starts=np.concatenate((rows.starts, np.zeros(len(starts), dtype=np.int64))),
+        num_tokens=np.concatenate((rows.num_tokens, num_tokens)),
+        write_starts=np.concatenate((rows.write_starts, num_tokens)),
+        output_positions=np.concatenate((rows.output_positions, np.full(len(starts), -1))),
     )
 
 
 def _tile_columns(rows: StepRows, tokens_per_tile: int) -> tuple[Column, Column, Column, Column]:
     """Cut the rows into tiles."""
+    if tokens_per_tile == 1 == rows.num_tokens.max(initial=1):
+        return rows.slots, rows.first_tokens, rows.num_tokens, rows.ends
     num_tiles = -(-rows.num_tokens // tokens_per_tile)
-    row_of_tile = np.repeat(np.arange(len(rows.slots)), num_tiles)
     first_Y = run_offsets(num_tiles) * tokens_per_tile
-    count_Y = np.minimum(rows.num_tokens[row_of_tile] - first_Y, tokens_per_tile)
-    context_Y = rows.starts[row_of_tile] + first_Y + count_Y
-    return rows.slots[row_of_tile], rows.first_tokens[row_of_tile] + first_Y, count_Y, context_Y
-
-
-def _fill(column: Column, length: int, value: int) -> Column:
-    return np.append(column, np.full(length - len(column), value))
+    count_Y = np.minimum(np.repeat(rows.num_tokens, num_tiles) - first_Y, tokens_per_tile)
+    context_Y = np.repeat(rows.starts, num_tiles) + first_Y + count_Y
+    return np.repeat(rows.slots, num_tiles), np.repeat(rows.first_tokens, num_tiles) + first_Y, count_Y, context_Y

@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels.paged_prefill import TILE_TOKENS, has_prefix, is_extension, paged_prefill, plan_tiles
+from raydix.kernels.paged_prefill import TILE_TOKENS, is_extension, paged_prefill, plan_tiles
 from raydix.kernels.reference import PrefillRow
 from tests.kernels.paged_rows import LAYER, PagedRows
 
@@ -74,11 +74,6 @@ def test_only_few_tokens_behind_a_long_prefix_are_an_extension() -> None:
     assert is_extension(make_row(2 * TILE_TOKENS, 16_400), num_query_heads=32, num_sms=132)
     assert not is_extension(make_row(2 * TILE_TOKENS + 1, 16_400), num_query_heads=32, num_sms=132)
     assert not is_extension(make_row(16, 16), num_query_heads=32, num_sms=132)
-
-
-def test_a_first_chunk_has_no_prefix() -> None:
-    assert not has_prefix(make_row(10, 10))
-    assert has_prefix(make_row(10, 11))
 
 
 @pytest.mark.parametrize(
