@@ -41,6 +41,7 @@ Address = Annotated[
 ]
 Connect = Annotated[str | None, typer.Option("--connect", help="Use the running engine of this name.", metavar="NAME")]
 Engine = Annotated[str, typer.Option("--connect", help="Name of the running engine.", metavar="NAME")]
+_TIERS = ("l1", "l2", "l3")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
 
@@ -248,6 +249,30 @@ def cache_detach(connect: Engine = "raydix", address: Address = None, as_json: J
     from raydix.runtime.session import cache_detach as detach
 
     _print_values(asyncio.run(detach(connect, address)), as_json)
+
+
+@cache_app.command("prefetch")
+def cache_prefetch(
+    file: Annotated[
+        Path, typer.Option("--file", help="A prompt per line; in .jsonl files text, token ids or an object.")
+    ],
+    connect: Engine = "raydix",
+    address: Address = None,
+    as_json: Json = False,
+) -> None:
+    """Bring to L2 what L3 has of a file's prompts, and say where their tokens were. Computes nothing."""
+    from raydix.runtime.session import cache_prefetch as prefetch
+
+    prompts = asyncio.run(prefetch(connect, address, file))
+    if as_json:
+        _print_json(prompts, sys.stdout)
+        return
+    table = Table("prompt", "tokens", *_TIERS, "absent")
+    for number, sources in enumerate(prompts, start=1):
+        found = [sources.get(tier, 0) for tier in _TIERS]
+        counts = (sum(sources.values()), *found, sum(sources.values()) - sum(found))
+        table.add_row(str(number), *(f"{count:,}" for count in counts))
+    Console().print(table)
 
 
 @cache_app.command("explain")

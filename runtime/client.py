@@ -130,6 +130,18 @@ class AsyncLLM:
             )
         return await asyncio.to_thread(tokenizer.encode_chat, messages, **template_arguments)
 
+    async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
+        """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it. Computes nothing.
+
+        Returns once it is there: the prompt's tokens by source, as `cached_tokens_by_source` of a request would have
+        told them, so that `l3` is what was fetched; `computed:...` tokens are in no tier, or did not come, for that
+        reason. Without L3 nothing is fetched. Requests go first. Cancelling the task ends the prefetch.
+
+        Raises BadRequest (also if the engine has no L2 or caches no prefixes), PromptTooLong, Overloaded (256
+        prefetches wait), EngineDead, and Cancelled if this handle is disconnected meanwhile.
+        """
+        return await (await self._connected()).prefetch(prompt, cache_salt)
+
     async def abort(self, request_id: str) -> None:
         """End a request of this handle: its stream yields a finished output with reason `abort`. Others are ignored."""
         if self._client is not None:

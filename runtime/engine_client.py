@@ -15,10 +15,17 @@ from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest, TokenFrame
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    PrefetchPrompt,
+    RequestDelta,
+    StopRequest,
+    SubmitRequest,
+    TokenFrame,
+)
 from raydix.runtime.outputs import RequestOutput
 from raydix.runtime.prompts import Prompt, TokenPrompt, check_token_ids, is_unicode, read_prompt
-from raydix.runtime.request_stream import RequestStream, StreamedRequest
+from raydix.runtime.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.sampling_params import SamplingParams
 from raydix.runtime.text.tokenizer import Tokenizer
 
@@ -74,6 +81,7 @@ class EngineClient:
         self._tokenizer = tokenizer
         self._clock = clock
         self._live: dict[RequestId, _Live] = {}
+        self._prefetches: dict[RequestId, asyncio.Future[dict[str, int]]] = {}
         self._known_to_scheduler: set[RequestId] = set()
         self._is_closed = False
         self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
@@ -114,6 +122,20 @@ class EngineClient:
                     raise live.stream.failure
         finally:
             self._leave(submission.request_id, live)
+
+    async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
+        """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
+        _, token_ids = await self._tokenize(prompt)
+        _check_options(None, RequestOptions(cache_salt=cache_salt))
+        request_id = RequestId(uuid.uuid4().hex)
+        self._send(PrefetchPrompt(request_id=request_id, token_ids=token_ids, cache_salt=cache_salt))
+        answer = self._prefetches[request_id] = asyncio.get_running_loop().create_future()
+        self._known_to_scheduler.add(request_id)
+        try:
+            return await answer
+        finally:
+            del self._prefetches[request_id]
+            self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request: its stream yields a finished output with reason `abort`. Ids not running are ignored."""
@@ -168,8 +190,6 @@ class EngineClient:
 
     def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
         request_id = submission.request_id
-        if self._is_closed:
-            raise EngineDead("The connection to the engine is closed. Connect again.")
         if request_id in self._known_to_scheduler or request_id in self._live:
             raise BadRequest(f"request_id {request_id!r} is in use. Choose another one, or leave it out.")
         request = StreamedRequest(
@@ -181,13 +201,18 @@ class EngineClient:
             submitted_s=self._clock(),
         )
         live = _Live(RequestStream(request, self._tokenizer))
-        try:
-            self._link.send(submission)
-        except LinkClosed as error:
-            raise EngineDead(f"The connection to the engine is closed ({error}). Connect again.") from error
+        self._send(submission)
         self._live[request_id] = live
         self._known_to_scheduler.add(request_id)
         return live
+
+    def _send(self, message: SubmitRequest | PrefetchPrompt) -> None:
+        if self._is_closed:
+            raise EngineDead("The connection to the engine is closed. Connect again.")
+        try:
+            self._link.send(message)
+        except LinkClosed as error:
+            raise EngineDead(f"The connection to the engine is closed ({error}). Connect again.") from error
 
     def _leave(self, request_id: RequestId, live: _Live) -> None:
         """The caller listens no more: abort what still runs. Its last delta frees the id."""
@@ -214,6 +239,7 @@ class EngineClient:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
                 self._known_to_scheduler.discard(delta.request_id)
+                self._end_prefetch(delta)
             live = self._live.get(delta.request_id)
             if live is None:
                 continue
@@ -224,6 +250,15 @@ class EngineClient:
                 self._send_unless_closed(StopRequest(request_id=delta.request_id))
             if stream.is_ready:
                 live.news.set()
+
+    def _end_prefetch(self, delta: RequestDelta) -> None:
+        answer = self._prefetches.get(delta.request_id)
+        if answer is None or answer.done():
+            return
+        if delta.failure is not None:
+            answer.set_exception(error_of(delta.failure))
+        else:
+            answer.set_result(delta.cached_tokens_by_source or {})
 
     def _send_unless_closed(self, message: AbortRequest | StopRequest) -> None:
         # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
@@ -236,6 +271,9 @@ class EngineClient:
         for live in self._live.values():
             live.stream.fail(error())
             live.news.set()
+        for answer in self._prefetches.values():
+            if not answer.done():
+                answer.set_exception(error())
 
 
 def _check_options(request_id: str | None, options: RequestOptions) -> None:

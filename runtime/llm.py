@@ -19,6 +19,9 @@ from raydix.runtime.sampling_params import OutputKind, SamplingParams
 MAX_IN_FLIGHT = 256
 """Requests of one `generate` that are with the engine at a time: fills its batches and stays far from `Overloaded`."""
 
+MAX_PREFETCHES_IN_FLIGHT = 16
+"""Prefetches of one call that are with the engine at a time."""
+
 T = TypeVar("T")
 Params = SamplingParams | Mapping[str, Any]
 
@@ -77,6 +80,10 @@ class LLM:
             for each in conversations
         ]
         return self._wait(self._generate_all(prompts, _list_params(sampling_params, len(prompts)), options))
+
+    def prefetch(self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None) -> list[dict[str, int]]:
+        """Bring to L2 what L3 has of one prompt or of a list of prompts; see `AsyncLLM.prefetch`."""
+        return self._wait(prefetch_all(self._engine, _list_prompts(prompts), cache_salt))
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of the engine."""
@@ -158,6 +165,27 @@ class LLM:
             except Overloaded as error:
                 # Others fill the engine. Nothing of this request has run, so that it can be sent again.
                 await asyncio.sleep(error.retry_after_s)
+
+
+async def prefetch_all(engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: str | None) -> list[dict[str, int]]:
+    """`AsyncLLM.prefetch` of each prompt, a bounded number at a time, in the order of the prompts."""
+    admitted = asyncio.Semaphore(MAX_PREFETCHES_IN_FLIGHT)
+
+    async def prefetch(prompt: Prompt) -> dict[str, int]:
+        async with admitted:
+            while True:
+                try:
+                    return await engine.prefetch(prompt, cache_salt=cache_salt)
+                except Overloaded as error:
+                    await asyncio.sleep(error.retry_after_s)
+
+    tasks = [asyncio.create_task(prefetch(prompt)) for prompt in prompts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

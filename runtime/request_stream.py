@@ -90,7 +90,7 @@ class RequestStream:
         else:
             self._append_until_stop_string(token_ids, delta)
         if delta.failure is not None and not self.has_ended:
-            self.failure = self._error(delta.failure)
+            self.failure = error_of(delta.failure, partial=self._wrap(self._cumulative()))
         elif delta.finished is not None and not self.has_ended:
             self._finish(delta.finished)
         if self._finish_reason is not None:
@@ -245,15 +245,17 @@ class RequestStream:
             num_cached_tokens=self._num_cached_tokens,
         )
 
-    def _error(self, failure: RequestFailure) -> RaydixError:
-        match failure.kind:
-            case FailureKind.BAD_REQUEST:
-                return BadRequest(failure.message)
-            case FailureKind.PROMPT_TOO_LONG:
-                return PromptTooLong(failure.message)
-            case FailureKind.OVERLOADED:
-                return Overloaded(failure.message, failure.retry_after_s)
-            case FailureKind.DEADLINE_EXCEEDED:
-                return DeadlineExceeded(failure.message, partial=self._wrap(self._cumulative()))
-            case FailureKind.ENGINE_DEAD:
-                return EngineDead(failure.message)
+
+def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> RaydixError:
+    """What a caller sees of a failure; `partial`: the output so far."""
+    match failure.kind:
+        case FailureKind.BAD_REQUEST:
+            return BadRequest(failure.message)
+        case FailureKind.PROMPT_TOO_LONG:
+            return PromptTooLong(failure.message)
+        case FailureKind.OVERLOADED:
+            return Overloaded(failure.message, failure.retry_after_s)
+        case FailureKind.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(failure.message, partial=partial)
+        case FailureKind.ENGINE_DEAD:
+            return EngineDead(failure.message)

@@ -13,6 +13,7 @@ from rich.console import Console
 from raydix.errors import BadRequest
 from raydix.runtime.client import AsyncLLM
 from raydix.runtime.config import EngineConfig
+from raydix.runtime.llm import prefetch_all
 from raydix.runtime.outputs import RequestOutput
 from raydix.runtime.prompts import Prompt
 from raydix.runtime.sampling_params import SamplingParams
@@ -52,14 +53,18 @@ def read_prompts(prompts: Sequence[str], path: Path | None) -> list[Prompt]:
     """The given prompts, then those of the file: one per line, as JSON if its name ends in .jsonl."""
     found: list[Prompt] = list(prompts)
     if path is not None:
-        try:
-            lines = [line for line in path.read_text().splitlines() if line.strip()]
-            found += map(json.loads, lines) if path.suffix == ".jsonl" else lines
-        except (OSError, ValueError) as error:
-            raise BadRequest(f"--prompts-file {path}: {error}") from None
+        found += _read_prompt_file(path, "--prompts-file")
     if not found:
         raise BadRequest("There is no prompt. Give --prompt TEXT or --prompts-file FILE.")
     return found
+
+
+def _read_prompt_file(path: Path, option: str) -> list[Prompt]:
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        return [json.loads(line) for line in lines] if path.suffix == ".jsonl" else list(lines)
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{option} {path}: {error}") from None
 
 
 async def generate_all(
@@ -111,6 +116,21 @@ async def cache_detach(name: str, address: str | None) -> dict[str, Any]:
     """Take a running engine's L3 away; the name of its backend."""
     async with open_engine(None, name, address) as engine:
         return await engine.detach_storage()
+
+
+async def cache_prefetch(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
+    """Bring to L2 of a running engine what its L3 has of a file's prompts; per prompt its tokens by source.
+
+    Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from.
+    """
+    prompts = _read_prompt_file(path, "--file")
+    if not prompts:
+        raise BadRequest(f"--file {path} holds no prompt; expected one per line.")
+    async with open_engine(None, name, address) as engine:
+        host = (await engine.stats()).get("host")
+        if host is not None and host["l3_breaker"] == "none":
+            raise BadRequest(f"Engine {name} has no L3 to fetch from. Set cache.l3, or use raydix cache attach.")
+        return await prefetch_all(engine, prompts, None)
 
 
 async def cache_explain(name: str, address: str | None, request_id: str) -> dict[str, Any]:

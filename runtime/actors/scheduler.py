@@ -18,7 +18,7 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.turns import Turns
-from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.core import SchedulerCore
@@ -246,7 +246,7 @@ class SchedulerActor:
         try:
             while True:
                 message = await link.receive()
-                if not isinstance(message, SubmitRequest | AbortRequest | StopRequest):
+                if not isinstance(message, SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest):
                     break
                 self._turns.post(ClientMessage(client_id=client_id, message=message))
         except LinkClosed:

@@ -26,6 +26,10 @@ class StagedPages:
         """KV groups."""
         return len(self._pages)
 
+    def max_pages(self, group: int) -> int:
+        """How many pages of a group may be staged."""
+        return self._max_pages[group]
+
     def num_left(self, group: int) -> int:
         """How many more pages of a group may be staged."""
         return self._max_pages[group] - len(self._pages[group])

@@ -15,6 +15,7 @@ from raydix.runtime.messages.host import (
     ObjectsDone,
     ObjectStatus,
     PageSource,
+    Urgency,
     split_keys,
 )
 
@@ -22,6 +23,7 @@ from raydix.runtime.messages.host import (
 @dataclass(slots=True, eq=False)
 class _Lookup:
     request_id: RequestId
+    urgency: Urgency
     group: int
     keys: list[PageKey]
     sources: bytearray
@@ -31,6 +33,8 @@ class _Lookup:
     """Pages that L2 lacked on arrival."""
     wanted: deque[int] = field(default_factory=deque)
     """Pages that L3 has and that nobody reads yet for this lookup, in order."""
+    num_read: int = 0
+    """Pages whose reads were ordered for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +55,9 @@ class _Read:
 class HostLookups:
     """Owns: lookups that are not final, and reads in flight with the FILLING pages they fill.
 
-    Each object is read once, however many lookups wait for it. Lookups take turns, one batch each. A fetched page is
-    staged: READY and pinned until it is leased, its lookup is cancelled, or some time after the final report. Staged
-    pages and pages being filled together are bounded.
+    Each object is read once, however many lookups wait for it. Lookups take turns, one batch each; hints go last and
+    leave half. A page fetched for a request is staged: READY and pinned until it is leased, its lookup is
+    cancelled, or some time after the final report. Staged pages and pages being filled together are bounded.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class HostLookups:
         self._counters = counters
         self._lookups: dict[RequestId, _Lookup] = {}
         self._changed: list[_Lookup] = []
-        self._turns: OrderedDict[_Lookup, None] = OrderedDict()
+        self._turns: dict[Urgency, OrderedDict[_Lookup, None]] = {urgency: OrderedDict() for urgency in Urgency}
         self._finds: dict[BatchId, _Lookup] = {}
         self._batches: dict[BatchId, _ReadBatch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
@@ -101,6 +105,7 @@ class HostLookups:
         self._index.touch_chain(message.group, keys)
         lookup = _Lookup(
             request_id=message.request_id,
+            urgency=message.urgency,
             group=message.group,
             keys=keys,
             sources=bytearray([PageSource.L1]) * len(keys),
@@ -171,17 +176,16 @@ class HostLookups:
 
     def dispatch(self, now_s: float) -> None:
         """Order reads: one batch per lookup and turn, while not too many are in flight."""
-        while self._turns:
-            is_readable = self._orders.is_readable
-            if is_readable and self._num_current() >= self._settings.max_read_batches:
-                return
-            lookup = self._turns.popitem(last=False)[0]
-            if lookup.wanted and not is_readable:
-                self._fail(lookup, lookup.wanted[0], PageSource.IO_ERROR)
-            elif lookup.wanted:
-                self._read_some(lookup, now_s)
-                if lookup.wanted:
-                    self._turns[lookup] = None
+        for urgency, turns in self._turns.items():
+            max_batches = -(-self._settings.max_read_batches // (1 + urgency))
+            while turns and not (self._orders.is_readable and self._num_current() >= max_batches):
+                lookup = turns.popitem(last=False)[0]
+                if lookup.wanted and not self._orders.is_readable:
+                    self._fail(lookup, lookup.wanted[0], PageSource.IO_ERROR)
+                elif lookup.wanted:
+                    self._read_some(lookup, now_s)
+                    if lookup.wanted:
+                        turns[lookup] = None
 
     def _num_current(self) -> int:
         return sum(not batch.is_overdue for batch in self._batches.values())
@@ -194,14 +198,21 @@ class HostLookups:
             index = lookup.wanted.popleft()
             if self._join(lookup, index):
                 continue
-            page_id = self.allocate(lookup.group)
+            page_id = None if self._is_hint_full(lookup) else self.allocate(lookup.group)
             if page_id is None:
                 self._fail(lookup, index, PageSource.NO_HOST_PAGE)
                 break
             indices.append(index)
             page_ids.append(page_id)
+            lookup.num_read += 1
         if indices:
             self._send_read(lookup, indices, page_ids, now_s)
+
+    def _is_hint_full(self, lookup: _Lookup) -> bool:
+        """The open hints together bring no more than may be staged."""
+        hints = (other for other in self._lookups.values() if other.urgency is Urgency.HINT)
+        is_hint = lookup.urgency is Urgency.HINT
+        return is_hint and sum(other.num_read for other in hints) >= self._staged.max_pages(lookup.group)
 
     def _join(self, lookup: _Lookup, index: int) -> bool:
         """Whether a page need not be read for this lookup: it is here, or somebody's read will bring it."""
@@ -269,21 +280,23 @@ class HostLookups:
             self._fail(lookup, hits[0], PageSource.BELOW_MIN_TOKENS)
         else:
             lookup.wanted.extend(index for index in hits if not self._join(lookup, index))
-            self._turns[lookup] = None
+            self._turns[lookup.urgency][lookup] = None
 
     def _finish_reads(self, done: ObjectsDone, batch: _ReadBatch, now_s: float) -> None:
         self._num_filling[batch.group] -= len(batch.keys)
-        outcomes = list(zip(batch.keys, batch.page_ids, map(ObjectStatus, done.statuses), strict=True))
-        for key, page_id, status in outcomes:
+        waiters = self._end_reads(done.batch_id, batch)
+        outcomes = list(zip(batch.keys, batch.page_ids, map(ObjectStatus, done.statuses), waiters, strict=True))
+        for key, page_id, status, waiting in outcomes:
             self._counters[f"l3_reads_{status.name.lower()}"] += 1
             if status is not ObjectStatus.OK:
                 self._index.free(page_id)
                 if status is ObjectStatus.MISSING or status.is_bad_object:
                     self._orders.missing.note(batch.group, key, now_s)
-            elif self._index.publish(page_id, key):
+            elif self._index.publish(page_id, key) and any(
+                lookup.urgency is Urgency.REQUEST and index < lookup.end for lookup, index in waiting
+            ):
                 self._staged.add(batch.group, key, now_s)
-        waiters = self._end_reads(done.batch_id, batch)
-        for (_, _, status), waiting in zip(outcomes, waiters, strict=True):
+        for _, _, status, waiting in outcomes:
             for lookup, index in waiting:
                 if status is ObjectStatus.OK:
                     self._arrive(lookup, index)
@@ -313,7 +326,7 @@ class HostLookups:
         """The read was cancelled for others before this lookup joined it."""
         if index < lookup.end:
             lookup.wanted = deque(sorted((*lookup.wanted, index)))
-            self._turns[lookup] = None
+            self._turns[lookup.urgency][lookup] = None
 
     def _fail(self, lookup: _Lookup, index: int, source: PageSource) -> None:
         """Page `index` will not come, and for want of it none after it is of use."""

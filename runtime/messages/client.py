@@ -14,6 +14,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    PREFETCH = "prefetch"
+    """Of a `PrefetchPrompt`: what L3 has of the prompt is in L2, as far as it fits."""
 
 
 class FailureKind(StrEnum):
@@ -44,8 +46,21 @@ class SubmitRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchPrompt:
+    """A hint: requests with this prompt may follow, so bring to L2 what L3 has of it. Nothing is computed.
+
+    Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have found them.
+    `AbortRequest` ends it.
+    """
+
+    request_id: RequestId
+    token_ids: Int32Array
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest:
-    """End a request now; its last delta says `abort`."""
+    """End a request or prefetch now; its last delta says `abort`."""
 
     request_id: RequestId
 

@@ -17,7 +17,14 @@ import numpy as np
 
 from raydix.errors import RaydixError
 from raydix.runtime.messages.arrays import Int32Array, empty
-from raydix.runtime.messages.client import AbortRequest, RequestDelta, StopRequest, SubmitRequest, TokenFrame
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    PrefetchPrompt,
+    RequestDelta,
+    StopRequest,
+    SubmitRequest,
+    TokenFrame,
+)
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import (
     AbandonPages,
@@ -45,6 +52,7 @@ from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, T
 Message = (
     Hello
     | SubmitRequest
+    | PrefetchPrompt
     | AbortRequest
     | StopRequest
     | TokenFrame
@@ -76,7 +84,7 @@ MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
 _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
-_CHECKED = (SubmitRequest, DeviceSampling, AbortRequest, StopRequest)
+_CHECKED = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
 """What clients send is checked field by field: a wrong type would end the Scheduler, which serves others, too."""
 
 Convert = Callable[[Any], Any]

@@ -46,6 +46,14 @@ class PageSource(IntEnum):
         return name if self <= PageSource.L3 else f"computed:{name}"
 
 
+class Urgency(IntEnum):
+    """Whose lookup goes first."""
+
+    REQUEST = 0
+    HINT = 1
+    """Nobody waits for it: it is read for when no request's pages wait, and what it brings is pinned by nobody."""
+
+
 # Scheduler -> HostMemory -----------------------------------------------------------------------------------------
 
 
@@ -60,6 +68,7 @@ class Lookup:
     request_id: RequestId
     keys: bytes
     num_l1_pages: int
+    urgency: Urgency = Urgency.REQUEST
     group: int = 0
 
 

@@ -4,11 +4,19 @@ from typing import assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId
-from raydix.runtime.messages.client import AbortRequest, FailureKind, FinishReason, StopRequest, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    PrefetchPrompt,
+    StopRequest,
+    SubmitRequest,
+)
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.backups import back_up_all
 from raydix.runtime.scheduler.events import Effect, Event, KillRank, SendPlan
+from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
 from raydix.runtime.scheduler.hosting import (
     abandon_transfers,
     on_host_attached,
@@ -110,6 +118,7 @@ class SchedulerCore:
             case events.ClientGone():
                 for request in [r for r in replica.requests.values() if r.client_id == event.client_id]:
                     replica.drop(request)
+                drop_hints(replica, event.client_id)
             case events.RankAttached():
                 lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
                 if event.rank in lane.attached:
@@ -148,7 +157,13 @@ class SchedulerCore:
         match event.message:
             case SubmitRequest():
                 submit(replica, event.client_id, event.message, now_s)
+            case PrefetchPrompt():
+                take_hint(replica, event.client_id, event.message)
             case AbortRequest() | StopRequest():
+                hint = replica.hints.get(event.message.request_id)
+                if hint is not None and hint.client_id == event.client_id:
+                    abort_hint(replica, hint)
+                    return
                 request = replica.requests.get(event.message.request_id)
                 if request is None or request.client_id != event.client_id:
                     return

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from raydix.ids import ClientId
-from raydix.runtime.messages.client import AbortRequest, RequestDelta, StopRequest, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, RequestDelta, StopRequest, SubmitRequest
 from raydix.runtime.messages.host import (
     AbandonPages,
     CancelLookup,
@@ -33,7 +33,7 @@ class ClientMessage:
     """A client asks for something."""
 
     client_id: ClientId
-    message: SubmitRequest | AbortRequest | StopRequest
+    message: SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

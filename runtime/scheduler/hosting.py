@@ -12,10 +12,12 @@ from raydix.runtime.messages.host import (
     MirrorUpdate,
     PagesGranted,
     PagesLeased,
+    PageSource,
     StorageStatus,
 )
 from raydix.runtime.scheduler.admission import start_running
 from raydix.runtime.scheduler.events import FromHost
+from raydix.runtime.scheduler.hints import end_hint
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.promotion import lease_part, promotion_of_lease
 from raydix.runtime.scheduler.replica import Replica
@@ -50,6 +52,8 @@ def on_host_lost(replica: Replica) -> None:
         for request in lane.waiting.values():
             request.prefetch.is_final = True
             request.prefetch.asked_s = None
+    for hint in [hint for hint in replica.hints.values() if not hint.prefetch.is_final]:
+        end_hint(replica, hint, PageSource.IO_ERROR)
 
 
 def tell_if_drained(replica: Replica) -> None:
@@ -80,12 +84,15 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
             replica.host.has_storage = message.is_in_use
         case LookupProgress():
             is_current = replica.host.is_current(message)
-            request = replica.requests.get(message.request_id)
+            hint = replica.hints.get(message.request_id)
+            request = hint or replica.requests.get(message.request_id)
             if is_current and request is not None and not request.prefetch.is_final:
                 request.prefetch.sources = message.sources
                 request.prefetch.has_report = True
                 request.prefetch.is_final = message.is_final
                 request.prefetch.asked_s = None
+                if hint is not None and message.is_final:
+                    end_hint(replica, hint, PageSource.CANCELLED)
         case PagesLeased():
             _on_leased(replica, message)
         case _:
@@ -157,10 +164,10 @@ def time_out_host(replica: Replica, now_s: float) -> None:
     """Past its deadline HostMemory counts as silent: the engine runs as if it had no L2 until it is heard again."""
     patience_s = replica.settings.lookup_deadline_s
     late_leases = replica.host.overdue_leases(patience_s, now_s)
+    waiting = [request for lane in replica.lanes for request in lane.waiting.values()]
     late_lookups = [
         request
-        for lane in replica.lanes
-        for request in lane.waiting.values()
+        for request in (*waiting, *replica.hints.values())
         if request.prefetch.asked_s is not None and request.prefetch.asked_s + patience_s <= now_s
     ]
     if not late_leases and not late_lookups:
@@ -171,6 +178,8 @@ def time_out_host(replica: Replica, now_s: float) -> None:
         _give_up_lease(replica, lease_id)
     for request in late_lookups:
         replica.cancel_lookup(request)
+        if request.request_id in replica.hints:
+            end_hint(replica, request, PageSource.TIMED_OUT)
 
 
 def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:

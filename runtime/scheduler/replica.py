@@ -7,13 +7,13 @@ from collections import Counter, OrderedDict, defaultdict
 from raydix.ids import LeaseId, RequestId, TransferId
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
-from raydix.runtime.messages.host import KEY_BYTES, CancelLookup, LeasePages, PageSource, ReleaseLeases
+from raydix.runtime.messages.host import KEY_BYTES, CancelLookup, LeasePages, Lookup, PageSource, ReleaseLeases, Urgency
 from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost, ToHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.predictors import RatePredictor
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import Phase, PrefetchState, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _NUM_EXPLAINED = 1024
@@ -28,6 +28,8 @@ class Replica:
         self.requests: dict[RequestId, RequestState] = {}
         self.hashing: dict[RequestId, RequestState] = {}
         """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
+        self.hints: dict[RequestId, RequestState] = {}
+        """Prefetches without a request, oldest first; those that are looked up have a `prefetch` that is not final."""
         self.host = HostView()
         self.prefill_rate = RatePredictor(settings.start_prefill_tokens_per_s)
         self.load_rate = RatePredictor(settings.start_load_bytes_per_s)
@@ -151,6 +153,20 @@ class Replica:
         lane.waiting[request.request_id] = request
         if not request.is_reported:
             request.sources = None
+
+    def look_up(self, request: RequestState, num_l1_pages: int, urgency: Urgency, now_s: float) -> None:
+        """Ask HostMemory for a prompt's chain, of which L1 holds `num_l1_pages`, if there is a HostMemory to ask."""
+        size = self.settings.page_size
+        num_full = request.num_prompt // size
+        if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
+            return
+        num_l1_pages = min(num_l1_pages, num_full)
+        sources = bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (num_full - num_l1_pages)
+        request.prefetch = PrefetchState(sources=sources, is_final=False, asked_s=now_s)
+        keys = request.keys(num_full, size)
+        self.host.note_lookup(request.request_id)
+        self.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency))
+        self.wake_at(now_s + self.settings.lookup_deadline_s)
 
     def cancel_lookup(self, request: RequestState) -> None:
         """The request no longer waits for pages from L3."""

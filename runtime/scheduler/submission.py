@@ -4,11 +4,12 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId
 from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, Lookup, PageSource
+from raydix.runtime.messages.host import KEY_BYTES, Urgency
 from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.hints import look_hints_up
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import PrefetchState, RequestState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import LoadPolicy
 
 _MAX_SESSIONS = 65_536
@@ -44,7 +45,10 @@ def _adopt_keys(replica: Replica, request: RequestState) -> None:
 
 
 def enqueue_hashed(replica: Replica, now_s: float) -> None:
-    """Compute page keys of new requests, oldest first, a bounded number per event, and queue those that are done."""
+    """Compute page keys of new requests, oldest first, a bounded number per event, and queue those that are done.
+
+    What is left of that number is for hints.
+    """
     size = replica.settings.page_size
     num_left = _MAX_HASHED_PAGES
     for request in list(replica.hashing.values()):
@@ -57,6 +61,8 @@ def enqueue_hashed(replica: Replica, now_s: float) -> None:
             return
         del replica.hashing[request.request_id]
         enqueue(replica, request, now_s)
+    if replica.hints:
+        look_hints_up(replica, num_left, now_s)
 
 
 def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
@@ -82,23 +88,17 @@ def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
         replica.sessions.move_to_end(session)
         while len(replica.sessions) > _MAX_SESSIONS:
             replica.sessions.popitem(last=False)
-    num_full = request.num_prompt // replica.settings.page_size
-    if not replica.host.is_usable or not replica.settings.prefix_caching or not num_full:
-        return
-    num_l1_pages = min(num_l1_pages, num_full)
-    sources = bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (num_full - num_l1_pages)
-    request.prefetch = PrefetchState(sources=sources, is_final=False, asked_s=now_s)
-    keys = request.keys(num_full, replica.settings.page_size)
-    request.matched_pages += replica.host.count_resident(keys, num_l1_pages, num_full)
-    replica.host.note_lookup(request.request_id)
-    replica.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=num_l1_pages))
-    replica.wake_at(now_s + replica.settings.lookup_deadline_s)
+    replica.look_up(request, num_l1_pages, Urgency.REQUEST, now_s)
+    if not request.prefetch.is_final:
+        num_full = request.num_prompt // replica.settings.page_size
+        keys = request.keys(num_full, replica.settings.page_size)
+        request.matched_pages += replica.host.count_resident(keys, num_l1_pages, num_full)
 
 
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     settings = replica.settings
     num_prompt = len(message.token_ids)
-    if message.request_id in replica.requests:
+    if message.request_id in replica.requests or message.request_id in replica.hints:
         text = f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to have one made."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
     if num_prompt == 0:

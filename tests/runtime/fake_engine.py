@@ -13,6 +13,7 @@ from raydix.runtime.messages.client import (
     AbortRequest,
     FailureKind,
     FinishReason,
+    PrefetchPrompt,
     RequestDelta,
     RequestFailure,
     SubmitRequest,
@@ -76,6 +77,9 @@ def echo(link: FakeLink, message: Any) -> None:
                 sources = {"l1": 0, "computed:not_found": len(token_ids)} if i == 0 else None
                 reason = FinishReason.LENGTH if is_last else None
                 link.deliver(delta(message.request_id, [token_id], cached_tokens_by_source=sources, finished=reason))
+        case PrefetchPrompt():
+            sources = {"l3": len(message.token_ids)}
+            link.deliver(delta(message.request_id, cached_tokens_by_source=sources, finished=FinishReason.PREFETCH))
         case AbortRequest():
             link.deliver(delta(message.request_id, finished=FinishReason.ABORT))
 

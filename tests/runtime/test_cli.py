@@ -1,12 +1,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raydix.errors import BadRequest
-from raydix.runtime import cli
+from raydix.runtime import cli, session
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -95,6 +96,27 @@ def test_every_command_explains_itself(
 ) -> None:
     assert run(monkeypatch, command, "--help") == 0
     assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_json: bool
+) -> None:
+    sources = [{"l1": 1, "l2": 2, "l3": 1000, "computed:not_found": 4, "computed:partial_page": 5}, {"l3": 7}]
+
+    async def prefetch(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
+        assert (name, path) == ("engine", Path("prompts.jsonl"))
+        return sources
+
+    monkeypatch.setattr(session, "cache_prefetch", prefetch)
+    flags = ["--json"] if is_json else []
+    assert run(monkeypatch, "cache", "prefetch", "--file", "prompts.jsonl", "--connect", "engine", *flags) == 0
+    printed = capsys.readouterr().out
+    if is_json:
+        assert json.loads(printed) == sources
+    else:
+        rows = [[word for word in line.split() if word[0].isdigit()] for line in printed.splitlines() if "│" in line]
+        assert rows == [["1", "1,012", "1", "2", "1,000", "9"], ["2", "7", "0", "0", "7", "0"]]
 
 
 def test_doctor_reports_each_subject_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from raydix.errors import BadRequest, EngineDead
 from raydix.runtime import llm as llm_module
 from raydix.runtime.llm import LLM
-from raydix.runtime.messages.client import AbortRequest, FailureKind, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, FailureKind, PrefetchPrompt, SubmitRequest
 from raydix.runtime.sampling_params import SamplingParams
 from tests.runtime.fake_engine import FakeCluster, echo, failed
 from tests.runtime.text.small_tokenizers import byte_level_backend
@@ -132,3 +132,25 @@ def test_a_failed_start_leaves_no_thread(cluster, checkpoint):
     with pytest.raises(EngineDead, match="nobody listens"):
         LLM(checkpoint)
     assert not any(each.name == "raydix-llm" for each in threading.enumerate())
+
+
+def test_prefetch_takes_one_prompt_or_several(llm):
+    assert llm.prefetch([1, 2]) == [{"l3": 2}]
+    assert llm.prefetch([[1, 2], [3], "text"]) == [{"l3": 2}, {"l3": 1}, {"l3": 4}]
+
+
+def test_prefetches_in_flight_are_bounded_and_a_full_engine_is_waited_for(cluster, checkpoint, monkeypatch):
+    monkeypatch.setattr(llm_module, "MAX_PREFETCHES_IN_FLIGHT", 2)
+    seen = []
+
+    def refuse_the_first(link, message):
+        seen.append(message)
+        if isinstance(message, PrefetchPrompt) and len(seen) == 1:
+            link.deliver(failed(message.request_id, FailureKind.OVERLOADED, retry_after_s=0.0))
+        else:
+            echo(link, message)
+
+    cluster.answer = refuse_the_first
+    with LLM(checkpoint) as llm:
+        assert llm.prefetch([[index + 1] for index in range(5)]) == [{"l3": 1}] * 5
+    assert len([message for message in seen if isinstance(message, PrefetchPrompt)]) == 6

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from raydix.errors import BadRequest
+from raydix.runtime import session
 from raydix.runtime.config import load_config
 from raydix.runtime.sampling_params import SamplingParams
 from raydix.runtime.session import generate_all, open_engine, read_prompts
@@ -66,3 +67,28 @@ def test_a_file_without_readable_prompts_is_a_bad_request(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(BadRequest, match="--prompts-file"):
         read_prompts([], path)
+
+
+@pytest.mark.parametrize(("content", "what"), [("", "no prompt"), ("[1,", "prompts.jsonl")])
+async def test_a_file_without_prompts_is_not_prefetched(tmp_path, content, what):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(BadRequest, match=what):
+        await session.cache_prefetch("raydix", None, path)
+
+
+@pytest.mark.parametrize("breaker", ["closed", "none"])
+async def test_a_file_is_prefetched_if_there_is_an_l3(cluster, tmp_path, monkeypatch, breaker):
+    async def call(method):
+        assert method == "stats"
+        return {"host": {"l3_breaker": breaker}}
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\nfour\n")
+    if breaker == "closed":
+        assert await session.cache_prefetch("mine", None, path) == [{"l3": 3}, {"l3": 4}]
+        return
+    with pytest.raises(BadRequest, match="cache attach"):
+        await session.cache_prefetch("mine", None, path)

@@ -21,7 +21,7 @@ from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host_events import HostSettings, StorageSettings
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import AbortRequest, RequestDelta, StopRequest, SubmitRequest
+from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, RequestDelta, StopRequest, SubmitRequest
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
@@ -95,6 +95,8 @@ class Cluster:
         self.faults = faults or Faults()
         self.now_s = 0.0
         self.answers: dict[RequestId, Answer] = {}
+        self.hints: dict[RequestId, RequestDelta | None] = {}
+        """Prefetches that were asked for, and their answers; what was told of another client's goes nowhere."""
         self.geometry: ArenaGeometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
         empty_page: PagePart = (None,) * settings.page_size
         self.arena = [[empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)]
@@ -189,6 +191,10 @@ class Cluster:
                 self.after(0.0, lambda: self._kill_overdue(effect.rank, effect.incarnation))
 
     def _client_hears(self, delta: RequestDelta) -> None:
+        if delta.request_id in self.hints:
+            assert self.hints[delta.request_id] is None, "a prefetch is answered once"
+            self.hints[delta.request_id] = delta
+            return
         answer = self.answers[delta.request_id]
         assert answer.ending is None, f"{delta.request_id} hears after its end"
         answer.tokens.extend(delta.token_ids.tolist())
@@ -209,6 +215,11 @@ class Cluster:
     def submit(self, message: SubmitRequest, client: str = "client") -> None:
         """A request arrives now."""
         self.answers[message.request_id] = Answer(message)
+        self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
+
+    def prefetch(self, message: PrefetchPrompt, client: str = "client") -> None:
+        """A client announces a prompt."""
+        self.hints[message.request_id] = None
         self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
 
     def abort(self, request_id: RequestId, client: str = "client") -> None:

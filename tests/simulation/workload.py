@@ -9,7 +9,7 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.host_events import StorageSettings
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import SubmitRequest
+from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import (
@@ -68,6 +68,8 @@ class Workload:
     abort_fraction: float = 0.15
     stop_fraction: float = 0.05
     num_client_losses: int = 0
+    hint_fraction: float = 0.2
+    """Of the requests are announced by a prefetch, which may be aborted."""
     num_rank_kills: int = 0
     num_host_kills: int = 0
     num_host_pauses: int = 0
@@ -186,9 +188,20 @@ class _Clients:
         self._num_pending -= len(open_ids)
 
     def _tokens(self, num_tokens: int) -> list[int]:
-        return [self._random.randrange(VOCABULARY) for _ in range(num_tokens)]
+        return self._tokens_of(self._random, num_tokens)
+
+    def _tokens_of(self, draw: random.Random, num_tokens: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(num_tokens)]
 
     def _send_new(self) -> None:
+        # Drawn apart, so that what is asked for does not depend on the hints.
+        draw = random.Random(f"{self._workload.seed} {self._num_sent}")
+        if draw.random() < self._workload.hint_fraction:
+            request_id = RequestId(f"hint-{len(self._cluster.hints)}")
+            tokens = draw.choice(self._prefixes) + self._tokens_of(draw, draw.randrange(20))
+            self._cluster.prefetch(PrefetchPrompt(request_id=request_id, token_ids=int32_array(tokens)), "hinter")
+            if draw.random() < self._workload.abort_fraction:
+                self._cluster.after(draw.uniform(0, 0.4), lambda: self._cluster.abort(request_id, "hinter"))
         suffix = self._tokens(self._random.randrange(self._workload.max_suffix_tokens + 1))
         prompt = self._random.choice(self._prefixes) + suffix
         salt = "salt" if self._random.random() < self._workload.salt_fraction else None
@@ -289,7 +302,8 @@ def check_answers(cluster: Cluster) -> None:
 
 
 def check_idle(cluster: Cluster) -> None:
-    """Nothing is held by anybody once all has ended."""
+    """Nothing is held by anybody once all has ended, and every prefetch has been answered."""
+    assert None not in cluster.hints.values(), cluster.hints
     core, host = cluster.core, cluster.host
     core.check()
     assert core.is_idle

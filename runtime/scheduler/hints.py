@@ -1,0 +1,112 @@
+"""Prefetch hints: bring to L2 what L3 has of a prompt before a request asks for it. Nothing is computed.
+
+A hint is a lookup without a request. It goes after the requests everywhere: its keys are hashed when theirs are, few
+hints are looked up at a time, and HostMemory reads for them when no request's pages wait.
+"""
+
+from raydix.ids import ClientId
+from raydix.runtime.messages.client import (
+    FailureKind,
+    FinishReason,
+    PrefetchPrompt,
+    RequestDelta,
+    RequestFailure,
+    SubmitRequest,
+)
+from raydix.runtime.messages.host import PageSource, Urgency
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.scheduler.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import RequestState
+
+_MAX_HINTS = 256
+"""Of all clients together; each keeps its prompt until it is answered."""
+_MAX_LOOKED_UP = 4
+"""Hints that HostMemory knows of at a time."""
+_RETRY_AFTER_S = 1.0
+
+
+def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) -> None:
+    """Queue a hint, or refuse it with a typed failure."""
+    failure = _refusal(replica, message)
+    if failure is not None:
+        delta = RequestDelta(request_id=message.request_id, failure=failure)
+        replica.effects.append(SendClient(client_id=client_id, delta=delta))
+        return
+    submit = SubmitRequest(
+        request_id=message.request_id,
+        token_ids=message.token_ids,
+        sampling=DeviceSampling(seed=0),
+        max_tokens=0,
+        cache_salt=message.cache_salt,
+    )
+    replica.hints[message.request_id] = RequestState(submit, client_id, max_tokens=0, now_s=0.0)
+
+
+def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None:
+    settings = replica.settings
+    if message.request_id in replica.requests or message.request_id in replica.hints:
+        text = f"request_id {message.request_id!r} is in use; expected a new one."
+        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    if not settings.prefix_caching or not settings.has_host_memory:
+        text = "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and cache.prefix_caching."
+        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    if len(replica.hints) >= _MAX_HINTS:
+        text = f"{_MAX_HINTS} prefetches wait, which is the most. Try again in {_RETRY_AFTER_S:g} s."
+        return RequestFailure(kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S)
+    return None
+
+
+def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
+    """Compute at most `num_pages` keys of hints, oldest first, and look up those whose keys are known."""
+    size = replica.settings.page_size
+    num_looked_up = sum(not hint.prefetch.is_final for hint in replica.hints.values())
+    for hint in list(replica.hints.values()):
+        if num_looked_up >= _MAX_LOOKED_UP:
+            return
+        if not hint.prefetch.is_final:
+            continue
+        num_full, num_known = hint.num_prompt // size, hint.num_keys
+        hint.extend_keys(num_full, num_pages, size)
+        num_pages -= hint.num_keys - num_known
+        if hint.num_keys < num_full:
+            replica.wake_at(now_s)
+            return
+        num_l1_pages = max(lane.match(hint).num_pages for lane in replica.lanes)
+        replica.look_up(hint, num_l1_pages, Urgency.HINT, now_s)
+        if hint.prefetch.is_final:
+            end_hint(replica, hint, PageSource.CANCELLED)
+        else:
+            num_looked_up += 1
+
+
+def end_hint(replica: Replica, hint: RequestState, missed: PageSource) -> None:
+    """Tell the client where the prompt's pages were; `missed`: why those did not come of which nothing is known."""
+    sources = hint.prefetch.sources.replace(bytes([PageSource.PENDING]), bytes([missed]))
+    hint.prefetch.sources = sources
+    num_cached = next((page for page, source in enumerate(sources) if source > PageSource.L3), len(sources))
+    ranges = attribute(hint, replica.settings, num_l1_pages=0, num_loaded_pages=num_cached, num_left_pages=0)
+    replica.counters["finished_prefetch"] += 1
+    _answer(replica, hint, FinishReason.PREFETCH, total_by_source(ranges))
+
+
+def abort_hint(replica: Replica, hint: RequestState) -> None:
+    """The client wants it no more."""
+    replica.cancel_lookup(hint)
+    _answer(replica, hint, FinishReason.ABORT, None)
+
+
+def drop_hints(replica: Replica, client_id: ClientId) -> None:
+    """The client is gone."""
+    for hint in [hint for hint in replica.hints.values() if hint.client_id == client_id]:
+        replica.cancel_lookup(hint)
+        del replica.hints[hint.request_id]
+
+
+def _answer(
+    replica: Replica, hint: RequestState, reason: FinishReason, tokens_by_source: dict[str, int] | None
+) -> None:
+    del replica.hints[hint.request_id]
+    delta = RequestDelta(request_id=hint.request_id, cached_tokens_by_source=tokens_by_source, finished=reason)
+    replica.effects.append(SendClient(client_id=hint.client_id, delta=delta))
