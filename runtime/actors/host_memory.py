@@ -94,8 +94,6 @@ class HostMemoryActor:
         self._core: HostMemoryCore | None = None
         self._scheduler: Link | None = None
         self._storage: Link | None = None
-        self._backend: str | None = None
-        """The backend of the storage actor that attached last, for metrics; None without L3."""
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
@@ -129,10 +127,8 @@ class HostMemoryActor:
         self._listener = await listen(setup.storage_address, self._hello(setup.secret), self._serve_storage)
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
-            page_bytes, page_tokens = self._arena.geometry.page_bytes[0], setup.settings.page_size
-            self._exporter.start(
-                lambda: host_samples(self.stats(), self._backend, page_bytes=page_bytes, page_tokens=page_tokens)
-            )
+            page_tokens = setup.settings.page_size
+            self._exporter.start(lambda: host_samples(self.stats(), page_tokens=page_tokens))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -154,7 +150,6 @@ class HostMemoryActor:
         if self._storage is not None:
             self._storage.close()
         self._storage = None
-        self._backend = None
         self._storage_attached.clear()
         self._turns.post(DetachStorage())
 
@@ -240,7 +235,6 @@ class HostMemoryActor:
         if self._storage is not None:
             self._lose_storage(self._storage)
         self._storage = link
-        self._backend = link.hello.name
         self._turns.post(StorageAttached(pid=link.hello.pid))
         self._storage_attached.set()
         try:

@@ -205,7 +205,7 @@ class RaySpawner:
                 arguments["build_model"] = self._build_model
             case ActorKind.SUPERVISOR:
                 raise ValueError("the driver alone makes Supervisors")
-        if kind in (ActorKind.SCHEDULER, ActorKind.HOST_MEMORY):
+        if kind is not ActorKind.GPU:
             arguments["exporter"] = MetricsExporter(self._engine)
         try:
             handle = ray.remote(cls).options(**self.options(kind, name)).remote(**arguments)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
+from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.metrics import METRICS, Sample
+from raydix.runtime.storage.order_counts import Operation
 
 Figures = Mapping[str, object]
 Table = Mapping[str, tuple[str, tuple[str, ...]]]
@@ -55,9 +57,24 @@ _HOST: Table = {
     "ready_bytes": ("l2_used_bytes", ()),
     "pages_dropped": ("l2_evicted_pages_total", ()),
     "leases": ("kv_leases_active", ()),
+    "l3_breaker_trips": ("l3_breaker_trips_total", ()),
+    "l3_overdue_batches": ("l3_overdue_batches_total", ()),
+    "l3_pages_known_missing": ("l3_known_missing_pages_total", ()),
+    "l3_writes_pending": ("l3_queued_pages", ()),
+    "l3_writes_retried": ("l3_retried_pages_total", ()),
+}
+_STORAGE: Mapping[str, str] = {
+    "read_bytes": "l3_read_bytes_total",
+    "write_bytes": "l3_write_bytes_total",
+    "active_batches": "l3_active_batches",
+    "objects": "l3_stored_objects",
+    "bytes": "l3_used_bytes",
+    "max_bytes": "l3_max_bytes",
+    "objects_evicted": "l3_evicted_objects_total",
 }
 _HITS = ("l1", "l2", "l3")
-_BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
+_BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0, "none": 3.0}
+_NO_ERRORS = (ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.CANCELLED)
 
 
 def scheduler_samples(figures: Figures) -> list[Sample]:
@@ -91,33 +108,37 @@ def _prefix_cache(figures: Figures) -> list[Sample]:
     ]
 
 
-def host_samples(figures: Figures, backend: str | None, *, page_bytes: int, page_tokens: int) -> list[Sample]:
-    """Samples of what `HostMemoryActor.stats` tells. `page_...`: of one host page; `backend`: None without L3."""
+def host_samples(figures: Figures, *, page_tokens: int) -> list[Sample]:
+    """Samples of what `HostMemoryActor.stats` tells. `page_tokens`: of one host page."""
     samples = _by_table(_HOST, figures)
-    if backend is None or figures["l3_breaker"] == "none":
-        return samples
+    reads = {name.removeprefix("l3_reads_"): value for name, value in figures.items() if name.startswith("l3_reads_")}
+    for status, value in reads.items():
+        samples.extend(_prefetch_samples(status, value, page_tokens))
+    samples.append(_sample("prefetch_submitted_tokens_total", (), sum(map(_number, reads.values())) * page_tokens))
     for name, value in figures.items():
-        if name.startswith("l3_reads_"):
-            status = name.removeprefix("l3_reads_")
-            samples.extend(_read_samples(status, value, backend, page_bytes))
-            samples.extend(_prefetch_samples(status, value, page_tokens))
-    num_reads = sum(_number(value) for name, value in figures.items() if name.startswith("l3_reads_"))
-    samples.append(_sample("prefetch_submitted_tokens_total", (), num_reads * page_tokens))
-    num_failed = _figure(figures, "l3_writes_retried") + _figure(figures, "l3_writes_dropped_failed")
-    samples.append(_sample("l3_errors_total", (backend, "write", "failed"), num_failed))
-    samples.append(_sample("l3_write_bytes_total", (backend,), _figure(figures, "l3_pages_written") * page_bytes))
-    num_dropped = sum(_number(value) for name, value in figures.items() if name.startswith("l3_writes_dropped_"))
-    samples.append(_sample("l3_dropped_pages_total", (backend,), num_dropped))
-    samples.append(_sample("l3_breaker_state", (backend,), _BREAKER_STATES[str(figures["l3_breaker"])]))
+        if name.startswith("l3_writes_dropped_"):
+            samples.append(_sample("l3_dropped_pages_total", (name.removeprefix("l3_writes_dropped_"),), value))
+    samples.append(_sample("l3_breaker_state", (), _BREAKER_STATES[str(figures["l3_breaker"])]))
     return samples
 
 
-def _read_samples(status: str, value: object, backend: str, page_bytes: int) -> list[Sample]:
-    if status == "ok":
-        return [_sample("l3_read_bytes_total", (backend,), _number(value) * page_bytes)]
-    samples = [_sample("l3_errors_total", (backend, "read", status), value)]
-    if status.startswith(("bad_", "wrong_", "too_")):
-        samples.append(_sample("kv_verify_failures_total", (status,), value))
+def storage_samples(figures: Figures, backend: str) -> list[Sample]:
+    """Samples of what `StorageActor.stats` tells."""
+    samples = [_sample(metric, (backend,), figures[name]) for name, metric in _STORAGE.items() if name in figures]
+    for operation in Operation:
+        labels = (backend, operation.value)
+        samples.append(_sample("l3_batches_total", labels, figures.get(f"{operation}_batches", 0)))
+        samples.append(_sample("l3_batch_seconds_total", labels, figures[f"{operation}_seconds"]))
+        for status in ObjectStatus:
+            result = status.name.lower()
+            value = figures.get(f"{operation}_objects_{result}")
+            if value is None:
+                continue
+            samples.append(_sample("l3_objects_total", (*labels, result), value))
+            if status not in _NO_ERRORS:
+                samples.append(_sample("l3_errors_total", (*labels, result), value))
+            if status.is_bad_object:
+                samples.append(_sample("kv_verify_failures_total", (backend, result), value))
     return samples
 
 

@@ -11,6 +11,8 @@ from raydix.errors import AccountingError
 from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.metric_samples import storage_samples
+from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.config_l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
@@ -40,9 +42,17 @@ class StorageSetup:
 class StorageActor:
     """Owns: the node's `StorageWorker` and the link to HostMemory. Holds nothing that a new one would miss."""
 
-    def __init__(self, *, name: str, incarnation: int, on_fatal: Callable[[], None] = exit_process) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        incarnation: int,
+        on_fatal: Callable[[], None] = exit_process,
+        exporter: MetricsExporter | None = None,
+    ) -> None:
         self._name = name
         self._incarnation = incarnation
+        self._exporter = exporter
         self._on_fatal = on_fatal
         self._arena: HostArena | None = None
         self._setup: StorageSetup | None = None
@@ -67,6 +77,9 @@ class StorageActor:
         if self._worker is None or self._setup is None:
             raise AccountingError("storage is to serve before its start")
         self._task = asyncio.create_task(self._follow_host(self._setup, self._worker))
+        if self._exporter is not None:
+            backend = self._setup.backend.backend
+            self._exporter.start(lambda: storage_samples(self.stats(), backend))
 
     @property
     def backend(self) -> StorageBackend:
@@ -83,6 +96,8 @@ class StorageActor:
 
     async def stop(self) -> None:
         """Finish what is under way, close the backend and the arena."""
+        if self._exporter is not None:
+            await self._exporter.stop()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
@@ -22,6 +22,7 @@ from raydix.runtime.messages.host import (
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.object_header import fill_headers, verify_objects
+from raydix.runtime.storage.order_counts import Operation, OrderCounts
 from raydix.runtime.tiers.host_arena import HostArena
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,13 @@ _TIDY_EVERY_S = 0.25
 
 Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
+
+_OPERATIONS: Mapping[type[Order], Operation] = {
+    FindObjects: Operation.FIND,
+    ReadObjects: Operation.READ,
+    WriteObjects: Operation.WRITE,
+    DeleteObjects: Operation.CLEAR,
+}
 
 
 class StorageWorker:
@@ -63,6 +71,7 @@ class StorageWorker:
         self._active: set[BatchId] = set()
         self._cancelled: set[BatchId] = set()
         self._idle = threading.Condition()
+        self._counts = OrderCounts()
         backend.open(arena.buffer, namespace)
         self._search_pool = ThreadPoolExecutor(1, thread_name_prefix="storage-find")
         self._transfer_pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage")
@@ -93,11 +102,11 @@ class StorageWorker:
         """What carries out the orders."""
         return self._backend
 
-    def stats(self) -> dict[str, int]:
-        """Of the backend, and how many batches are under way."""
+    def stats(self) -> dict[str, int | float]:
+        """Of the backend, what was ordered and what became of it, and how many batches are under way."""
         with self._idle:
-            num_active = len(self._active)
-        return self._backend.stats() | {"active_batches": num_active}
+            own = self._counts.figures() | {"active_batches": len(self._active)}
+        return self._backend.stats() | own
 
     def close(self) -> None:
         """Quiesce, end the threads, close the backend."""
@@ -116,35 +125,43 @@ class StorageWorker:
             except Exception:  # the top of a thread
                 logger.exception("the storage backend failed while nobody waited for it")
 
-    def _run(self, order: Order, started_s: float) -> None:
+    def _run(self, order: Order, ordered_s: float) -> None:
+        started_s = self._clock()
         try:
-            statuses = self._execute(order, started_s)
+            statuses = bytes(self._execute(order, ordered_s))
         except Exception:  # the top of a thread: an order without an answer would hold its pages for ever
             logger.exception("the storage backend failed on batch %d", order.batch_id)
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
-            statuses = [ObjectStatus.IO_ERROR] * num_objects
+            statuses = bytes([ObjectStatus.IO_ERROR] * num_objects)
+        ended_s = self._clock()
+        operation = _OPERATIONS[type(order)]
+        object_bytes = self._object_bytes(order.group) if isinstance(order, Transfer) else 0
         with self._idle:
+            self._counts.add(operation, statuses, object_bytes, ended_s - started_s)
             self._active.discard(order.batch_id)
             self._cancelled.discard(order.batch_id)
             self._idle.notify_all()
-        self._on_done(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses), seconds=self._clock() - started_s))
+        self._on_done(ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s))
 
-    def _execute(self, order: Order, started_s: float) -> list[ObjectStatus]:
+    def _object_bytes(self, group: int) -> int:
+        return OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[group]
+
+    def _execute(self, order: Order, ordered_s: float) -> list[ObjectStatus]:
         match order:
             case FindObjects():
                 names = [ObjectName(key, order.group) for key in split_keys(order.keys)]
-                if self._clock() >= started_s + order.deadline_s:
+                if self._clock() >= ordered_s + order.deadline_s:
                     return [ObjectStatus.TIMED_OUT] * len(names)
                 return self._backend.batch_exists(names)
             case ReadObjects() | WriteObjects():
-                return self._transfer(order, started_s + order.deadline_s)
+                return self._transfer(order, ordered_s + order.deadline_s)
             case DeleteObjects():
                 return [self._backend.clear()]
             case _:
                 assert_never(order)
 
     def _transfer(self, order: Transfer, deadline_s: float) -> list[ObjectStatus]:
-        object_bytes = OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[order.group]
+        object_bytes = self._object_bytes(order.group)
         refs = self._refs(order, object_bytes)
         slice_objects = -(-_SLICE_BYTES // object_bytes)
         move = self._read if isinstance(order, ReadObjects) else self._write

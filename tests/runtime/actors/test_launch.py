@@ -156,6 +156,7 @@ async def test_counters_appear_on_the_metrics_endpoint_of_ray(shared_engine: Sha
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = {"ray_raydix_generation_tokens_total", "ray_raydix_l1_pages", "ray_raydix_l2_pages"}
+    wanted |= {"ray_raydix_l3_batches_total", "ray_raydix_l3_active_batches", "ray_raydix_l3_breaker_state"}
     async with asyncio.timeout(45):  # Ray exports every 10 s
         while True:
             text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())

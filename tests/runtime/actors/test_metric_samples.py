@@ -1,11 +1,13 @@
-from raydix.runtime.actors.metric_samples import host_samples, scheduler_samples
+from raydix.runtime.actors.metric_samples import host_samples, scheduler_samples, storage_samples
 from raydix.runtime.cache.arena_geometry import plan_arena
 from raydix.runtime.cache.host_events import HostSettings
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.metrics import METRICS
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.metrics import METRICS, Sample
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.storage.order_counts import Operation, OrderCounts
 
 LAYOUT = KvLayout(
     page_size=16,
@@ -25,20 +27,65 @@ def test_every_figure_of_the_cores_that_has_a_metric_becomes_a_sample() -> None:
     assert all(len(sample.labels) == len(sample.metric.labels) for sample in samples)
 
 
-def test_l3_reads_count_bytes_errors_and_bad_objects() -> None:
-    settings = HostSettings(page_size=16, has_storage=True)
-    core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), settings)
-    figures = {**core.stats(), "l3_reads_ok": 3, "l3_reads_bad_checksum": 2, "l3_pages_written": 4}
-    samples = host_samples(figures, "file", page_bytes=1000, page_tokens=16)
-    values = {(sample.metric.name, sample.labels): sample.value for sample in samples}
-    assert values["l3_read_bytes_total", ("file",)] == 3000
-    assert values["l3_write_bytes_total", ("file",)] == 4000
-    assert values["l3_errors_total", ("file", "read", "bad_checksum")] == 2
-    assert values["kv_verify_failures_total", ("bad_checksum",)] == 2
-    assert values["l3_breaker_state", ("file",)] == 0
+def values_of(samples: list[Sample]) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {(sample.metric.name, sample.labels): sample.value for sample in samples}
+
+
+def storage_figures() -> dict[str, int | float]:
+    counts = OrderCounts()
+    found = (
+        ObjectStatus.OK,
+        ObjectStatus.MISSING,
+        ObjectStatus.CANCELLED,
+        ObjectStatus.IO_ERROR,
+        ObjectStatus.TIMED_OUT,
+    )
+    bad = tuple(status for status in ObjectStatus if status.is_bad_object)
+    counts.add(Operation.READ, bytes((ObjectStatus.OK, *found, *bad)), 1000, 0.25)
+    counts.add(Operation.WRITE, bytes([ObjectStatus.OK, ObjectStatus.FULL]), 1000, 0.5)
+    counts.add(Operation.WRITE, bytes([ObjectStatus.OK]), 1000, 0.5)
+    backend = {"objects": 7, "bytes": 7000, "max_bytes": 9000, "objects_evicted": 2, "idle_connections": 3}
+    return backend | counts.figures() | {"active_batches": 4, "incarnation": 1}
+
+
+def test_storage_counts_batches_bytes_seconds_and_objects_by_backend_operation_and_result() -> None:
+    values = values_of(storage_samples(storage_figures(), "file"))
+    assert values["l3_batches_total", ("file", "write")] == 2
+    assert values["l3_batch_seconds_total", ("file", "write")] == 1.0
+    assert values["l3_batches_total", ("file", "find")] == 0
+    assert values["l3_read_bytes_total", ("file",)] == 2000
+    assert values["l3_write_bytes_total", ("file",)] == 2000
+    assert values["l3_objects_total", ("file", "read", "ok")] == 2
+    assert values["l3_objects_total", ("file", "read", "missing")] == 1
+    assert values["l3_active_batches", ("file",)] == 4
+    assert values["l3_used_bytes", ("file",)] == 7000
+    assert values["l3_evicted_objects_total", ("file",)] == 2
+
+
+def test_storage_counts_every_kind_of_error_and_of_bad_object() -> None:
+    values = values_of(storage_samples(storage_figures(), "redis"))
+    errors = {labels[1:] for name, labels in values if name == "l3_errors_total"}
+    bad = {status.name.lower() for status in ObjectStatus if status.is_bad_object}
+    assert errors == {("read", kind) for kind in bad | {"io_error", "timed_out"}} | {("write", "full")}
+    assert {labels for name, labels in values if name == "kv_verify_failures_total"} == {
+        ("redis", kind) for kind in bad
+    }
+
+
+def test_host_counts_prefetched_tokens_retries_and_drops_by_reason() -> None:
+    core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))
+    counted = {"l3_reads_ok": 3, "l3_reads_bad_checksum": 2, "l3_writes_dropped_full": 4, "l3_writes_dropped_failed": 1}
+    more = {"l3_writes_retried": 6, "l3_pages_known_missing": 8, "l3_overdue_batches": 9}
+    values = values_of(host_samples({**core.stats(), **counted, **more}, page_tokens=16))
     assert values["prefetch_submitted_tokens_total", ()] == 5 * 16
     assert values["prefetch_completed_tokens_total", ()] == 3 * 16
     assert values["prefetch_unfulfilled_tokens_total", ("bad_checksum",)] == 2 * 16
+    assert values["l3_dropped_pages_total", ("full",)] == 4
+    assert values["l3_dropped_pages_total", ("failed",)] == 1
+    assert values["l3_retried_pages_total", ()] == 6
+    assert values["l3_known_missing_pages_total", ()] == 8
+    assert values["l3_overdue_batches_total", ()] == 9
+    assert values["l3_breaker_state", ()] == 0
 
 
 def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> None:
@@ -51,12 +98,12 @@ def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> Non
     counted += tuple(f"{what}_{part}_s" for what in ("load", "prefill") for part in ("predicted", "measured", "error"))
     scheduler_figures = {**scheduler_core.stats(), **dict.fromkeys(counted, 1)}
     host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))
-    host_counted = ("pages_dropped", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_written")
-    host_counted += ("l3_writes_dropped_full", "l3_writes_dropped_failed", "l3_writes_retried")
+    host_counted = ("pages_dropped", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_known_missing")
+    host_counted += ("l3_writes_dropped_full", "l3_writes_dropped_failed", "l3_writes_retried", "l3_overdue_batches")
     host_figures = {**host_core.stats(), **dict.fromkeys(host_counted, 1)}
 
     samples = scheduler_samples(scheduler_figures)
-    samples += host_samples(host_figures, "file", page_bytes=1000, page_tokens=16)
+    samples += host_samples(host_figures, page_tokens=16) + storage_samples(storage_figures(), "file")
 
     assert {sample.metric.name for sample in samples} == set(METRICS)
     keys = [(sample.metric.name, sample.labels) for sample in samples]
@@ -74,7 +121,6 @@ def test_usage_counts_what_requests_hold_and_hits_count_all_tiers() -> None:
     assert values["prefix_cache_hits_total", ()] == 48
 
 
-def test_host_without_l3_has_no_l3_metrics() -> None:
+def test_host_without_l3_says_so() -> None:
     core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16))
-    samples = host_samples(core.stats(), None, page_bytes=1000, page_tokens=16)
-    assert not any(sample.metric.name.startswith("l3_") for sample in samples)
+    assert values_of(host_samples(core.stats(), page_tokens=16))["l3_breaker_state", ()] == 3

@@ -209,6 +209,30 @@ def test_concurrent_writers_of_one_key_leave_one_good_object(bench: Bench, store
     store.check(backend)
 
 
+def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
+    bench.write([1, 2])
+    bench.find([1, 9])
+    bench.read([1, 9, 2])
+    bench.clear()
+    stats = bench.worker.stats()
+    counted = {name: stats[name] for name in stats if name.partition("_")[0] in ("find", "read", "write", "clear")}
+    assert {name: value for name, value in counted.items() if not name.endswith("seconds")} == {
+        "write_batches": 1,
+        "write_objects_ok": 2,
+        "write_bytes": 2 * OBJECT_BYTES,
+        "find_batches": 1,
+        "find_objects_ok": 1,
+        "find_objects_missing": 1,
+        "read_batches": 1,
+        "read_objects_ok": 2,
+        "read_objects_missing": 1,
+        "read_bytes": 2 * OBJECT_BYTES,
+        "clear_batches": 1,
+        "clear_objects_ok": 1,
+    }
+    assert all(stats[f"{operation}_seconds"] > 0 for operation in ("find", "read", "write", "clear"))
+
+
 def test_past_its_deadline_a_batch_is_timed_out(bench: Bench) -> None:
     bench.write([1, 2])
     bench.worker.submit(bench.read_order([1, 2], deadline_s=-1.0))
