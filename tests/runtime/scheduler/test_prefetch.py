@@ -8,8 +8,8 @@ from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
 from tests.runtime.scheduler.storage_cluster import PAGES, PATIENT, ask, cluster_with, flush, serve, settle
-from tests.simulation.cluster import Faults
-from tests.simulation.workload import Workload, check_answers, run_workload
+from tests.simulation.cluster import Cluster, Faults
+from tests.simulation.workload import STORAGE, Workload, check_answers, run_workload
 
 PROMPT = list(range(17))
 L2, L3, PENDING = PageSource.L2, PageSource.L3, PageSource.PENDING
@@ -228,6 +228,48 @@ def test_abort_at_any_moment_of_a_prefetch_leaks_nothing(delay_s: float) -> None
     cluster.run(lambda: cluster.now_s >= end_s)
     cluster.abort("aborted")  # type: ignore[arg-type]
     settle(cluster)
+
+
+def read_until(cluster: Cluster, num_pages: int) -> None:
+    """Let time pass until storage has read so many pages."""
+    assert cluster.storage is not None
+    reads = cluster.storage.num_reads
+    cluster.run(lambda: sum(reads.values()) >= num_pages)
+
+
+OTHER = [(token * 3) % 7 for token in range(41)]
+
+
+def test_abort_stops_the_reads_of_its_request_within_a_batch_and_no_others() -> None:
+    cluster = cluster_with(Faults(storage_s=0.05), max_read_batches=1)
+    for name, prompt in (("cold", PAGES), ("other-cold", OTHER)):
+        serve(cluster, name, prompt)
+    flush(cluster)
+    ask(cluster, "aborted", PAGES)
+    ask(cluster, "other", OTHER)
+    read_until(cluster, 1)
+    cluster.abort("aborted")  # type: ignore[arg-type]
+    settle(cluster)
+    assert cluster.storage is not None
+    own, others = (host.split_keys(CoreDriver().keys(prompt)) for prompt in (PAGES, OTHER))
+    assert sum(cluster.storage.num_reads.get(key, 0) for key in own) <= 2 * STORAGE.batch_pages < len(own)
+    assert [cluster.storage.num_reads.get(key, 0) for key in others] == [1] * len(others)
+    assert cluster.answers["other"].sources == {"l3": 40, "computed:partial_page": 1}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("strategy", [PrefetchStrategy.BEST_EFFORT, PrefetchStrategy.TIMEOUT])
+def test_request_that_waits_no_longer_reads_at_most_one_more_batch(strategy: PrefetchStrategy) -> None:
+    prefetch = PrefetchSettings(strategy=strategy, base_s=0.02, per_1k_tokens_s=0.0, cap_at_recompute=False)
+    cluster = cluster_with(Faults(storage_s=0.05), max_read_batches=1, prefetch=prefetch)
+    serve(cluster, "cold", PAGES)
+    flush(cluster)
+    ask(cluster, "warm", PAGES)
+    cluster.run(lambda: cluster.core.stats()["num_requests_running"] > 0)
+    assert cluster.storage is not None
+    reads = cluster.storage.num_reads
+    before = sum(reads.values())
+    settle(cluster)
+    assert sum(reads.values()) <= before + STORAGE.batch_pages < 10
 
 
 def test_storage_that_always_fails_is_a_miss() -> None:
