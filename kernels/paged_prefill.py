@@ -16,12 +16,16 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.paged_inputs import LOG2_E, check_paged_inputs
 from raydix.kernels.reference import PrefillRow
 
 TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32
+_BOX_DIM = 128
+_MAX_BOX_ROWS = 2**31 - 1
+"""Boxes of a tensor map are found by int32 coordinates."""
 
 
 def tile_tokens(dtype: torch.dtype) -> int:
@@ -78,9 +82,12 @@ def paged_prefill(
     if num_tiles == 0:
         return
     is_float32 = q_TQD.dtype == torch.float32
+    block_keys = 32 if is_float32 else 64
+    key_blocks = _key_blocks(pool_PLH2SD, block_keys)
     _prefill_tile[(num_query_heads, num_tiles)](
         q_TQD,
         pool_PLH2SD,
+        key_blocks,
         block_tables_RN,
         tiles_X4,
         out_TQD,
@@ -98,13 +105,26 @@ def paged_prefill(
         DIM=head_dim,
         BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_ROWS=tile_tokens(q_TQD.dtype),
-        BLOCK_KEYS=32 if is_float32 else 64,
+        BLOCK_KEYS=block_keys,
         PRECISION="ieee" if is_float32 else None,
-        STAGES=2 if is_float32 else 3,
+        STAGES=2 if is_float32 or key_blocks is not None else 3,
         num_warps=4 if is_float32 else 8,
         # Two programs per multiprocessor: one multiplies during the other's softmax. 0.82 of SDPA; 0.60 without.
         maxnreg=None if is_float32 else 128,
     )
+
+
+def _key_blocks(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor | None:
+    """A tensor map of the pool's rows of D, in which a block of keys is one box; None where keys are loaded one by one.
+
+    At 8,192 tokens after as many it saves 2 % of the time (H200, 2026-11-21).
+    """
+    page_size, head_dim = pool_PLH2SD.shape[4:]
+    num_rows = pool_PLH2SD.numel() // head_dim
+    is_box = page_size >= block_keys and head_dim == _BOX_DIM and num_rows <= _MAX_BOX_ROWS
+    if pool_PLH2SD.dtype != torch.bfloat16 or not is_box:
+        return None
+    return TensorDescriptor(pool_PLH2SD, [num_rows, head_dim], [head_dim, 1], [block_keys, head_dim])
 
 
 @triton.jit
@@ -170,6 +190,7 @@ def _attend(q, k, v, scores_mask, state, scale_log2, IS_MASKED: tl.constexpr, PR
 def _prefill_tile(
     q_ptr,
     pool_ptr,
+    key_blocks,
     tables_ptr,
     tiles_ptr,
     out_ptr,
@@ -214,7 +235,14 @@ def _prefill_tile(
     # Blocks that every query of the tile sees whole need no mask.
     whole = (first_position + 1) // BLOCK_KEYS * BLOCK_KEYS
     for begin in tl.range(0, whole, BLOCK_KEYS, num_stages=STAGES):
-        k, v = _load_kv(pool_ptr, table_ptr, begin, stop, head_row, page_rows, PAGE, DIM, BLOCK_DIM, BLOCK_KEYS, False)
+        if key_blocks is not None:
+            block_row = tl.load(table_ptr + begin // PAGE) * page_rows + head_row + begin % PAGE
+            k = key_blocks.load([block_row, 0])
+            v = key_blocks.load([block_row + PAGE, 0])
+        else:
+            k, v = _load_kv(
+                pool_ptr, table_ptr, begin, stop, head_row, page_rows, PAGE, DIM, BLOCK_DIM, BLOCK_KEYS, False
+            )
         maximum, total, acc = _attend(q, k, v, None, (maximum, total, acc), scale_log2, False, PRECISION)
     for begin in tl.range(whole, stop, BLOCK_KEYS, num_stages=1):
         k, v = _load_kv(pool_ptr, table_ptr, begin, stop, head_row, page_rows, PAGE, DIM, BLOCK_DIM, BLOCK_KEYS, True)
