@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from raydix.errors import EngineDead, RaydixError
+from raydix.errors import ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors.keeper import Keeper, Make
 from raydix.runtime.actors.restarts import Supervision
 from raydix.runtime.actors.spawn import ActorKind, RunningActor
@@ -129,7 +129,7 @@ class StorageSwitch:
             storage = self._attached(section)
             storage.start()
             try:
-                await storage.opened()
+                await self._open(storage)
                 former = await self._retire()
             except BaseException:
                 await storage.end()
@@ -139,6 +139,17 @@ class StorageSwitch:
             await storage.serving()
             await self._around.tell_host("wait_storage")
             return former
+
+    async def _open(self, storage: AttachedStorage) -> None:
+        timeout_s = self._supervision.open_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await storage.opened()
+        except TimeoutError:
+            raise ConfigError(
+                f"cache.l3: the backend {storage.section.backend} was not open after {timeout_s:g} s. "
+                "See whether its service answers at the address that is configured."
+            ) from None
 
     async def detach(self) -> str | None:
         """Leave the backend in use. Returns its name; None, and nothing happens, if there is none."""

@@ -12,6 +12,8 @@ class Supervision:
     """An actor whose event loop does not answer for so long is killed."""
     bring_up_timeout_s: float = 1800.0
     """For loading weights, taking the arena's memory and attaching."""
+    open_timeout_s: float = 60.0
+    """For a storage backend that is attached to a running engine to open."""
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = 10.0
