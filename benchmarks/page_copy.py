@@ -3,8 +3,8 @@
     python -m benchmarks.page_copy
 
 dense_l16: 16 layers, 8 KV heads of 128, bf16. 512 MiB in random pages of a registered arena, whole pages in one launch,
-one launch per layer, and one head of each layer (tensor parallelism 8), by the kernel; large pieces also by the copy
-engine in one call. Also, without a bar: how much decode attention slows down beside unending copies.
+one launch per layer or two, and one head of each layer (tensor parallelism 8), by the kernel; large pieces also by the
+copy engine in one call. Also, without a bar: how much decode attention slows down beside unending copies.
 """
 
 import mmap
@@ -99,7 +99,12 @@ class Pattern:
 PATTERNS = tuple(
     Pattern(name=name, page_size=page_size, heads=heads, layers_per_launch=layers)
     for page_size in (16, 64)
-    for name, heads, layers in (("whole pages", 8, 16), ("layer by layer", 8, 1), ("one head of 8", 1, 16))
+    for name, heads, layers in (
+        ("whole pages", 8, 16),
+        ("layer by layer", 8, 1),
+        ("two layers", 8, 2),
+        ("one head of 8", 1, 16),
+    )
 )
 
 
@@ -203,7 +208,7 @@ def main() -> int:
         ]
         for pattern in PATTERNS:
             figures += pattern_figures(Copies(pattern, arena), baselines)
-        step, copies = DecodeStep(), Copies(PATTERNS[4], arena)
+        step, copies = DecodeStep(), Copies(PATTERNS[5], arena)
         for direction in CopyDirection:
             for way, enqueue in (("kernel", copies.by_kernel), ("copy engine", copies.by_engine)):
                 name = (
