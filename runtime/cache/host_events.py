@@ -51,7 +51,8 @@ class StorageSettings:
     overdue_margin_s: float = 5.0
     """L3 is left alone once a batch is unanswered for `deadline_s` and this margin, ..."""
     search_deadline_s: float = 1.0
-    """... or a search for this long, ..."""
+    search_deadline_per_page_s: float = 0.004
+    """... or a search for this long, with so much for each page that is being searched for, ..."""
     min_read_patience_s: float = 2.0
     """... or a read for this long and several times as long as any read of late."""
     missing_ttl_s: float = 1.0

@@ -45,6 +45,8 @@ class _Order:
     kind: OrderKind
     sent_s: float
     overdue_at_s: float
+    num_pages: int
+    """Of a search."""
     is_overdue: bool = False
 
 
@@ -147,10 +149,13 @@ class StorageOrders:
         return self._orders[batch_id].is_overdue
 
     def find(self, group: int, keys: bytes, now_s: float) -> BatchId:
-        """Search for objects."""
-        batch_id = self._start(OrderKind.SEARCH, now_s, self._settings.search_deadline_s)
+        """Search for objects. Searches wait for each other, and some backends ask for each object by itself."""
+        unanswered = (order.num_pages for order in self._orders.values() if order.kind is OrderKind.SEARCH)
+        num_pages = len(keys) // KEY_BYTES
+        per_page_s = self._settings.search_deadline_per_page_s
+        deadline_s = self._settings.search_deadline_s + per_page_s * (num_pages + sum(unanswered))
+        batch_id = self._start(OrderKind.SEARCH, now_s, deadline_s, num_pages)
         self._last_names[OrderKind.SEARCH] = (group, PageKey(keys[:KEY_BYTES]))
-        deadline_s = self._settings.search_deadline_s
         self._effects.append(ToStorage(FindObjects(batch_id=batch_id, keys=keys, group=group, deadline_s=deadline_s)))
         return batch_id
 
@@ -183,10 +188,10 @@ class StorageOrders:
         self._effects.append(ToStorage(make_order(batch_id, deadline_s)))
         return batch_id
 
-    def _start(self, kind: OrderKind, now_s: float, patience_s: float) -> BatchId:
+    def _start(self, kind: OrderKind, now_s: float, patience_s: float, num_pages: int = 0) -> BatchId:
         batch_id = BatchId(self._next_id)
         self._next_id += 1
-        self._orders[batch_id] = _Order(kind, now_s, now_s + patience_s)
+        self._orders[batch_id] = _Order(kind, now_s, now_s + patience_s, num_pages)
         self._breakers[kind].start()
         return batch_id
 

@@ -12,7 +12,7 @@ from raydix.runtime.cache.host_events import (
     StorageSettings,
     Tick,
 )
-from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, PageSource, ReadObjects
+from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus, PageSource, ReadObjects
 from tests.runtime.cache.host_script import STORAGE, HostScript, make_key
 
 L3 = PageSource.L3
@@ -142,9 +142,12 @@ def test_first_silent_search_frees_every_request_that_waits_for_one() -> None:
     host = with_storage()
     host.store(pages("a") + pages("b"))
     host.lookup("a", pages("a"))
-    pass_time(host, STORAGE.search_deadline_s / 2)
+    due_s = host.core.next_deadline_s()
+    assert due_s == host.now_s + STORAGE.search_deadline_s + 4 * STORAGE.search_deadline_per_page_s
+    host.now_s += 0.5
     host.lookup("b", pages("b"))
-    pass_time(host, STORAGE.search_deadline_s / 2)
+    host.now_s = due_s
+    host.tell(Tick())
     assert host.sources("a") == host.sources("b") == [PageSource.TIMED_OUT] * 4
     host.lookup("c", pages("a"))
     assert host.sources("c") == [PageSource.IO_ERROR] * 4
@@ -153,6 +156,18 @@ def test_first_silent_search_frees_every_request_that_waits_for_one() -> None:
     pass_time(host, STORAGE.breaker_backoff_s)
     host.answer_all()
     assert host.stat("l3_breaker") == "closed"
+
+
+def test_search_may_take_its_time_for_each_page_that_is_searched_for() -> None:
+    host = with_storage()
+    host.lookup("long", range(500))
+    host.lookup("short", range(500, 504))
+    [long, short] = host.orders
+    per_page_s = STORAGE.search_deadline_per_page_s
+    assert isinstance(long, FindObjects)
+    assert isinstance(short, FindObjects)
+    assert long.deadline_s == STORAGE.search_deadline_s + 500 * per_page_s
+    assert short.deadline_s == STORAGE.search_deadline_s + 504 * per_page_s, "it waits for the one before"
 
 
 def test_read_is_silent_when_it_takes_several_times_as_long_as_others_did() -> None:
