@@ -13,6 +13,7 @@ from raydix.runtime.messages.host import (
     Lookup,
     LookupProgress,
     MirrorUpdate,
+    ObjectStatus,
     ReadObjects,
     ReleaseLeases,
     WriteObjects,
@@ -44,6 +45,7 @@ class TouchOrderWatch:
         self._lookups: dict[RequestId, list[bytes]] = {}
         self._leases: dict[int, list[bytes]] = {}
         self._writes: dict[BatchId, list[bytes]] = {}
+        self._reads: dict[BatchId, list[bytes]] = {}
 
     def hears(self, event: host_events.HostEvent) -> None:
         """HostMemory is about to take this event."""
@@ -62,8 +64,11 @@ class TouchOrderWatch:
                     del self._leases[lease_id]
             case host_events.FromStorage(done):
                 self._unpin(self._writes.pop(done.batch_id, []))
+                read = zip(self._reads.pop(done.batch_id, []), done.statuses, strict=False)
+                self._fetched.update(key for key, code in read if code == ObjectStatus.OK)
             case host_events.StorageLost():
                 self._writes.clear()
+                self._reads.clear()
             case _:
                 pass
 
@@ -78,7 +83,7 @@ class TouchOrderWatch:
                 self._writes[order.batch_id] = _short_keys(order.keys)
                 self._pin(self._writes[order.batch_id])
             case host_events.ToStorage(ReadObjects() as order):
-                self._fetched.update(_short_keys(order.keys))
+                self._reads[order.batch_id] = _short_keys(order.keys)
             case _:
                 pass
 
