@@ -23,6 +23,7 @@ from tests.exactness.engines import (
     make_prompts,
     run,
 )
+from tests.exactness.l3_stores import l3_store
 from tests.exactness.reference import References
 
 PROMPTS = make_prompts(71, [100, 90, 80, 70], num_shared=40)
@@ -40,46 +41,54 @@ async def run_cold(engine: InProcessEngine) -> list[RequestOutput]:
     return await run(engine, PROMPTS, NUM_TOKENS)
 
 
+@pytest.mark.parametrize("backend", ["file", "redis", "plugin"])
 async def test_attach_switch_and_detach_under_traffic_cost_no_request_and_no_token(
-    references: References, tmp_path: Path
+    backend: str, references: References, tmp_path: Path
 ) -> None:
     reference = references(Family.QWEN3)
     expected = reference.expect(PROMPTS)
-    async with in_process_engine(engine_config(reference.folder)) as engine:
-        is_over = asyncio.Event()
-        rounds: list[list[RequestOutput]] = []
+    with l3_store(backend, tmp_path) as b:
+        async with in_process_engine(engine_config(reference.folder)) as engine:
+            rounds = await change_under_traffic(engine, file_section(tmp_path / "a"), b)
+            for outputs in rounds:
+                await assert_all_exact(engine, expected, outputs)
+            assert count_tokens(await run_cold(engine), "l3") > 0
+            await engine.check()
 
-        async def keep_asking() -> None:
-            while not is_over.is_set():
-                rounds.append(await run_cold(engine))
 
-        async def next_round() -> None:
-            num_rounds = len(rounds)
-            while len(rounds) < num_rounds + 2:
-                await asyncio.sleep(0.01)
+async def change_under_traffic(
+    engine: InProcessEngine, a: dict[str, Any], b: dict[str, Any]
+) -> list[list[RequestOutput]]:
+    """Attach both, one after the other, detach twice, attach again; what was answered meanwhile, round by round."""
+    is_over = asyncio.Event()
+    answered: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
+    rounds: list[list[RequestOutput]] = []
 
-        asking = asyncio.create_task(keep_asking())
-        a, b = file_section(tmp_path / "a"), file_section(tmp_path / "b")
-        names = []
-        for step in (a, b, None, None, a):
-            await next_round()
-            names.append(await (engine.detach_storage() if step is None else engine.attach_storage(step)))
+    async def keep_asking() -> None:
+        while not is_over.is_set():
+            answered.put_nowait(await run_cold(engine))
+
+    async def next_round() -> None:
+        async with asyncio.timeout(60):
+            rounds.extend([await answered.get(), await answered.get()])
+
+    asking = asyncio.create_task(keep_asking())
+    names = []
+    for step in (a, b, None, None, a):
         await next_round()
-        is_over.set()
-        await asking
+        names.append(await (engine.detach_storage() if step is None else engine.attach_storage(step)))
+    await next_round()
+    is_over.set()
+    await asking
 
-        for outputs in rounds:
-            await assert_all_exact(engine, expected, outputs)
-        assert names == [
-            {"attached": "file", "detached": None},
-            {"attached": "file", "detached": "file"},
-            {"detached": "file"},
-            {"detached": None},
-            {"attached": "file", "detached": None},
-        ]
-        last = await run_cold(engine)
-        assert count_tokens(last, "l3") > 0
-        await engine.check()
+    assert names == [
+        {"attached": "file", "detached": None},
+        {"attached": b["backend"], "detached": "file"},
+        {"detached": b["backend"]},
+        {"detached": None},
+        {"attached": "file", "detached": None},
+    ]
+    return rounds
 
 
 async def test_pages_of_an_attached_storage_are_those_that_a_cold_start_looks_for(
@@ -122,6 +131,13 @@ async def test_pages_that_storage_lost_are_written_again_and_found_after_a_resta
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         assert count_tokens(outputs, "l3") == NUM_CACHEABLE
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+
+
+async def test_3fs_is_not_attached_to_an_arena_that_it_cannot_map(references: References, tmp_path: Path) -> None:
+    with l3_store("hf3fs_emulated", tmp_path) as section:
+        async with in_process_engine(engine_config(references(Family.QWEN3).folder)) as engine:
+            with pytest.raises(ConfigError, match="/dev/shm"):
+                await engine.attach_storage(section)
 
 
 async def test_failed_attach_changes_nothing(references: References, tmp_path: Path) -> None:
