@@ -206,11 +206,22 @@ def doctor(as_json: Json = False) -> None:
 
 
 @cache_app.command("stats")
-def cache_stats(connect: Engine = "raydix", address: Address = None, as_json: Json = False) -> None:
-    """Print a running engine's counters and gauges."""
+def cache_stats(
+    connect: Engine = "raydix",
+    address: Address = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Every figure of every actor, by name.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say where prompt tokens came from, what each tier holds and what storage did. JSON has every figure."""
+    from raydix.runtime.cache_tables import stats_tables
     from raydix.runtime.session import cache_stats as read_stats
 
-    _print_values(asyncio.run(read_stats(connect, address)), as_json)
+    stats = asyncio.run(read_stats(connect, address))
+    if as_json or show_all:
+        _print_values(stats, as_json)
+        return
+    for table in stats_tables(stats):
+        Console().print(table)
 
 
 @cache_app.command("flush")
@@ -283,16 +294,14 @@ def cache_explain(
     as_json: Json = False,
 ) -> None:
     """Say for each range of a request's prompt which tier it came from, or why it was computed."""
+    from raydix.runtime.cache_tables import explanation_table
     from raydix.runtime.session import cache_explain as explain
 
     explanation = asyncio.run(explain(connect, address, request_id))
     if as_json:
         _print_json(explanation, sys.stdout)
         return
-    table = Table("tokens", "source")
-    for each in explanation["ranges"]:
-        table.add_row(f"{each['start']:,} to {each['end'] - 1:,}", each["source"])
-    Console().print(table)
+    Console().print(explanation_table(explanation))
 
 
 @config_app.command("schema")

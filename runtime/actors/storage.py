@@ -90,9 +90,10 @@ class StorageActor:
 
     def stats(self) -> dict[str, Any]:
         """The worker's and the backend's figures."""
-        if self._worker is None:
+        if self._worker is None or self._setup is None:
             raise AccountingError("storage is asked for figures before its start")
-        return {**self._worker.stats(), "incarnation": self._incarnation}
+        own = {"backend": self._setup.backend.backend, "incarnation": self._incarnation}
+        return {**self._worker.stats(), **own}
 
     async def stop(self) -> None:
         """Finish what is under way, close the backend and the arena."""
