@@ -4,6 +4,7 @@ from typing import assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId
+from raydix.runtime.messages.arrays import empty
 from raydix.runtime.messages.client import (
     AbortRequest,
     FailureKind,
@@ -169,7 +170,7 @@ class SchedulerCore:
                     return
                 is_stop = isinstance(event.message, StopRequest)
                 reason = FinishReason.STOP if is_stop else FinishReason.ABORT
-                replica.send_tokens(request, (), (), reason)
+                replica.send_tokens(request, empty(), (), reason)
                 replica.finish(request, reason)
 
     def _on_rank(self, event: events.RankMessage, now_s: float) -> None:

@@ -49,6 +49,9 @@ def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None
     if message.request_id in replica.requests or message.request_id in replica.hints:
         text = f"request_id {message.request_id!r} is in use; expected a new one."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    if not 0 < len(message.token_ids) < settings.max_model_len:
+        text = f"the prompt has {len(message.token_ids)} tokens; expected 1 to {settings.max_model_len - 1}."
+        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
     if not settings.prefix_caching or not settings.has_host_memory:
         text = "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and cache.prefix_caching."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
@@ -76,7 +79,8 @@ def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
         num_l1_pages = max(lane.match(hint).num_pages for lane in replica.lanes)
         replica.look_up(hint, num_l1_pages, Urgency.HINT, now_s)
         if hint.prefetch.is_final:
-            end_hint(replica, hint, PageSource.CANCELLED)
+            hint.prefetch.sources = bytes([PageSource.PENDING]) * num_full
+            end_hint(replica, hint, PageSource.IO_ERROR)
         else:
             num_looked_up += 1
 

@@ -5,7 +5,7 @@ import itertools
 from collections import Counter, OrderedDict, defaultdict
 
 from raydix.ids import LeaseId, RequestId, TransferId
-from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.host import KEY_BYTES, CancelLookup, LeasePages, Lookup, PageSource, ReleaseLeases, Urgency
 from raydix.runtime.messages.plan import TokenLogprobs
@@ -87,7 +87,7 @@ class Replica:
     def send_tokens(
         self,
         request: RequestState,
-        token_ids: tuple[int, ...],
+        token_ids: Int32Array,
         logprobs: tuple[TokenLogprobs | None, ...],
         finished: FinishReason | None,
         failure: RequestFailure | None = None,
@@ -103,7 +103,7 @@ class Replica:
             queued_s = None if request.admitted_s is None else request.admitted_s - request.arrival_s
         delta = RequestDelta(
             request_id=request.request_id,
-            token_ids=int32_array(token_ids),
+            token_ids=token_ids,
             logprobs=logprobs,
             cached_tokens_by_source=sources,
             queued_s=queued_s,
@@ -120,7 +120,7 @@ class Replica:
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
         """End a request badly and tell its client."""
         self.counters[f"failed_{kind.name.lower()}"] += 1
-        self.send_tokens(request, (), (), None, RequestFailure(kind=kind, message=message))
+        self.send_tokens(request, empty(), (), None, RequestFailure(kind=kind, message=message))
         self._end(request)
 
     def drop(self, request: RequestState) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from raydix.ids import ClientId, PageKey, RequestId, Slot
 from raydix.runtime.cache.page_key import extend_keys, root_key
 from raydix.runtime.cache.radix_tree import Lock
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.host import KEY_BYTES, PageSource
 from raydix.runtime.messages.plan import TokenLogprobs
@@ -30,10 +31,10 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class RowOutcome:
-    """What one computed row means for its request. `token_id` is None when the row sampled nothing."""
+    """What one computed row means for its request. `token_ids`: the one that it sampled, if any."""
 
     num_computed: int
-    token_id: int | None
+    token_ids: Int32Array
     logprobs: TokenLogprobs | None
 
 

@@ -45,15 +45,20 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
         _count_prediction(replica, "prefill", predicted_s, flight.result.compute_s)
         replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
-    token_ids = iter(flight.result.token_ids.tolist())
+    sampled, start = flight.result.token_ids, 0
+    num_sampling = sum(row.output_position is not None for row in flight.rows)
+    if len(sampled) != num_sampling:
+        raise AccountingError(f"step {flight.step} brought {len(sampled)} tokens; {num_sampling} rows sample")
     logprobs = iter(flight.result.logprobs)
     for row in flight.rows:
-        token_id = None if row.output_position is None else next(token_ids)
+        # A view of at most one token: an array of its own would cost ten times as much.
+        stop = start if row.output_position is None else start + 1
+        token_ids, start = sampled[start:stop], stop
         row_logprobs = None if row.output_position is None else next(logprobs, None)
         request = row.request
         if request.run != row.run:
             continue
-        outcome = RowOutcome(row.num_computed, token_id, row_logprobs)
+        outcome = RowOutcome(row.num_computed, token_ids, row_logprobs)
         if request.load is not None:
             # Until its load is confirmed, nothing that was computed on top of it counts.
             request.deferred.append(outcome)
@@ -82,16 +87,17 @@ def apply_outcome(
     if replica.settings.prefix_caching and request.num_computed // size > request.num_held_pages:
         offer_new_pages(replica, lane, lane.publish(request, now_s))
         count_use(replica, lane, request)
-    if outcome.token_id is None:
+    if not len(outcome.token_ids):
         return
+    token_id = int(outcome.token_ids[0])
     if not request.num_output:
         count_use(replica, lane, request)
-    request.append_token(outcome.token_id)
+    request.append_token(token_id)
     replica.counters["generation_tokens"] += 1
-    reason = _finish_reason(request, outcome.token_id)
+    reason = _finish_reason(request, token_id)
     _add_latency(replica, request, reason, now_s)
     logprobs = () if outcome.logprobs is None else (outcome.logprobs,)
-    replica.send_tokens(request, (outcome.token_id,), logprobs, reason)
+    replica.send_tokens(request, outcome.token_ids, logprobs, reason)
     if reason is not None:
         replica.finish(request, reason)
 

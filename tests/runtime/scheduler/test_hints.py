@@ -114,6 +114,7 @@ def test_every_hint_is_answered_when_host_memory_dies() -> None:
     driver.lose_host()
     assert [driver.answers[name].ending for name in names] == ["prefetch"] * 6
     assert driver.answers[names[0]].sources == {"l2": 4, "computed:io_error": 12, "computed:partial_page": 1}
+    assert driver.answers[names[5]].sources == {"computed:io_error": 16, "computed:partial_page": 1}
 
 
 def test_every_hint_is_answered_when_host_memory_is_silent() -> None:
@@ -128,6 +129,12 @@ def test_every_hint_is_answered_when_host_memory_is_silent() -> None:
 def test_engine_that_cannot_prefetch_refuses(changes: dict[str, Any]) -> None:
     driver = CoreDriver(**{"has_host_memory": True, **changes})
     assert driver.answers[prefetch(driver, PROMPT)].ending == "BadRequest"
+
+
+@pytest.mark.parametrize("num_tokens", [0, 100])
+def test_prompt_that_no_request_could_have_is_refused(num_tokens: int) -> None:
+    driver = driver_with(max_model_len=100)
+    assert driver.answers[prefetch(driver, [1] * num_tokens)].ending == "BadRequest"
 
 
 def test_prefetch_under_an_id_in_use_is_refused() -> None:
