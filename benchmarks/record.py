@@ -61,11 +61,13 @@ def report(
     figures: Sequence[Figure],
     *,
     keep_in: Path | None = None,
+    kept_unit: str | None = None,
     at_commit: str | None = None,
 ) -> int:
     """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1 below a bar.
 
-    `keep_in`: also write it to `<benchmark>.json` in that folder. `at_commit`: for a copy without its repository.
+    `keep_in`: also write it to `<benchmark>.json` in that folder; with `kept_unit` only its figures of that unit.
+    `at_commit`: for a copy without its repository.
     """
     record = {
         "benchmark": benchmark,
@@ -77,7 +79,8 @@ def report(
     print(json.dumps(record), flush=True)
     if keep_in is not None:
         keep_in.mkdir(parents=True, exist_ok=True)
-        (keep_in / f"{benchmark}.json").write_text(json.dumps(record, indent=2) + "\n")
+        kept = [_as_record(figure) for figure in figures if kept_unit in (None, figure.unit)]
+        (keep_in / f"{benchmark}.json").write_text(json.dumps(record | {"figures": kept}, indent=2) + "\n")
     for figure in figures:
         bars = [f"at most {figure.max_value:g}"] if figure.max_value is not None else []
         bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []

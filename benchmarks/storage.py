@@ -7,6 +7,8 @@ this machine does not have the reason is printed, and no figure.
 
 import argparse
 import hashlib
+import os
+import platform
 import queue
 import sys
 import tempfile
@@ -42,6 +44,7 @@ from tests.runtime.storage.redis_server import RedisServer
 BATCH = 64
 SIZES = {"64KiB": 64 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
 MIN_RATIO = 0.85
+_RATIO = "of direct"
 IO_URING = {"use_uring": "true"}
 _MOONCAKE_BYTES = 2 << 30
 
@@ -207,7 +210,7 @@ def measure(name: str, subject: Subject, size: str, num_rounds: int) -> list[Fig
             Figure(name=f"{prefix}_speed", value=BATCH * SIZES[size] / 1e6 / median(own), unit="MB/s"),
             Figure(name=f"{prefix}_p99", value=1e3 * float(np.percentile(own, 99)), unit="ms/batch"),
             Figure(name=f"{prefix}_direct_p99", value=1e3 * float(np.percentile(library, 99)), unit="ms/batch"),
-            Figure(name=f"{prefix}_ratio", value=ratio, unit="of direct", min_value=MIN_RATIO),
+            Figure(name=f"{prefix}_ratio", value=ratio, unit=_RATIO, min_value=MIN_RATIO),
         ]
     return figures
 
@@ -219,6 +222,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=20, help="pairs of batches for each backend and size")
     parser.add_argument("--folder", type=Path, help="for files; by default a temporary one")
+    parser.add_argument("--results", type=Path, help="folder for the record of the ratios; speeds are this machine's")
     arguments = parser.parse_args()
     figures: list[Figure] = []
     left_out: dict[str, str] = {}
@@ -231,8 +235,14 @@ def main() -> int:
             except pytest.skip.Exception as reason:
                 left_out[name] = str(reason)
                 print(f"{name}: left out, {reason}", file=sys.stderr)
-    config = {"batch": BATCH, "rounds": arguments.rounds, "sizes": arguments.sizes, "left_out": left_out}
-    return report("storage", config, figures)
+    config = {
+        "device": f"{platform.machine()} machine with {len(os.sched_getaffinity(0))} cores",
+        "batch": BATCH,
+        "rounds": arguments.rounds,
+        "sizes": arguments.sizes,
+        "left_out": left_out,
+    }
+    return report("storage", config, figures, keep_in=arguments.results, kept_unit=_RATIO)
 
 
 if __name__ == "__main__":
