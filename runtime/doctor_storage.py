@@ -28,35 +28,54 @@ class BackendReport:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What the adapter of a backend imports."""
+    """What the adapter of a backend imports, what to do where that fails, and what else the backend needs."""
 
     backend: str
     package: str
     statement: str
     remedy: str
+    needs: str
 
 
+_START_NIXL = (
+    "from nixl._api import nixl_agent as agent, nixl_agent_config as config; "
+    "agent('doctor', config(enable_prog_thread=False, backends=[])).create_backend('POSIX', {'use_uring': 'true'})"
+)
 _LIBRARIES = (
-    _Library("s3", "obstore", "import obstore", "pip install raydix[s3]"),
+    _Library("s3", "obstore", "import obstore", "pip install raydix[s3]", "a bucket (cache.l3.bucket)"),
     _Library(
         "mooncake",
         "mooncake",
         "import mooncake.store",
         "pip install raydix[mooncake], and libibverbs1 from the system's packages",
+        "a master (cache.l3.master)",
     ),
-    _Library("nixl", "nixl", "from nixl import _api", "pip install raydix[nixl]"),
+    _Library(
+        "nixl",
+        "nixl",
+        _START_NIXL,
+        "pip install raydix[nixl]; where io_uring is not allowed set cache.l3.plugin_options to {use_aio: 'true'}",
+        "a folder (cache.l3.path); its POSIX plugin starts, with io_uring",
+    ),
     _Library(
         "aibrix",
         "aibrix_kvcache",
         "import rocksdict; from aibrix_kvcache.l2.connectors import rocksdb",
         "pip install raydix[aibrix]",
+        "a folder for each engine (cache.l3.path)",
     ),
-    _Library("hf3fs", "hf3fs_fuse", "from hf3fs_fuse import io", "build hf3fs_fuse and its extension from 3FS"),
+    _Library(
+        "hf3fs",
+        "hf3fs_fuse",
+        "from hf3fs_fuse import io",
+        "build hf3fs_fuse and its extension from 3FS, and mount 3FS",
+        "a folder on 3FS (cache.l3.path)",
+    ),
 )
 
 
 def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]:
-    """Import each backend's library in a process of its own. The file backend, which needs none, is not among them."""
+    """Try each backend's library in a process of its own. The file backend, which needs none, is not among them."""
     installed = [library for library in _LIBRARIES if importlib.util.find_spec(library.package) is not None]
     plugins = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
     errors = _import_errors([*(library.statement for library in installed), *map(_import_of, plugins)])
@@ -71,7 +90,7 @@ def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]
         elif library.backend == "hf3fs":
             reports.append(_hf3fs(mounts))
         else:
-            reports.append(BackendReport(library.backend, True, f"usable; {library.package} can be imported"))
+            reports.append(BackendReport(library.backend, True, f"usable, with {library.needs}"))
     for point, error in zip(plugins, errors, strict=True):
         detail = f"usable; {point.value}" if error is None else error
         reports.append(BackendReport(f"plugin {point.name}", error is None, detail))
@@ -107,7 +126,7 @@ def _redis() -> BackendReport:
     try:
         socket.create_connection(_REDIS_ADDRESS, _CONNECT_TIMEOUT_S).close()
     except OSError:
-        return BackendReport("redis", True, f"usable, with a server; none listens at {host}:{port}")
+        return BackendReport("redis", True, f"usable, with a server (cache.l3.url); none listens at {host}:{port}")
     return BackendReport("redis", True, f"usable; a server listens at {host}:{port}")
 
 

@@ -15,7 +15,7 @@ def reports(mounts: Path = Path("/proc/mounts")) -> dict[str, BackendReport]:
 
 
 def library(backend: str, package: str, statement: str) -> _Library:
-    return _Library(backend, package, statement, "do this")
+    return _Library(backend, package, statement, "do this", "a bucket")
 
 
 def test_every_backend_is_reported_with_a_reason() -> None:
@@ -36,6 +36,7 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
     assert found["absent"].detail == "not installed; do this"
     assert found["broken"].detail == "ImportError: libxyz.so is missing; do this"
     assert found["aborts"].detail == "its import ends with -6; do this"
+    assert found["there"].detail == "usable, with a bucket"
     assert [found[name].is_usable for name in ("absent", "broken", "there", "aborts")] == [False, False, True, False]
 
 
