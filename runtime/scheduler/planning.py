@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.host import split_keys
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.scheduler.admission import admit_waiting
 from raydix.runtime.scheduler.backups import clean_ahead, count_dropped, start_backups
@@ -106,6 +107,21 @@ def _make_room(replica: Replica, lane: Lane, num_pages: int) -> None:
         count_dropped(replica, lane.make_room(ahead - lane.pool.num_free))
 
 
+def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
+    """Make room for later chunks, too: what is evicted while a step is in flight is in quarantine until that has ended.
+
+    What L2 does not hold (yet) stays as long as it can.
+    """
+    num_lacking = num_pages - lane.pool.num_free - lane.pool.num_quarantined
+    num_safe = 0
+    for victim in lane.tree.victims(num_lacking):
+        if replica.settings.has_host_memory and not all(map(replica.host.has, split_keys(victim.keys))):
+            break
+        num_safe += victim.num_pages
+    if num_safe:
+        count_dropped(replica, lane.make_room(num_safe + lane.pool.num_quarantined))
+
+
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
     """Give a decoding request its next page; if none can come free, the worst request is retracted."""
     while True:
@@ -152,8 +168,7 @@ def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[Re
             continue
         missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
         if missing > 0:
-            # For later chunks, too: what is evicted while a step is in flight is in quarantine until that has ended.
-            _make_room(replica, lane, lane.prompt_pages_to_come())
+            _evict_ahead(replica, lane, lane.prompt_pages_to_come())
             pages, victims = lane.allocate(missing)
             count_dropped(replica, victims)
             if pages is None:

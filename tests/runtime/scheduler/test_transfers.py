@@ -75,6 +75,20 @@ def test_write_back_copies_only_before_eviction() -> None:
     assert driver.ready >= set(split_keys(driver.keys(PROMPT)))
 
 
+def test_write_back_loses_nothing_to_a_prompt_of_many_chunks() -> None:
+    driver = CoreDriver(
+        has_host_memory=True, write_policy=WritePolicy.WRITE_BACK, num_pages=32, prefill_budget_tokens=16
+    )
+    starts = range(100, 900, 100)
+    for start in starts:
+        serve(driver, list(range(start, start + 15)))
+    serve(driver, list(range(1000, 1072)))
+    num_evicted = driver.core.stats()["evicted_pages"]
+    keys = [key for start in starts for key in split_keys(driver.keys(list(range(start, start + 15))))]
+    assert num_evicted == 12
+    assert driver.ready >= set(keys[:num_evicted])
+
+
 def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
     driver = CoreDriver(
         has_host_memory=True, write_policy=WritePolicy.WRITE_BACK, num_pages=16, max_model_len=64, is_attached=False
