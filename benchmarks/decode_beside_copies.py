@@ -159,8 +159,8 @@ class Bench:
         self._engine = engine
         self._watched = watched
         self._sizes = sizes
-        self._min_pages = sizes.chunk_tokens // page_size
-        """Of copies that count: those of the batch itself are smaller."""
+        self._min_pages = min(sizes.batch + 1, sizes.chunk_tokens // page_size)
+        """Of copies that count: the batch itself backs up a page per request at most."""
         self._prompts = Prompts(256)
         self._prefix = self._prompts.draw(sizes.prefix_tokens)
 
