@@ -63,7 +63,7 @@ class FileBackend:
         self._clock = clock
         self._namespace: Namespace | None = None
         self._prefix = ""
-        self._suffixes = [".page"]
+        self._suffixes: list[str] = []
         self._lock = threading.Lock()
         self._temporary_ids = itertools.count(time.monotonic_ns())  # other ones in each backend of this process
         self._unstamped: list[tuple[int, list[str]]] = []
@@ -76,6 +76,7 @@ class FileBackend:
         self._namespace = namespace
         self._prefix = f"{namespace.hex}/"
         num_groups = namespace.description.get("num_groups")
+        self._suffixes = [".page"]
         if isinstance(num_groups, int) and num_groups > 1:
             self._suffixes = [f".g{group}.page" for group in range(num_groups)]
         folder = self._root / namespace.hex
@@ -206,8 +207,8 @@ class FileBackend:
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         with self._lock:
             known = {name for name in names if name in self._lru}
-        # Of others the engine has read and written nothing: should another engine have, a rename changes no byte that
-        # anybody reads, and looking for all of them would take longer than for those to be written twice.
+        # Names that this engine has not met are not looked for. Should another engine have written one meanwhile, the
+        # rename puts its equal in its place, which costs less than looking for every new page.
         is_there = {name for name in known if os.access(self._root_text + name, os.F_OK)}
         new = {name: ref for name, ref in zip(names, refs, strict=True) if name not in is_there}
         statuses = dict.fromkeys(names, ObjectStatus.OK)
@@ -299,7 +300,7 @@ class FileBackend:
         # Only the last use of an object counts; within a batch the first object counts as used last.
         times = {name: used_ns - age for used_ns, used in batches for age, name in enumerate(used)}
         for name, time_ns in times.items():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # evicted, or another user's: then it counts as older than it is
                 os.utime(self._root_text + name, ns=(time_ns, time_ns))
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:

@@ -76,9 +76,12 @@ class NixlTransfers:
 
     def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         """One transfer for all files that have the right length: NIXL would not notice that one goes on."""
-        statuses: list[ObjectStatus | OSError] = [
-            _compare(os.lseek(fd, 0, os.SEEK_END), len(ref.page)) for fd, ref in zip(fds, refs, strict=True)
-        ]
+        sizes = [os.lseek(fd, 0, os.SEEK_END) for fd in fds]  # takes half the time of fstat
+        statuses: list[ObjectStatus | OSError] = [ObjectStatus.OK] * len(fds)
+        for index, ref in enumerate(refs):
+            if sizes[index] != len(ref.page):
+                is_short = sizes[index] < len(ref.page)
+                statuses[index] = ObjectStatus.TOO_SHORT if is_short else ObjectStatus.WRONG_LENGTH
         good = [index for index, status in enumerate(statuses) if status is ObjectStatus.OK]
         if len(good) < len(fds):
             fds, refs = [fds[index] for index in good], [refs[index] for index in good]
@@ -134,9 +137,3 @@ def _finish(agent: Any, handle: Any) -> bool:
             time.sleep(_POLL_S)
         state = agent.check_xfer_state(handle)
     raise AssertionError("unreachable")
-
-
-def _compare(size_bytes: int, page_bytes: int) -> ObjectStatus:
-    if size_bytes == page_bytes:
-        return ObjectStatus.OK
-    return ObjectStatus.TOO_SHORT if size_bytes < page_bytes else ObjectStatus.WRONG_LENGTH

@@ -204,6 +204,7 @@ class RedisBackend:
             return
         if count != len(refs):
             raise ProtocolError(f"{count} values; expected {len(refs)}")
+        num_read = 0
         for ref in refs:
             length = connection.read_length(b"$", deadline_s)
             if length is None:
@@ -212,11 +213,12 @@ class RedisBackend:
                 statuses.append(self._refusal(length))
             elif length == len(ref.page):
                 connection.read_into(ref.page, deadline_s)
-                self._count("objects_read")
+                num_read += 1
                 statuses.append(ObjectStatus.OK)
             else:
                 connection.skip(length, deadline_s)
                 statuses.append(ObjectStatus.TOO_SHORT if length < len(ref.page) else ObjectStatus.WRONG_LENGTH)
+        self._count("objects_read", num_read)
 
     def _put(
         self, connection: RespConnection, refs: Sequence[ObjectRef], deadline_s: float, statuses: list[ObjectStatus]
@@ -228,10 +230,11 @@ class RedisBackend:
             head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (3 + len(self._options), len(key), key, len(ref.page))
             parts += (head, ref.page, b"\r\n" + options)
         connection.send(parts, deadline_s)
+        num_written = 0
         for _ in refs:
             reply = connection.read_reply(deadline_s)
             if reply == b"OK":
-                self._count("objects_written")
+                num_written += 1
                 statuses.append(ObjectStatus.OK)
             elif reply is None:
                 statuses.append(ObjectStatus.OK)  # it exists; NX has kept its bytes
@@ -239,6 +242,7 @@ class RedisBackend:
                 statuses.append(self._refusal(reply))
             else:
                 raise ProtocolError(f"SET is answered with {reply!r}")
+        self._count("objects_written", num_written)
 
     def _ask(self, commands: Sequence[tuple[bytes, ...]]) -> list[Reply | ObjectStatus]:
         """Replies to short commands, pipelined; a status in the place of those that did not come."""
@@ -268,9 +272,9 @@ class RedisBackend:
             logger.warning("Redis: %s; further errors are only counted", message)
         self._count("io_errors")
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, amount: int = 1) -> None:
         with self._lock:
-            self._counters[name] += 1
+            self._counters[name] += amount
 
 
 def _chunks(refs: Sequence[ObjectRef]) -> Iterator[Sequence[ObjectRef]]:

@@ -101,6 +101,20 @@ def test_order_of_use_is_on_disk_after_a_while_though_the_process_is_killed(tmp_
     assert again.batch_exists([ref.name for ref in refs(0, 1, 2, 3)]) == [OK, MISSING, MISSING, OK]
 
 
+def test_files_of_another_user_are_read_though_their_times_cannot_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    backend.batch_put_from(refs(1), 1.0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "not the owner")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert backend.batch_get_into(refs(1), 1.0) == [OK]
+    backend.close()
+
+
 def test_object_that_is_evicted_under_its_reader_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = opened(tmp_path, max_bytes=OBJECT_BYTES)
     [written], [read] = refs(1), refs(1)
