@@ -179,8 +179,9 @@ class StorageWorker:
     def _refs(self, order: Transfer, object_bytes: int) -> list[ObjectRef]:
         group, buffer = order.group, self._arena.buffer
         offsets = self._arena.geometry.page_offsets(order.host_page_ids, group)
+        new = tuple.__new__  # half of the time of the named tuples' own constructors
         return [
-            ObjectRef(ObjectName(key, group), buffer[offset : offset + object_bytes], offset)
+            new(ObjectRef, (new(ObjectName, (key, group)), buffer[offset : offset + object_bytes], offset))
             for key, offset in zip(split_keys(order.keys), offsets, strict=True)
         ]
 
