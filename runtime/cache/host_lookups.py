@@ -390,11 +390,11 @@ class HostLookups:
         reports = []
         for lookup in changed:
             is_final = PageSource.PENDING not in lookup.sources
-            reports.append(
-                LookupProgress(request_id=lookup.request_id, sources=bytes(lookup.sources), is_final=is_final)
-            )
+            sources = bytes(lookup.sources)
+            reports.append(LookupProgress(request_id=lookup.request_id, sources=sources, is_final=is_final))
             if is_final:
                 del self._lookups[lookup.request_id]
+                self._staged.release(lookup.group, lookup.keys[lookup.end :])
                 self._index.touch_chain(lookup.group, lookup.keys)
                 self._staged.renew(lookup.group, lookup.keys, now_s)
         return reports

@@ -320,3 +320,13 @@ def test_keys_of_a_lookup_may_be_none_at_all() -> None:
     assert host.is_final("r")
     assert host.sources("r") == []
     assert make_keys([]) == b""
+
+
+def test_pages_behind_a_hole_are_not_kept_for_anybody() -> None:
+    host = with_storage()
+    host.store(range(8))
+    host.store([2], ObjectStatus.IO_ERROR)
+    host.lookup("r", range(8))
+    host.answer_all()
+    assert host.sources("r") == [L3, L3, *[PageSource.IO_ERROR] * 6]
+    assert host.stat("pages_staged") == 2
