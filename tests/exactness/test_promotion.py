@@ -10,7 +10,7 @@ NUM_TOKENS = 12
 CACHE = {
     "page_size": 2,
     "l1": {"num_pages": 1024, "copy_delay_s": 1e-4},
-    "l3": {"backend": "fake", "latency_s": 0.02, "max_bytes_per_s": 1_000_000},
+    "l3": {"backend": "fake", "latency_s": 0.02, "max_bytes_per_s": 150_000},
 }
 
 
