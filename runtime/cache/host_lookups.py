@@ -102,7 +102,6 @@ class HostLookups:
         """Touch a chain and find out where its pages are. A repeated request id replaces the earlier lookup."""
         self._forget(message.request_id)
         keys = split_keys(message.keys)
-        self._index.touch_chain(message.group, keys)
         lookup = _Lookup(
             request_id=message.request_id,
             urgency=message.urgency,
@@ -120,6 +119,8 @@ class HostLookups:
                 lookup.sources[index] = PageSource.PENDING
                 lookup.missing.append(index)
         if lookup.missing:
+            # It may take a while; the report that ends it touches the chain in any case.
+            self._index.touch_chain(message.group, keys)
             self._find(lookup, now_s)
 
     def _find(self, lookup: _Lookup, now_s: float) -> None:
