@@ -99,7 +99,7 @@ class HostLookups:
     # From the Scheduler ----------------------------------------------------------------------------------------
 
     def start(self, message: Lookup, now_s: float) -> None:
-        """Touch a chain and find out where its pages are. A repeated request id replaces the earlier lookup."""
+        """Find out where the pages of a chain are. A repeated request id replaces the earlier lookup."""
         self._forget(message.request_id)
         keys = split_keys(message.keys)
         lookup = _Lookup(
@@ -119,7 +119,6 @@ class HostLookups:
                 lookup.sources[index] = PageSource.PENDING
                 lookup.missing.append(index)
         if lookup.missing:
-            # It may take a while; the report that ends it touches the chain in any case.
             self._index.touch_chain(message.group, keys)
             self._find(lookup, now_s)
 
