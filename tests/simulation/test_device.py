@@ -4,7 +4,7 @@ The mutants show that the comparison of contents would notice. Their bugs show o
 the host, so they are looked for on a GPU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ from raydix.runtime.tiers.transfers import Direction, Transfer
 from tests.simulation.cluster import Faults
 from tests.simulation.device_ranks import DeviceWorld
 from tests.simulation.test_mutants import (
+    NO_QUARANTINE,
     SMALL_L1,
-    Patch,
+    Case,
     commit_before_acknowledgement,
     early_lease_end,
     end_leases_when_granted,
-    no_quarantine,
 )
 from tests.simulation.workload import BASE_SETTINGS, PAGE_SIZE, Workload, run_workload
 
@@ -81,29 +81,8 @@ def early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaTransfers, "_complete_all", report_at_once)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A mutant, the world it lives in, and a workload that makes it matter."""
-
-    mutant: Patch
-    workload: Workload
-    world: Patch = lambda monkeypatch: None
-
-
 CASES = [
-    Case(
-        mutant=no_quarantine,
-        workload=Workload(
-            seed=0,
-            settings=replace(SMALL_L1, num_lanes=1),
-            l2_pages=200,
-            storage=None,
-            faults=Faults(step_s=0.05, copy_s=0.005, link_delay_s=0.0005),
-            num_requests=48,
-            abort_fraction=0.5,
-            stop_fraction=0.5,
-        ),
-    ),
+    NO_QUARANTINE,
     Case(
         mutant=commit_before_acknowledgement,
         workload=Workload(seed=0, settings=BASE_SETTINGS, storage=None, faults=LAZY_ACKNOWLEDGEMENTS),

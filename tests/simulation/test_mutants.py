@@ -131,20 +131,21 @@ class Case:
     world: Patch = lambda monkeypatch: None
 
 
-CASES = [
-    Case(
-        mutant=no_quarantine,
-        workload=Workload(
-            seed=0,
-            settings=replace(SMALL_L1, num_lanes=1),
-            l2_pages=200,
-            storage=None,
-            faults=Faults(step_s=0.05, copy_s=0.005, link_delay_s=0.0005),
-            num_requests=48,
-            abort_fraction=0.5,
-            stop_fraction=0.5,
-        ),
+NO_QUARANTINE = Case(
+    mutant=no_quarantine,
+    workload=Workload(
+        seed=0,
+        settings=replace(SMALL_L1, num_lanes=1),
+        l2_pages=200,
+        storage=None,
+        faults=Faults(step_s=0.05, copy_s=0.005, link_delay_s=0.0005),
+        num_requests=48,
+        abort_fraction=0.5,
+        stop_fraction=0.5,
     ),
+)
+CASES = [
+    NO_QUARANTINE,
     Case(
         mutant=commit_before_acknowledgement,
         workload=Workload(seed=0, settings=BASE_SETTINGS, storage=None, faults=SLOW_COPIES),
