@@ -11,6 +11,11 @@ HostPageId = NewType("HostPageId", int)
 PageKey = NewType("PageKey", bytes)
 """32 bytes: the chained digest of a page's tokens and of everything before it."""
 LeaseId = NewType("LeaseId", int)
+"""One asking for host pages to read. The Scheduler counts them and never uses one twice."""
+LookupId = NewType("LookupId", int)
+"""One asking for what L2 and L3 hold of a chain. The Scheduler counts them and never uses one twice."""
+ConnectionId = NewType("ConnectionId", int)
+"""One link between two actors, from hello to close. Whoever takes links counts them and never uses a number twice."""
 TransferId = NewType("TransferId", int)
 """One load or backup: a set of page copies that is acknowledged as a whole."""
 BatchId = NewType("BatchId", int)

@@ -29,7 +29,6 @@ from raydix.runtime.cache.host_events import (
     RetireStorage,
     SchedulerAttached,
     SchedulerLost,
-    SchedulerMessage,
     SetGenerations,
     StorageAttached,
     StorageFlushed,
@@ -43,7 +42,7 @@ from raydix.runtime.cache.host_events import (
 from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.cache.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
 from raydix.runtime.tiers.host_arena import HostArena
 
 logger = logging.getLogger(__name__)
@@ -219,7 +218,7 @@ class HostMemoryActor:
             try:
                 while True:
                     message = await link.receive()
-                    if not isinstance(message, SchedulerMessage):
+                    if not isinstance(message, ToHost):
                         break
                     self._turns.post(FromScheduler(message))
             except LinkClosed:

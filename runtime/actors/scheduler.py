@@ -20,6 +20,7 @@ from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import FromHost
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
@@ -29,7 +30,6 @@ from raydix.runtime.scheduler.events import (
     Effect,
     Event,
     FlushL1,
-    FromHost,
     HostAttached,
     HostLost,
     HostMessage,

@@ -4,32 +4,17 @@ from dataclasses import dataclass
 
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
-    AbandonPages,
     CancelBatch,
-    CancelLookup,
-    CommitPages,
-    CopiesDrained,
     DeleteObjects,
     FindObjects,
-    LeasePages,
-    Lookup,
-    LookupProgress,
-    MirrorUpdate,
+    FromHost,
     ObjectsDone,
     ObjectStatus,
-    PagesGranted,
-    PagesLeased,
     ReadObjects,
-    ReleaseLeases,
-    ReturnPages,
-    StorageStatus,
+    ToHost,
     WriteObjects,
 )
 
-SchedulerMessage = (
-    Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
-)
-SchedulerAnswer = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
 StorageOrder = FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
 # Settings --------------------------------------------------------------------------------------------------------
@@ -86,7 +71,7 @@ class HostSettings:
 class FromScheduler:
     """The attached Scheduler says something."""
 
-    message: SchedulerMessage
+    message: ToHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +167,7 @@ class SetGenerations:
 class ToScheduler:
     """Send to the attached Scheduler."""
 
-    message: SchedulerAnswer
+    message: FromHost
 
 
 @dataclass(frozen=True, slots=True)

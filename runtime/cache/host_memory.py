@@ -17,10 +17,8 @@ from raydix.runtime.cache.host_events import (
     HostSettings,
     ProcessExited,
     RetireStorage,
-    SchedulerAnswer,
     SchedulerAttached,
     SchedulerLost,
-    SchedulerMessage,
     SetGenerations,
     StorageAttached,
     StorageLost,
@@ -38,14 +36,15 @@ from raydix.runtime.messages.host import (
     CancelLookup,
     CommitPages,
     CopiesDrained,
+    FromHost,
     LeasePages,
     Lookup,
     MirrorUpdate,
     PagesGranted,
     PagesLeased,
     ReleaseLeases,
-    ReturnPages,
     StorageStatus,
+    ToHost,
     split_keys,
 )
 
@@ -130,7 +129,7 @@ class HostMemoryCore:
 
     # The Scheduler ---------------------------------------------------------------------------------------------
 
-    def _take_message(self, message: SchedulerMessage, now_s: float) -> None:
+    def _take_message(self, message: ToHost, now_s: float) -> None:
         match message:
             case Lookup():
                 self._lookups.start(message, now_s)
@@ -294,7 +293,7 @@ class HostMemoryCore:
                 grants.append(PagesGranted(host_page_ids=page_ids, generations=generations, group=group))
         return grants
 
-    def _send(self, message: SchedulerAnswer) -> None:
+    def _send(self, message: FromHost) -> None:
         if self._epoch is not None:
             self._effects.append(ToScheduler(message))
 

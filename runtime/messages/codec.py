@@ -27,24 +27,13 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import (
-    AbandonPages,
     CancelBatch,
-    CancelLookup,
-    CommitPages,
-    CopiesDrained,
     DeleteObjects,
     FindObjects,
-    LeasePages,
-    Lookup,
-    LookupProgress,
-    MirrorUpdate,
+    FromHost,
     ObjectsDone,
-    PagesGranted,
-    PagesLeased,
     ReadObjects,
-    ReleaseLeases,
-    ReturnPages,
-    StorageStatus,
+    ToHost,
     WriteObjects,
 )
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
@@ -59,19 +48,8 @@ Message = (
     | StepPlan
     | StepResult
     | TransfersDone
-    | Lookup
-    | CancelLookup
-    | LeasePages
-    | ReleaseLeases
-    | CommitPages
-    | ReturnPages
-    | AbandonPages
-    | CopiesDrained
-    | PagesGranted
-    | PagesLeased
-    | MirrorUpdate
-    | StorageStatus
-    | LookupProgress
+    | ToHost
+    | FromHost
     | FindObjects
     | ReadObjects
     | WriteObjects
@@ -103,6 +81,8 @@ def _int32_view(code: int, data: bytes) -> Int32Array:
 
 def _field_getter(cls: type) -> Getter:
     names = [field.name for field in fields(cls)]
+    if not names:
+        return lambda message: ()
     get = attrgetter(*names)
     return get if len(names) > 1 else lambda message: (get(message),)
 

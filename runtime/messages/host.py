@@ -2,12 +2,15 @@
 
 Page keys travel as one `bytes` of 32 bytes each; `split_keys` takes them apart. All host pages are quoted with their
 generation: a message about an older generation concerns a page that has since changed hands and is ignored.
+
+Every message belongs to the connection it came over. Both ends drop what an earlier connection still brings, so no id
+below needs to be told from those of another Scheduler or HostMemory. What else makes a message stale stands with it.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from raydix.ids import BatchId, LeaseId, PageKey, RequestId
+from raydix.ids import BatchId, LeaseId, LookupId, PageKey
 from raydix.runtime.messages.arrays import Int32Array
 
 KEY_BYTES = 32
@@ -59,13 +62,13 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """Touch a request's whole chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
+    """Touch a chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
 
     `keys` starts at the chain's first page. Pages before `num_l1_pages` are only touched. Progress is reported until
-    every page's source is final.
+    every page's source is final. Never stale: a request may ask again, under a new `lookup_id`.
     """
 
-    request_id: RequestId
+    lookup_id: LookupId
     keys: bytes
     num_l1_pages: int
     urgency: Urgency = Urgency.REQUEST
@@ -74,14 +77,17 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLookup:
-    """Stop fetching for this request; reads that others share go on. Answered by a final `LookupProgress`."""
+    """Stop fetching for this lookup; reads that others share go on. Answered by a final `LookupProgress`.
 
-    request_id: RequestId
+    Stale if the lookup has ended by itself in the meantime: then nothing happens.
+    """
+
+    lookup_id: LookupId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePages:
-    """Pin READY pages for reading. Answered by `PagesLeased` with the longest READY prefix of `keys`."""
+    """Pin READY pages for reading. Answered by `PagesLeased` with the longest READY prefix of `keys`. Never stale."""
 
     lease_id: LeaseId
     keys: bytes
@@ -90,14 +96,17 @@ class LeasePages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLeases:
-    """End read leases. Unknown ids are errors of accounting."""
+    """End read leases. Never stale, so unknown ids are errors of accounting."""
 
     lease_ids: Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPages:
-    """Granted pages are filled, on every rank: publish them under their keys."""
+    """Granted pages are filled, on every rank: publish them under their keys.
+
+    Stale, page by page, if the generation is not the page's or the page is not granted: counted and ignored.
+    """
 
     keys: bytes
     host_page_ids: Int32Array
@@ -106,16 +115,11 @@ class CommitPages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnPages:
-    """Granted pages that were never written, or whose copies are acknowledged, go back unpublished."""
-
-    host_page_ids: Int32Array
-    generations: Int32Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonPages:
-    """A process died with copies in flight: keep these grants and leases in quarantine until `pid` has exited."""
+    """A process is out of reach with copies in flight: keep these grants and leases in quarantine.
+
+    That ends when `pid` has exited or is named in a `ProcessDrained`. A grant is stale as in `CommitPages`.
+    """
 
     host_page_ids: Int32Array
     generations: Int32Array
@@ -124,10 +128,15 @@ class AbandonPages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiesDrained:
-    """No copy that an earlier HostMemory or Scheduler ordered is in flight any more: grants may start."""
+class ProcessDrained:
+    """A process that lives said hello anew: none of the copies is in flight for which pages were abandoned before."""
 
-    host_incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesDrained:
+    """No copy ordered over an earlier connection is in flight any more: grants may start. Said once a connection."""
 
 
 # HostMemory -> Scheduler -----------------------------------------------------------------------------------------
@@ -135,7 +144,10 @@ class CopiesDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesGranted:
-    """Free host pages, now FILLING under the Scheduler's write lease, to back pages up into."""
+    """Free host pages, now FILLING under the Scheduler's write lease, to back pages up into.
+
+    Stale once the connection is lost, like all grants: HostMemory keeps them in quarantine until `CopiesDrained`.
+    """
 
     host_page_ids: Int32Array
     generations: Int32Array
@@ -144,7 +156,10 @@ class PagesGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesLeased:
-    """Answer to `LeasePages`: host pages of the longest READY prefix, perhaps none."""
+    """Answer to `LeasePages`: host pages of the longest READY prefix, perhaps none.
+
+    Stale if the Scheduler waits for this lease no longer: it is released at once.
+    """
 
     lease_id: LeaseId
     host_page_ids: Int32Array
@@ -153,7 +168,7 @@ class PagesLeased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorUpdate:
-    """Keys (first 16 bytes) that became READY in L2 or were dropped, in order: drops first, then ready."""
+    """Keys (first 16 bytes) that became READY in L2 or were dropped, in order: drops first, then ready. A hint."""
 
     ready: bytes = b""
     dropped: bytes = b""
@@ -162,24 +177,38 @@ class MirrorUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
-    """Whether L3 is in use: only then are pages worth waiting for. Sent first, and when it changes."""
+    """Whether L3 is in use: only then are pages worth waiting for. Sent first, and when it changes.
+
+    `max_staged_pages`: how many pages of group 0 that come from L3 L2 keeps for requests that wait.
+    """
 
     is_in_use: bool
+    max_staged_pages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupProgress:
     """Sources of all pages of a chain so far, one `PageSource` byte each, from the chain's first page.
 
-    Pages before `num_l1_pages` say L1. `is_final`: no page is PENDING any more and this is the last report.
+    Pages before `num_l1_pages` say L1. `is_final`: no page is PENDING any more and this is the last report. Stale if
+    nobody waits for this lookup any more.
     """
 
-    request_id: RequestId
+    lookup_id: LookupId
     sources: bytes
     is_final: bool
 
 
+ToHost = (
+    Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | AbandonPages | ProcessDrained | CopiesDrained
+)
+"""What a Scheduler says to HostMemory."""
+FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
+"""What HostMemory answers."""
+
 # HostMemory <-> storage actor ------------------------------------------------------------------------------------
+# HostMemory counts batches and never uses an id twice, so an answer names one order; an answer to none is an error of
+# accounting unless the order's connection was lost.
 
 
 class ObjectStatus(IntEnum):
@@ -256,7 +285,10 @@ class DeleteObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelBatch:
-    """The rest of a batch is no longer wanted. It is still answered, with CANCELLED for what was not done."""
+    """The rest of a batch is no longer wanted. It is still answered, with CANCELLED for what was not done.
+
+    Stale if the answer is under way: then nothing happens.
+    """
 
     batch_id: BatchId
 

@@ -2,6 +2,9 @@
 
 A plan is numbered per lane, without gaps, and is carried out in order. Its page copies start at once; its rows form one
 model step. Columns named `row_*` have one entry per row, `table_*` one per block-table change.
+
+Every message belongs to the connection it came over, and what an earlier one still brings is dropped: steps and
+transfers are numbered within it. A plan is never stale; what makes an answer stale stands with it.
 """
 
 from dataclasses import dataclass, field
@@ -111,7 +114,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step is done on one rank. `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only)."""
+    """A step is done on one rank. `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only).
+
+    Never stale as a whole; a row is, if its request has ended or started another run since the plan was sent.
+    """
 
     rank: int
     step: int
@@ -124,7 +130,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransfersDone:
-    """Loads and backups that are complete on one rank, in order of completion."""
+    """Loads and backups that are complete on one rank, in order of completion.
+
+    Never stale as a whole; a load is, if its request wants it no longer: then its pages and its lease just go back.
+    """
 
     rank: int
     transfer_ids: Int32Array

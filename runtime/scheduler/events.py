@@ -2,28 +2,10 @@
 
 from dataclasses import dataclass
 
-from raydix.ids import ClientId
+from raydix.ids import ClientId, ConnectionId
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, RequestDelta, StopRequest, SubmitRequest
-from raydix.runtime.messages.host import (
-    AbandonPages,
-    CancelLookup,
-    CommitPages,
-    CopiesDrained,
-    LeasePages,
-    Lookup,
-    LookupProgress,
-    MirrorUpdate,
-    PagesGranted,
-    PagesLeased,
-    ReleaseLeases,
-    ReturnPages,
-    StorageStatus,
-)
+from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
-
-ToHost = Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | ReturnPages | AbandonPages | CopiesDrained
-FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
-
 
 # Events ----------------------------------------------------------------------------------------------------------
 
@@ -45,42 +27,46 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAttached:
-    """A GPU actor said hello: it holds no request, its L1 is empty and none of its copies is in flight."""
+    """A GPU actor said hello: it holds no request, its L1 is empty and none of its copies is in flight.
+
+    An earlier connection of the rank, if any, counts as lost. The same process may say hello again.
+    """
 
     rank: int
+    connection: ConnectionId
     incarnation: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMessage:
-    """A GPU actor reports; reports of an earlier incarnation are dropped."""
+    """A GPU actor reports; reports over an earlier connection are dropped."""
 
     rank: int
-    incarnation: int
+    connection: ConnectionId
     message: StepResult | TransfersDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLost:
-    """A GPU actor's link closed. Its process may still be copying until it has exited."""
+    """A GPU actor's link closed. Its process may still be copying until it has exited or said hello anew."""
 
     rank: int
-    incarnation: int
+    connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAttached:
-    """HostMemory said hello."""
+    """HostMemory said hello. An earlier connection, if any, counts as lost, whether or not its process died."""
 
-    incarnation: int
+    connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMessage:
-    """HostMemory reports."""
+    """HostMemory reports; reports over an earlier connection are dropped."""
 
-    incarnation: int
+    connection: ConnectionId
     message: FromHost
 
 
@@ -88,7 +74,7 @@ class HostMessage:
 class HostLost:
     """HostMemory's link closed."""
 
-    incarnation: int
+    connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from raydix.ids import LeaseId
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
+    FromHost,
     LookupProgress,
     MirrorUpdate,
     PagesGranted,
@@ -16,7 +17,6 @@ from raydix.runtime.messages.host import (
     StorageStatus,
 )
 from raydix.runtime.scheduler.admission import start_running
-from raydix.runtime.scheduler.events import FromHost
 from raydix.runtime.scheduler.hints import end_hint
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.promotion import lease_part, promotion_of_lease

@@ -7,9 +7,18 @@ from collections import Counter, OrderedDict, defaultdict
 from raydix.ids import LeaseId, RequestId, TransferId
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
-from raydix.runtime.messages.host import KEY_BYTES, CancelLookup, LeasePages, Lookup, PageSource, ReleaseLeases, Urgency
+from raydix.runtime.messages.host import (
+    KEY_BYTES,
+    CancelLookup,
+    LeasePages,
+    Lookup,
+    PageSource,
+    ReleaseLeases,
+    ToHost,
+    Urgency,
+)
 from raydix.runtime.messages.plan import TokenLogprobs
-from raydix.runtime.scheduler.events import Effect, SendClient, SendHost, ToHost
+from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.predictors import RatePredictor
