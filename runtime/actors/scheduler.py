@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
-from raydix.ids import ClientId, RequestId
+from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.actors.metric_samples import scheduler_samples
@@ -79,10 +79,12 @@ class SchedulerActor:
         self._incarnation = incarnation
         self._exporter = exporter
         self._core: SchedulerCore | None = None
-        self._ranks_per_lane = 1
         self._listeners: list[Listener] = []
         self._ranks: dict[int, Link] = {}
         self._host: Link | None = None
+        self._links: dict[ConnectionId, Link] = {}
+        """Those to ranks and to HostMemory, by the number under which the core knows them."""
+        self._num_connections = 0
         self._clients: dict[ClientId, ClientOutbox] = {}
         self._num_clients = 0
         self._num_ranks = 0
@@ -103,7 +105,6 @@ class SchedulerActor:
         """Listen; returns the addresses, with the ports that were chosen."""
         self._core = SchedulerCore(setup.settings)
         self._turns.start(self._core)
-        self._ranks_per_lane = setup.settings.ranks_per_lane
         self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
         self._cpu_start_s = time.thread_time()
         own = Hello(
@@ -200,13 +201,16 @@ class SchedulerActor:
         if older is not None:
             self._lose_rank(rank, older)
         self._ranks[rank] = link
-        self._turns.post(RankAttached(rank=rank, incarnation=hello.incarnation, pid=hello.pid))
+        connection = self._number(link)
+        self._turns.post(
+            RankAttached(rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid)
+        )
         try:
             while True:
                 message = await link.receive()
                 if self._ranks.get(rank) is not link or not isinstance(message, StepResult | TransfersDone):
                     break
-                self._turns.post(RankMessage(rank=rank, incarnation=hello.incarnation, message=message))
+                self._turns.post(RankMessage(rank=rank, connection=connection, message=message))
         except LinkClosed:
             pass
         if self._ranks.get(rank) is link:
@@ -215,20 +219,20 @@ class SchedulerActor:
     def _lose_rank(self, rank: int, link: Link) -> None:
         del self._ranks[rank]
         link.close()
-        self._turns.post(RankLost(rank=rank, incarnation=link.hello.incarnation))
+        self._turns.post(RankLost(rank=rank, connection=self._forget(link)))
 
     async def _serve_host(self, link: Link) -> None:
-        incarnation = link.hello.incarnation
         if self._host is not None:
             self._lose_host(self._host)
         self._host = link
-        self._turns.post(HostAttached(incarnation=incarnation))
+        connection = self._number(link)
+        self._turns.post(HostAttached(connection=connection))
         try:
             while True:
                 message = await link.receive()
                 if self._host is not link or not isinstance(message, FromHost):
                     break
-                self._turns.post(HostMessage(incarnation=incarnation, message=message))
+                self._turns.post(HostMessage(connection=connection, message=message))
         except LinkClosed:
             pass
         if self._host is link:
@@ -237,7 +241,19 @@ class SchedulerActor:
     def _lose_host(self, link: Link) -> None:
         self._host = None
         link.close()
-        self._turns.post(HostLost(incarnation=link.hello.incarnation))
+        self._turns.post(HostLost(connection=self._forget(link)))
+
+    def _number(self, link: Link) -> ConnectionId:
+        """Count a new link to a rank or to HostMemory; what is for it goes to it alone."""
+        self._num_connections += 1
+        connection = ConnectionId(self._num_connections)
+        self._links[connection] = link
+        return connection
+
+    def _forget(self, link: Link) -> ConnectionId:
+        connection = next(number for number, known in self._links.items() if known is link)
+        del self._links[connection]
+        return connection
 
     async def _serve_client(self, link: Link) -> None:
         self._num_clients += 1
@@ -275,11 +291,10 @@ class SchedulerActor:
                     self._unsent.add(effect.client_id)
             case SendPlan():
                 self._num_plans += 1
-                first = effect.lane * self._ranks_per_lane
-                for rank in range(first, first + self._ranks_per_lane):
-                    send_if_open(self._ranks.get(rank), effect.plan)
+                for connection in effect.connections:
+                    send_if_open(self._links.get(connection), effect.plan)
             case SendHost():
-                send_if_open(self._host, effect.message)
+                send_if_open(self._links.get(effect.connection), effect.message)
             case KillRank():
                 logger.error("rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason)
                 if not self._kill_orders.full():

@@ -98,7 +98,7 @@ class LeasePages:
 class ReleaseLeases:
     """End read leases. Never stale, so unknown ids are errors of accounting."""
 
-    lease_ids: Int32Array
+    lease_ids: tuple[LeaseId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class AbandonPages:
 
     host_page_ids: Int32Array
     generations: Int32Array
-    lease_ids: Int32Array
+    lease_ids: tuple[LeaseId, ...]
     pid: int
 
 

@@ -1,21 +1,24 @@
 """Which waiting request runs next, and what is loaded for it."""
 
+import bisect
 from dataclasses import dataclass
 from enum import Enum
 
-from raydix.runtime.cache.radix_tree import Match
+from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.backups import count_dropped
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.promotion import promote
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import MAX_LOSSES, Phase, RequestState
 from raydix.runtime.scheduler.settings import LoadPolicy, Policy
 
-_NUM_REFRESHED = 64
-"""Waiting requests whose match is looked up again per step, for `lpm`: the cost of a step is bounded."""
+_MAX_MOVED = 16
+"""Waiting requests whose place is chosen anew per step, because more of them is cached: a step's cost is bounded."""
 
 
 class Verdict(Enum):
@@ -37,39 +40,22 @@ class Assessment:
     num_load_pages: int
 
 
-def waiting_order(replica: Replica, lane: Lane, now_s: float) -> list[RequestState]:
-    """The lane's waiting requests in the order in which they are looked at."""
-    settings = replica.settings
-    waiting = list(lane.waiting.values())
-    if settings.policy is Policy.LPM and settings.prefix_caching and len(waiting) > 1:
-        for request in waiting[:_NUM_REFRESHED]:
-            request.matched_pages = count_cached_pages(replica, lane, request)
-            # The looked-at go to the back of the dict, so that every waiting request has its turn.
-            lane.waiting[request.request_id] = lane.waiting.pop(request.request_id)
-
-    def order(request: RequestState) -> tuple[int, int, float]:
-        aged = request.submit.priority - int((now_s - request.arrival_s) / settings.ageing_s)
-        return (aged, -request.matched_pages, request.arrival_s)
-
-    return sorted(waiting, key=order)
-
-
-def count_cached_pages(replica: Replica, lane: Lane, request: RequestState) -> int:
-    """Pages of the request's prefix in L1 and, as far as is known, L2."""
-    if not replica.settings.prefix_caching:
-        return 0
-    match = lane.match(request)
-    return match.num_pages + _count_l2_pages(replica, request, match)
+def enqueue(replica: Replica, lane: Lane, request: RequestState, match: Match) -> int:
+    """Let a request wait on a lane, whose L1 holds `match`; returns how many further pages L2 has."""
+    num_l2_pages = _count_l2_pages(replica, request, match)
+    num_pages = match.num_pages + num_l2_pages
+    lacks = _first_lacking(replica, request, num_pages)
+    lane.waiting.add(request, num_cached_pages=num_pages, lacks=lacks)
+    return num_l2_pages
 
 
 def admit_waiting(replica: Replica, lane: Lane, now_s: float, budget_tokens: int) -> list[RequestState]:
     """Admit waiting requests, in order, until one has no room or the prompts admitted use up `budget_tokens`."""
     admitted: list[RequestState] = []
-    if not lane.waiting or not lane.has_free_slot:
-        return admitted
-    for request in waiting_order(replica, lane, now_s):
-        if budget_tokens <= 0 or not lane.has_free_slot:
-            break
+    _move_grown(replica, lane)
+
+    # Whoever is looked at runs, is parked, moves back, or has no room: so this ends.
+    while budget_tokens > 0 and lane.has_free_slot and (request := lane.waiting.next_turn()) is not None:
         match try_admit(replica, lane, request, now_s):
             case Verdict.ADMITTED:
                 admitted.append(request)
@@ -82,19 +68,62 @@ def admit_waiting(replica: Replica, lane: Lane, now_s: float, budget_tokens: int
     return admitted
 
 
+def _move_grown(replica: Replica, lane: Lane) -> None:
+    """Under `lpm`, those of which more is cached than when their place was chosen move forward."""
+    for _ in range(_MAX_MOVED):
+        request = lane.waiting.take_grown()
+        if request is None:
+            return
+        match = lane.match(request)
+        _place(replica, lane, request, match.num_pages + _count_l2_pages(replica, request, match))
+
+
+def _place(replica: Replica, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
+    lacks = _first_lacking(replica, request, num_cached_pages)
+    lane.waiting.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
+    replica.lookups.move(request, lane.waiting.key(request))
+
+
+def _first_lacking(replica: Replica, request: RequestState, page: int) -> PageKey | None:
+    """The key of a page that a request lacks; None past its last full prompt page."""
+    size = replica.settings.page_size
+    if not replica.settings.prefix_caching or page >= request.num_prompt // size:
+        return None
+    return request.key(page, size)
+
+
 def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Verdict:
-    """Admit one waiting request if there is room and nothing that it should wait for."""
+    """Admit one waiting request if there is room and nothing that it should wait for; else it may be parked."""
     found = assess(replica, lane, request, now_s)
-    if _is_computed_by_another(replica, lane, request, found):
+    if _has_fallen_back(replica, lane, request, found) or _follows_another(replica, lane, request, found):
         return Verdict.WAITS
+
     lock = lane.tree.lock(found.match, now_s=now_s)
     verdict, load_pages = _reserve(replica, lane, request, found, now_s)
     if load_pages is None:
-        is_early = verdict is Verdict.WAITS and promote(replica, lane, request, lock, found.num_load_pages, now_s)
+        is_early = verdict is Verdict.WAITS and promote(replica, lane, request, lock, found.num_load_pages)
         if not is_early:
             lane.withdraw(lock)
+        if verdict is Verdict.WAITS:
+            num_pages = found.match.num_pages + found.num_l2_pages
+            lane.waiting.park(request, lacks=_first_lacking(replica, request, num_pages))
         return verdict
-    del lane.waiting[request.request_id]
+
+    _begin(replica, lane, request, found, lock, load_pages, now_s)
+    return Verdict.ADMITTED
+
+
+def _begin(
+    replica: Replica,
+    lane: Lane,
+    request: RequestState,
+    found: Assessment,
+    lock: Lock,
+    load_pages: Int32Array,
+    now_s: float,
+) -> None:
+    """A request leaves the queue and runs, or waits for a lease on what is to be loaded into `load_pages`."""
+    lane.waiting.discard(request)
     lane.end_promotion(request.request_id)
     replica.cancel_lookup(request)
     request.begin_run(lane.take_slot(), lock, found.match.page_ids[0].tolist() + load_pages.tolist())
@@ -102,15 +131,71 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     if request.admitted_s is None:
         request.admitted_s = now_s
     lane.note_computing(request)
+
     if found.num_l2_pages:
         replica.counters["load_decisions" if found.num_load_pages else "recompute_decisions"] += 1
     if found.num_load_pages:
         request.phase = Phase.LEASING
         start = found.match.num_pages
-        replica.ask_lease(request, start, start + found.num_load_pages, now_s)
+        replica.ask_lease(request, start, start + found.num_load_pages)
     else:
         start_running(replica, request, num_loaded_pages=0, num_left_pages=found.num_l2_pages)
-    return Verdict.ADMITTED
+
+
+def _has_fallen_back(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
+    """Under `lpm`, less of the request is cached than when its place was chosen, and others are before it now."""
+    if replica.settings.policy is not Policy.LPM or not replica.settings.prefix_caching:
+        return False
+    num_pages = found.match.num_pages + found.num_l2_pages
+    if -lane.waiting.key(request)[1] <= num_pages:
+        return False
+    _place(replica, lane, request, num_pages)
+    return lane.waiting.next_turn() is not request
+
+
+def _follows_another(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
+    """Park a request behind the one that computes or loads a page of its prompt, or that is not to run beside it."""
+    leader = _leader(replica, lane, request, found)
+    if leader is not None:
+        # The last page that they share comes last: nothing before it is worth a look.
+        last = _last_shared_page(replica, lane, request, leader)
+        lane.waiting.park(request, lacks=_first_lacking(replica, request, last), leader=leader)
+        return True
+
+    if request.num_losses < MAX_LOSSES:
+        return False
+    suspect = next((other for other in lane.running.values() if other.num_losses >= MAX_LOSSES), None)
+    if suspect is not None:
+        lane.waiting.park(request, lacks=None, leader=suspect.request_id)
+    return suspect is not None
+
+
+def _leader(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> RequestId | None:
+    """Who computes or loads the page that follows the request's match in L1."""
+    page = found.match.num_pages
+    size = replica.settings.page_size
+    if not lane.computing or not replica.settings.prefix_caching or page >= request.num_prompt // size:
+        return None
+    return lane.computing.get(request.key(page, size))
+
+
+def _last_shared_page(replica: Replica, lane: Lane, request: RequestState, leader: RequestId) -> int:
+    """The last page that a request will find in L1 when its leader has published its prompt, or loaded its part."""
+    size = replica.settings.page_size
+    other = replica.requests[leader]
+    promotion = lane.promotions.get(leader)
+    num_other = other.num_prompt // size if promotion is None else promotion.num_pages
+    stop = min(num_other, request.num_prompt // size)
+    own_keys, other_keys = request.keys(stop, size), other.keys(stop, size)
+
+    # Keys are chained: where two are equal, all before them are.
+    return (
+        bisect.bisect_left(range(stop), True, key=lambda page: _key_at(own_keys, page) != _key_at(other_keys, page)) - 1
+    )
+
+
+def _key_at(keys: bytes, page: int) -> bytes:
+    return keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
 
 
 def _reserve(
@@ -136,6 +221,8 @@ def _reserve(
 def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: int, num_left_pages: int) -> None:
     """The request knows which cached pages it gets; what is missing is planned from now on."""
     request.phase = Phase.RUNNING
+    if not num_loaded_pages:
+        replica.lookups.end_claim(request)
     size = replica.settings.page_size
     num_l1_pages = request.num_held_pages
     num_cached = (num_l1_pages + num_loaded_pages) * size
@@ -163,7 +250,7 @@ def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) ->
 
 
 def _count_l2_pages(replica: Replica, request: RequestState, match: Match) -> int:
-    if not replica.host.is_usable or not replica.host.num_keys:
+    if not replica.host.is_usable or not replica.host.num_keys or not replica.settings.prefix_caching:
         return 0
     num_full = request.num_tokens // replica.settings.page_size
     keys = request.keys(num_full, replica.settings.page_size)
@@ -182,21 +269,12 @@ def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
             return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
 
 
-def _is_computed_by_another(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
-    page = found.match.num_pages
-    if not lane.computing or not replica.settings.prefix_caching:
-        return False
-    if page >= request.num_prompt // replica.settings.page_size:
-        return False
-    return request.key(page, replica.settings.page_size) in lane.computing
-
-
 def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessment, now_s: float) -> bool:
     prefetch = request.prefetch
     size = replica.settings.page_size
     pending_pages = request.num_prompt // size - found.match.num_pages - found.num_l2_pages
     is_due = replica.host.is_usable and replica.host.has_storage is not False
-    if prefetch.is_final or pending_pages <= 0 or not is_due:
+    if not prefetch.is_pending or pending_pages <= 0 or not is_due:
         return False
     if prefetch.first_runnable_s is None:
         prefetch.first_runnable_s = now_s
@@ -212,5 +290,5 @@ def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessme
         return False
     if not now_s < prefetch.wakes_at_s <= deadline_s:
         prefetch.wakes_at_s = deadline_s
-        replica.wake_at(deadline_s)
+        replica.wake_at(deadline_s, request)
     return True

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.scheduler.request import PrefetchState, RequestState
+from raydix.runtime.scheduler.prefetch import PrefetchState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import PrefetchStrategy, SchedulerSettings
 
 Range = tuple[int, int, PageSource]

@@ -75,7 +75,7 @@ def start_backups(replica: Replica, lane: Lane) -> list[Backup]:
     host = replica.host
     if not lane.dirty or not host.is_usable or not host.num_granted:
         return []
-    assert host.incarnation is not None
+    assert host.connection is not None
     keys: list[PageKey] = []
     page_ids: list[int] = []
     limit = min(_MAX_PAGES_PER_PLAN, host.num_granted)
@@ -90,11 +90,11 @@ def start_backups(replica: Replica, lane: Lane) -> list[Backup]:
     lane.backing_up.update(keys)
     host_page_ids, generations = host.take_pages(len(keys))
     backup = Backup(
-        transfer_id=replica.next_transfer_id(),
+        transfer_id=lane.next_transfer_id(),
         page_ids=int32_array(page_ids),
         host_page_ids=host_page_ids,
         generations=generations,
-        host_incarnation=host.incarnation,
+        host_connection=host.connection,
         keys=b"".join(keys),
     )
     return [backup]

@@ -13,6 +13,7 @@ from raydix.runtime.messages.client import (
     StopRequest,
     SubmitRequest,
 )
+from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.backups import back_up_all
@@ -26,9 +27,10 @@ from raydix.runtime.scheduler.hosting import (
     tell_if_drained,
     time_out_host,
 )
-from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.lane import AttachedRank, Lane
 from raydix.runtime.scheduler.planning import next_plan
 from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import MAX_LOSSES
 from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.submission import enqueue_hashed, move_waiting, submit
@@ -44,20 +46,28 @@ class SchedulerCore:
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
         replica = self._replica
+        if replica.host.unanswered.start_clocks(now_s):
+            replica.wake_at(now_s + self.settings.lookup_deadline_s)
+
         self._take(event, now_s)
-        if replica.drop_wakeups(now_s):
-            self._expire(now_s)
+        self._expire(now_s)
         enqueue_hashed(replica, now_s)
+        replica.send_due_lookups()
         tell_if_drained(replica)
+        if replica.host.unanswered.has_new:
+            # Should no other event come, this one starts their clocks.
+            replica.wake_at(now_s + self.settings.lookup_deadline_s)
+
         for lane in replica.lanes:
             while (plan := next_plan(replica, lane, now_s)) is not None:
-                replica.effects.append(SendPlan(lane=lane.index, plan=plan))
+                connections = tuple(lane.attached[rank].connection for rank in lane.ranks)
+                replica.effects.append(SendPlan(lane=lane.index, connections=connections, plan=plan))
         effects, replica.effects = replica.effects, []
         return effects
 
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due if no other event comes before; None: never."""
-        return self._replica.next_wakeup_s()
+        return self._replica.timers.next_s()
 
     @property
     def is_idle(self) -> bool:
@@ -94,6 +104,9 @@ class SchedulerCore:
         stats["l2_known_pages"] = replica.host.num_keys
         stats["l2_granted_pages"] = replica.host.num_granted
         stats["leases_wanted"] = len(replica.host.leases)
+        stats["lookups_open"] = len(replica.lookups)
+        stats["lookups_due"] = replica.lookups.num_queued
+        stats["l2_claimed_pages"] = replica.lookups.num_claimed_pages
         stats["transfers_in_flight"] = sum(len(lane.transfers) for lane in replica.lanes)
         stats["dirty_pages"] = sum(len(lane.dirty) for lane in replica.lanes)
         stats["ranks_attached"] = sum(len(lane.attached) for lane in replica.lanes)
@@ -104,10 +117,14 @@ class SchedulerCore:
         replica = self._replica
         for lane in replica.lanes:
             lane.check()
-        placed = [request_id for lane in replica.lanes for request_id in (*lane.running, *lane.waiting)]
+        placed = [name for lane in replica.lanes for name in (*lane.running, *lane.waiting.requests)]
         placed += replica.hashing
         if sorted(placed) != sorted(replica.requests):
             raise AccountingError(f"{len(replica.requests)} requests live, {len(placed)} are on a lane")
+        waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
+        replica.lookups.check(waiting)
+        if self.is_idle and replica.lookups.num_claimed_pages:
+            raise AccountingError(f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed")
         if self.is_idle and any(lane.tree.num_locked_pages for lane in replica.lanes):
             raise AccountingError("the engine is idle, but pages are locked")
 
@@ -124,23 +141,25 @@ class SchedulerCore:
                 lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
                 if event.rank in lane.attached:
                     self._lose_rank(event.rank, now_s)
-                lane.attached[event.rank] = (event.incarnation, event.pid)
+                lane.attached[event.rank] = AttachedRank(
+                    connection=event.connection, incarnation=event.incarnation, pid=event.pid
+                )
+                replica.tell_host(ProcessDrained(pid=event.pid))
                 for other in replica.lanes:
                     if lane.is_attached and not other.is_attached:
                         move_waiting(replica, other, now_s)
             case events.RankMessage():
                 self._on_rank(event, now_s)
             case events.RankLost():
-                lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
-                if lane.attached.get(event.rank, (None, 0))[0] == event.incarnation:
+                if self._is_current(event):
                     self._lose_rank(event.rank, now_s)
             case events.HostAttached():
-                on_host_attached(replica, event.incarnation)
+                on_host_attached(replica, event.connection)
             case events.HostMessage():
-                if event.incarnation == replica.host.incarnation:
+                if event.connection == replica.host.connection:
                     on_host_message(replica, event.message, now_s)
             case events.HostLost():
-                if event.incarnation == replica.host.incarnation:
+                if event.connection == replica.host.connection:
                     on_host_lost(replica)
             case events.FlushL1():
                 for lane in replica.lanes:
@@ -173,9 +192,14 @@ class SchedulerCore:
                 replica.send_tokens(request, empty(), (), reason)
                 replica.finish(request, reason)
 
+    def _is_current(self, event: events.RankMessage | events.RankLost) -> bool:
+        """The event belongs to the link by which its rank is attached."""
+        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(event.rank)
+        return attached is not None and attached.connection == event.connection
+
     def _on_rank(self, event: events.RankMessage, now_s: float) -> None:
         lane = self._replica.lanes[event.rank // self.settings.ranks_per_lane]
-        if lane.attached.get(event.rank, (None, 0))[0] != event.incarnation:
+        if not self._is_current(event):
             return
         match event.message:
             case StepResult():
@@ -190,21 +214,34 @@ class SchedulerCore:
         replica = self._replica
         lane = replica.lanes[rank // self.settings.ranks_per_lane]
         replica.counters["lost_ranks"] += 1
-        abandon_transfers(replica, lane, pid=lane.attached[rank][1])
+        abandon_transfers(replica, lane, pid=lane.attached[rank].pid)
         for request in list(lane.running.values()):
-            replica.requeue(request)
+            request.num_losses += 1
+            if request.num_losses > MAX_LOSSES:
+                text = f"{request.num_losses} GPU actors were lost while it ran, the last time beside no other suspect."
+                replica.fail(request, FailureKind.ENGINE_DEAD, text)
+            else:
+                replica.requeue(request)
         lane.attached.clear()
         lane.is_warm = False
         lane.reset()
         move_waiting(replica, lane, now_s)
 
     def _expire(self, now_s: float) -> None:
-        """Some deadline has come: end overdue requests, give up on a silent HostMemory, report overdue ranks."""
+        """Some times have come: end overdue requests, look at waiting ones, give up on who is silent or late."""
         replica = self._replica
-        overdue = [r for r in replica.requests.values() if r.deadline_s is not None and r.deadline_s <= now_s]
-        for request in overdue:
-            text = f"deadline_s of {request.submit.deadline_s:g} passed after {request.num_output} output tokens."
-            replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
+        due = replica.timers.take_due(now_s)
+        for entry in due:
+            request = None if entry is None else replica.requests.get(entry[0])
+            if entry is None or request is None or request.serial != entry[1]:
+                continue
+            if request.deadline_s is not None and request.deadline_s <= now_s:
+                text = f"deadline_s of {request.submit.deadline_s:g} passed after {request.num_output} output tokens."
+                replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
+            else:
+                replica.lanes[request.lane].waiting.wake(request)
+        if not due:
+            return
         time_out_host(replica, now_s)
         for lane in replica.lanes:
             if lane.in_flight or lane.transfers:
@@ -231,6 +268,6 @@ class SchedulerCore:
         if not is_late:
             return
         for rank in sorted(ranks):
-            incarnation, _ = lane.attached[rank]
+            incarnation = lane.attached[rank].incarnation
             reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
             replica.effects.append(KillRank(rank=rank, incarnation=incarnation, reason=reason))

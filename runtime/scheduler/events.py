@@ -115,13 +115,16 @@ class SendPlan:
     """Send a plan to every rank of a lane. Every plan is answered by one `StepResult` per rank, in order."""
 
     lane: int
+    connections: tuple[ConnectionId, ...]
+    """Of the lane's ranks, in order: a plan is for whom it was made for, and for nobody who attached since."""
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendHost:
-    """Send a message to HostMemory."""
+    """Send a message to HostMemory, over the connection that it is about."""
 
+    connection: ConnectionId
     message: ToHost
 
 

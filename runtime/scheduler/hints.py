@@ -41,7 +41,8 @@ def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) ->
         max_tokens=0,
         cache_salt=message.cache_salt,
     )
-    replica.hints[message.request_id] = RequestState(submit, client_id, max_tokens=0, now_s=0.0)
+    hint = RequestState(submit, client_id, serial=replica.next_serial(), max_tokens=0, now_s=0.0)
+    replica.hints[message.request_id] = hint
 
 
 def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None:
@@ -64,11 +65,11 @@ def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None
 def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
     """Compute at most `num_pages` keys of hints, oldest first, and look up those whose keys are known."""
     size = replica.settings.page_size
-    num_looked_up = sum(not hint.prefetch.is_final for hint in replica.hints.values())
+    num_looked_up = sum(hint.prefetch.is_pending for hint in replica.hints.values())
     for hint in list(replica.hints.values()):
         if num_looked_up >= _MAX_LOOKED_UP:
             return
-        if not hint.prefetch.is_final:
+        if hint.prefetch.is_pending:
             continue
         num_full, num_known = hint.num_prompt // size, hint.num_keys
         hint.extend_keys(num_full, num_pages, size)
@@ -77,11 +78,11 @@ def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
             replica.wake_at(now_s)
             return
         num_l1_pages = max(lane.match(hint).num_pages for lane in replica.lanes)
-        replica.look_up(hint, num_l1_pages, Urgency.HINT, now_s)
-        if hint.prefetch.is_final:
-            hint.prefetch.sources = bytes([PageSource.PENDING]) * num_full
+        if not num_full or not replica.host.is_usable:
+            hint.prefetch.make_due(0, num_full)
             end_hint(replica, hint, PageSource.IO_ERROR)
         else:
+            replica.send_lookup(hint, num_l1_pages, Urgency.HINT)
             num_looked_up += 1
 
 

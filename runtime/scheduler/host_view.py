@@ -1,31 +1,34 @@
 """What the Scheduler knows of L2: a mirror of its keys, granted pages, and leases that were asked for."""
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
-from raydix.ids import LeaseId, RequestId
+from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     KEY_BYTES,
     MIRROR_KEY_BYTES,
-    CopiesDrained,
-    LookupProgress,
     MirrorUpdate,
     PagesGranted,
     split_keys,
 )
+from raydix.runtime.scheduler.lookups import Unanswered
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.transfers import Promotion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWanted:
-    """Run `run` of a request asked for a lease at `asked_s`."""
+    """Who asked for a lease: a promotion, or else run `run` of a request. The asker itself, as names may come again.
 
-    request_id: RequestId
+    Its answer is stale if the request has ended or is in another run, or the promotion waits for another lease or none.
+    """
+
+    request: RequestState
     run: int
-    asked_s: float
+    promotion: Promotion | None = None
 
 
 class HostView:
@@ -36,21 +39,24 @@ class HostView:
     """
 
     def __init__(self) -> None:
-        self.incarnation: int | None = None
+        self.connection: ConnectionId | None = None
+        """The link that it is attached by; what an earlier one granted or leased is void."""
         self.is_silent = False
         self.has_storage: bool | None = None
         """Whether L3 is in use; None until HostMemory has said so. Without L3 nobody waits for pages on their way."""
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases asked for and not yet answered."""
-        self._reports_due: Counter[RequestId] = Counter()
+        self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
+        """Leases and lookups of which nothing was heard yet."""
+        self.is_drained = False
+        """It was told that no copy ordered over an earlier connection is in flight."""
         self._mirror: set[bytes] = set()
         self._stock: deque[tuple[int, int]] = deque()
-        self._is_drained = False
 
     @property
     def is_usable(self) -> bool:
         """Lookups, leases and backups make sense now."""
-        return self.incarnation is not None and not self.is_silent
+        return self.connection is not None and not self.is_silent
 
     @property
     def num_keys(self) -> int:
@@ -62,28 +68,21 @@ class HostView:
         """Free host pages in hand."""
         return len(self._stock)
 
-    def attach(self, incarnation: int) -> None:
-        """A HostMemory said hello; it will send its keys and, after `drained`, pages."""
+    def attach(self, connection: ConnectionId) -> None:
+        """A HostMemory said hello; it will send its keys and, once copies are drained, pages."""
         self.detach()
-        self.incarnation = incarnation
+        self.connection = connection
         self.is_silent = False
 
     def detach(self) -> None:
         """HostMemory is gone: with it go its keys, grants and leases."""
-        self.incarnation = None
+        self.connection = None
         self.has_storage = None
-        self._is_drained = False
+        self.is_drained = False
         self._mirror.clear()
         self._stock.clear()
         self.leases.clear()
-        self._reports_due.clear()
-
-    def drained(self, is_copying: bool) -> CopiesDrained | None:
-        """What to tell a newly attached HostMemory, once no older copy is in flight; None if nothing is due."""
-        if self.incarnation is None or self._is_drained or is_copying:
-            return None
-        self._is_drained = True
-        return CopiesDrained(host_incarnation=self.incarnation)
+        self.unanswered.clear()
 
     def has(self, key: bytes) -> bool:
         """Is this page READY in L2, as far as is known?"""
@@ -97,23 +96,12 @@ class HostView:
                 return index - start
         return stop - start
 
-    def note_lookup(self, request_id: RequestId) -> None:
-        """A lookup was sent: it ends with one final report, cancelled or not."""
-        self._reports_due[request_id] += 1
-
-    def is_current(self, report: LookupProgress) -> bool:
-        """Take a report. False: it concerns an earlier lookup under the same request id."""
-        num_due = self._reports_due[report.request_id]
-        if report.is_final:
-            self._reports_due[report.request_id] -= 1
-        if self._reports_due[report.request_id] <= 0:
-            del self._reports_due[report.request_id]
-        return num_due == 1
-
-    def mirror(self, update: MirrorUpdate) -> None:
-        """Follow HostMemory's changes."""
+    def mirror(self, update: MirrorUpdate) -> list[PageKey]:
+        """Follow HostMemory's changes; returns what became READY, in halves of keys."""
+        ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         self._mirror.difference_update(split_keys(update.dropped, MIRROR_KEY_BYTES))
-        self._mirror.update(split_keys(update.ready, MIRROR_KEY_BYTES))
+        self._mirror.update(ready)
+        return ready
 
     def stock(self, grant: PagesGranted) -> None:
         """Take granted free host pages."""
@@ -124,7 +112,3 @@ class HostView:
         taken = [self._stock.popleft() for _ in range(min(num_pages, len(self._stock)))]
         columns = np.array(taken, dtype=np.int32).reshape(-1, 2)
         return int32_array(columns[:, 0]), int32_array(columns[:, 1])
-
-    def overdue_leases(self, patience_s: float, now_s: float) -> Sequence[LeaseId]:
-        """Leases that have been unanswered for `patience_s` or longer."""
-        return [lease_id for lease_id, wanted in self.leases.items() if wanted.asked_s + patience_s <= now_s]

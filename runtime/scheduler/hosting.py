@@ -4,40 +4,47 @@ from typing import assert_never
 
 import numpy as np
 
-from raydix.ids import LeaseId
+from raydix.ids import ConnectionId, LeaseId, LookupId
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
+    CopiesDrained,
     FromHost,
     LookupProgress,
     MirrorUpdate,
     PagesGranted,
     PagesLeased,
     PageSource,
+    ProcessDrained,
     StorageStatus,
 )
 from raydix.runtime.scheduler.admission import start_running
 from raydix.runtime.scheduler.hints import end_hint
+from raydix.runtime.scheduler.host_view import LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.promotion import lease_part, promotion_of_lease
+from raydix.runtime.scheduler.lookups import Lookups
+from raydix.runtime.scheduler.promotion import lease_part
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
 
+_NARROWED_FRACTION = 0.125
+"""A claim on room in L2 shrinks in steps of at least so much of it."""
 
-def on_host_attached(replica: Replica, incarnation: int) -> None:
-    """A new HostMemory is there. What an older one granted or leased is void."""
-    if replica.host.incarnation is not None:
+
+def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
+    """HostMemory is there, new or again. What was granted or leased over an earlier connection is void."""
+    if replica.host.connection is not None:
         on_host_lost(replica)
-    replica.host.attach(incarnation)
+    replica.host.attach(connection)
 
 
 def on_host_lost(replica: Replica) -> None:
     """Go on without L2: nothing waits for it any more. Copies in flight go on and are acknowledged as ever."""
-    unanswered = list(replica.host.leases)
     replica.counters["lost_hosts"] += 1
-    for lease_id in unanswered:
+    for lease_id in list(replica.host.leases):
         _give_up_lease(replica, lease_id)
+    askers, replica.lookups = replica.lookups.askers(), Lookups()
     replica.host.detach()
     for lane in replica.lanes:
         lane.dirty.clear()
@@ -48,28 +55,30 @@ def on_host_lost(replica: Replica) -> None:
             if promotion is not None and promotion.load is load:
                 lane.drop_part(promotion)
             elif request is not None and request.load is load:
+                request.forget_sources()
                 replica.requeue(request)
-        for request in lane.waiting.values():
-            request.prefetch.is_final = True
-            request.prefetch.asked_s = None
-    for hint in [hint for hint in replica.hints.values() if not hint.prefetch.is_final]:
-        end_hint(replica, hint, PageSource.IO_ERROR)
+        lane.waiting.wake_all()
+    for asker in askers:
+        asker.prefetch.close()
+        if _is_hint(replica, asker):
+            end_hint(replica, asker, PageSource.IO_ERROR)
 
 
 def tell_if_drained(replica: Replica) -> None:
-    """Once no older copy is in flight on any lane, a new HostMemory may grant pages."""
-    if replica.host.incarnation is None:
-        return
-    is_copying = any(
-        transfer.host_incarnation != replica.host.incarnation
-        for lane in replica.lanes
-        for transfer in lane.transfers.values()
-    )
+    """Once no older copy is in flight on any lane, a HostMemory that attached may grant pages."""
+    host = replica.host
     # A rank says hello when its copies have ended, so a missing rank may still be copying.
-    are_attached = all(lane.is_attached for lane in replica.lanes)
-    drained = replica.host.drained(is_copying or not are_attached)
-    if drained is not None:
-        replica.tell_host(drained)
+    if host.connection is None or host.is_drained or not all(lane.is_attached for lane in replica.lanes):
+        return
+    transfers = (transfer for lane in replica.lanes for transfer in lane.transfers.values())
+    if any(transfer.host_connection != host.connection for transfer in transfers):
+        return
+    host.is_drained = True
+    # It may have been told of a death whose process then said hello, while nobody could tell it that.
+    for lane in replica.lanes:
+        for rank in lane.attached.values():
+            replica.tell_host(ProcessDrained(pid=rank.pid))
+    replica.tell_host(CopiesDrained())
 
 
 def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
@@ -79,61 +88,104 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
         case PagesGranted():
             replica.host.stock(message)
         case MirrorUpdate():
-            replica.host.mirror(message)
+            for key in replica.host.mirror(message):
+                for lane in replica.lanes:
+                    lane.waiting.page_came(key)
         case StorageStatus():
             replica.host.has_storage = message.is_in_use
+            replica.lookups.max_claimed_pages = message.max_staged_pages
+            for lane in replica.lanes:
+                lane.waiting.wake_all()
         case LookupProgress():
-            is_current = replica.host.is_current(message)
-            hint = replica.hints.get(message.request_id)
-            request = hint or replica.requests.get(message.request_id)
-            if is_current and request is not None and not request.prefetch.is_final:
-                request.prefetch.sources = message.sources
-                request.prefetch.has_report = True
-                request.prefetch.is_final = message.is_final
-                request.prefetch.asked_s = None
-                if hint is not None and message.is_final:
-                    end_hint(replica, hint, PageSource.CANCELLED)
+            _on_lookup_progress(replica, message)
         case PagesLeased():
             _on_leased(replica, message)
         case _:
             assert_never(message)
 
 
+def _is_hint(replica: Replica, asker: RequestState) -> bool:
+    return replica.hints.get(asker.request_id) is asker
+
+
+def _on_lookup_progress(replica: Replica, report: LookupProgress) -> None:
+    asker = replica.lookups.find(report.lookup_id)
+    if asker is None:
+        return
+    replica.host.unanswered.discard(report.lookup_id)
+    prefetch = asker.prefetch
+    prefetch.report(report)
+    if report.is_final:
+        replica.lookups.close(report.lookup_id)
+    if _is_hint(replica, asker):
+        if report.is_final:
+            end_hint(replica, asker, PageSource.CANCELLED)
+        return
+    waiting = replica.lanes[asker.lane].waiting
+    _narrow_claim(replica, asker)
+    if report.is_final and prefetch.count(PageSource.NO_HOST_PAGE):
+        pages = prefetch.pages(PageSource.L3, PageSource.NO_HOST_PAGE)
+        keys = asker.short_keys(pages, replica.settings.page_size)
+        if replica.lookups.enqueue_again(asker, keys, waiting.key(asker)):
+            prefetch.make_due_again()
+            replica.counters["repeated_lookups"] += 1
+    waiting.wake(asker)
+
+
+def _narrow_claim(replica: Replica, asker: RequestState) -> None:
+    """A request claims what L3 has brought or may bring it, and no longer what L3 does not have."""
+    prefetch = asker.prefetch
+    claimed = (PageSource.PENDING, PageSource.L3)
+    num_claimed = replica.lookups.num_claimed_by(asker)
+    # Not for each page less: that would cost as much as the chain is long, at every report.
+    if num_claimed and prefetch.count(*claimed) <= (1 - _NARROWED_FRACTION) * num_claimed:
+        keys = asker.short_keys(prefetch.pages(*claimed), replica.settings.page_size)
+        replica.lookups.narrow_claim(asker, keys)
+
+
 def _on_leased(replica: Replica, message: PagesLeased) -> None:
     wanted = replica.host.leases.pop(message.lease_id, None)
-    incarnation = replica.host.incarnation
-    assert incarnation is not None, "only an attached HostMemory answers"
-    request = None if wanted is None else replica.requests.get(wanted.request_id)
-    if wanted is None or request is None:
-        replica.release_lease(message.lease_id, incarnation)
-        return
-    lane = replica.lanes[request.lane]
-    promotion = promotion_of_lease(replica, request, message.lease_id)
+    replica.host.unanswered.discard(message.lease_id)
+    connection = replica.host.connection
+    assert connection is not None, "only an attached HostMemory answers"
     page_ids = empty()
-    if promotion is not None:
-        page_ids = promotion.part[: len(message.host_page_ids)]
-    elif request.run == wanted.run and request.phase is Phase.LEASING:
-        page_ids = _keep_leased_pages(replica, request, len(message.host_page_ids))
-        start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
-    if not len(page_ids):
-        replica.release_lease(message.lease_id, incarnation)
-        if promotion is not None:
-            lane.drop_part(promotion)
+    if wanted is not None:
+        page_ids = _take_lease(replica, wanted, message)
+    if wanted is None or not len(page_ids):
+        replica.release_lease(message.lease_id, connection)
         return
+    lane = replica.lanes[wanted.request.lane]
     load = Load(
-        transfer_id=replica.next_transfer_id(),
+        transfer_id=lane.next_transfer_id(),
         page_ids=page_ids,
         host_page_ids=message.host_page_ids,
         generations=message.generations,
-        host_incarnation=incarnation,
+        host_connection=connection,
         lease_id=message.lease_id,
-        request_id=request.request_id,
+        request_id=wanted.request.request_id,
     )
-    if promotion is not None:
-        lease_part(lane, promotion, load)
+    if wanted.promotion is not None:
+        lease_part(lane, wanted.promotion, load)
     else:
-        request.load = load
+        wanted.request.load = load
         lane.ready_loads.append(load)
+
+
+def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> Int32Array:
+    """GPU pages for what was leased; none if nobody waits for this lease any more, or nothing was leased."""
+    num_leased = len(message.host_page_ids)
+    request, promotion = wanted.request, wanted.promotion
+    if promotion is not None:
+        if promotion.lease_id != message.lease_id:
+            return empty()
+        if not num_leased:
+            replica.lanes[request.lane].drop_part(promotion)
+        return promotion.part[:num_leased]
+    if request.run != wanted.run or request.phase is not Phase.LEASING:
+        return empty()
+    page_ids = _keep_leased_pages(replica, request, num_leased)
+    start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
+    return page_ids
 
 
 def _keep_leased_pages(replica: Replica, request: RequestState, num_leased: int) -> Int32Array:
@@ -149,12 +201,10 @@ def _keep_leased_pages(replica: Replica, request: RequestState, num_leased: int)
 
 def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
     wanted = replica.host.leases.pop(lease_id)
-    request = replica.requests.get(wanted.request_id)
-    if request is None:
-        return
-    promotion = promotion_of_lease(replica, request, lease_id)
+    request, promotion = wanted.request, wanted.promotion
     if promotion is not None:
-        replica.lanes[request.lane].drop_part(promotion)
+        if promotion.lease_id == lease_id:
+            replica.lanes[request.lane].drop_part(promotion)
     elif request.run == wanted.run and request.phase is Phase.LEASING:
         _keep_leased_pages(replica, request, 0)
         start_running(replica, request, num_loaded_pages=0, num_left_pages=0)
@@ -162,41 +212,40 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
 
 def time_out_host(replica: Replica, now_s: float) -> None:
     """Past its deadline HostMemory counts as silent: the engine runs as if it had no L2 until it is heard again."""
-    patience_s = replica.settings.lookup_deadline_s
-    late_leases = replica.host.overdue_leases(patience_s, now_s)
-    waiting = [request for lane in replica.lanes for request in lane.waiting.values()]
-    late_lookups = [
-        request
-        for request in (*waiting, *replica.hints.values())
-        if request.prefetch.asked_s is not None and request.prefetch.asked_s + patience_s <= now_s
-    ]
-    if not late_leases and not late_lookups:
+    late = replica.host.unanswered.overdue(replica.settings.lookup_deadline_s, now_s)
+    if not late:
         return
     replica.counters["host_silences"] += 1
     replica.host.is_silent = True
-    for lease_id in late_leases:
-        _give_up_lease(replica, lease_id)
-    for request in late_lookups:
-        replica.cancel_lookup(request)
-        if request.request_id in replica.hints:
-            end_hint(replica, request, PageSource.TIMED_OUT)
+    for asking in late:
+        replica.host.unanswered.discard(asking)
+        if asking in replica.host.leases:
+            _give_up_lease(replica, LeaseId(asking))
+            continue
+        asker = replica.lookups.find(LookupId(asking))
+        assert asker is not None, "a lookup that is owed an answer is open"
+        replica.cancel_lookup(asker)
+        if _is_hint(replica, asker):
+            end_hint(replica, asker, PageSource.TIMED_OUT)
+    for lane in replica.lanes:
+        lane.waiting.wake_all()
 
 
 def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:
-    """A rank died: the host pages that it may still be copying stay untouched until its process has exited."""
+    """A rank is out of reach: host pages that it may still be copying stay untouched until it says hello or exits."""
     backups = [t for t in lane.transfers.values() if isinstance(t, Backup)]
     loads = [t for t in lane.transfers.values() if isinstance(t, Load)]
-    current = replica.host.incarnation
-    lost_backups = [backup for backup in backups if backup.host_incarnation == current]
-    lost_leases = [load.lease_id for load in loads if load.host_incarnation == current]
+    current = replica.host.connection
+    lost_backups = [backup for backup in backups if backup.host_connection == current]
+    lost_leases = [load.lease_id for load in loads if load.host_connection == current]
     for load in lane.ready_loads:
-        replica.release_lease(load.lease_id, load.host_incarnation)
+        replica.release_lease(load.lease_id, load.host_connection)
     if lost_backups or lost_leases:
         replica.tell_host(
             AbandonPages(
                 host_page_ids=_joined([backup.host_page_ids for backup in lost_backups]),
                 generations=_joined([backup.generations for backup in lost_backups]),
-                lease_ids=int32_array(lost_leases),
+                lease_ids=tuple(lost_leases),
                 pid=pid,
             )
         )

@@ -7,16 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.ids import PageKey, RequestId, Slot, TransferId
+from raydix.ids import ConnectionId, PageKey, RequestId, Slot, TransferId
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
-from raydix.runtime.messages.host import KEY_BYTES
+from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.request import TOKEN_BYTES, Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.transfers import Backup, Load, Promotion
+from raydix.runtime.scheduler.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedRank:
+    """A GPU actor that is there: the link that it is attached by, and which process it is."""
+
+    connection: ConnectionId
+    incarnation: int
+    pid: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +49,12 @@ class StepInFlight:
     started_s: float
     """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
+    has_loads: bool
+    """Some row waits on the device for a load."""
     result: StepResult | None = None
+
+
+MAX_TRANSFER_ID = 2**31 - 1
 
 
 class Lane:
@@ -48,9 +63,9 @@ class Lane:
     def __init__(self, index: int, settings: SchedulerSettings) -> None:
         self.index = index
         self.settings = settings
-        self.waiting: dict[RequestId, RequestState] = {}
-        self.attached: dict[int, tuple[int, int]] = {}
-        """Rank to (incarnation, pid)."""
+        self.waiting = WaitingQueue(settings)
+        self.attached: dict[int, AttachedRank] = {}
+        """By rank."""
         self.is_warm = False
         self.armed_until_s = float("-inf")
         """When the step deadline is looked at next."""
@@ -78,6 +93,7 @@ class Lane:
         self.backing_up: set[PageKey] = set()
         self.num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
+        self._num_transfers = 0
         self._free_slots = [Slot(slot) for slot in range(self.settings.max_running_requests)]
 
     @property
@@ -111,11 +127,25 @@ class Lane:
         """Another request can be admitted."""
         return bool(self._free_slots)
 
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Known tokens of admitted requests that no acknowledged step has computed."""
+        return sum(request.num_target - request.num_computed for request in self.running.values())
+
     def prompt_pages_to_come(self) -> int:
         """Pages that admitted requests still need before all known tokens have one."""
         size = self.settings.page_size
         needs = (-(-request.num_target // size) - len(request.table) for request in self.running.values())
         return sum(max(0, need) for need in needs)
+
+    def next_transfer_id(self) -> TransferId:
+        """A new id for a load or backup: it travels as int32, so it starts over after 2^31, past what is in flight."""
+        while True:
+            self._num_transfers = self._num_transfers % MAX_TRANSFER_ID + 1
+            transfer_id = TransferId(self._num_transfers)
+            is_taken = transfer_id in self.transfers or any(t.transfer_id == transfer_id for t in self.ready_loads)
+            if not is_taken:
+                return transfer_id
 
     def match(self, request: RequestState) -> Match:
         """The request's longest prefix in L1."""
@@ -200,15 +230,21 @@ class Lane:
         """Enter the request's pages that follow `lock` into the tree."""
         size = self.settings.page_size
         start, stop = lock.num_pages, lock.num_pages + len(page_ids)
-        return self.tree.insert(
+        keys = request.keys(stop, size)[start * KEY_BYTES :]
+
+        insertion = self.tree.insert(
             lock,
             bytes(request.packed[start * size * TOKEN_BYTES : stop * size * TOKEN_BYTES]),
             (page_ids,),
-            request.keys(stop, size)[start * KEY_BYTES :],
+            keys,
             segment=segment,
             priority=request.submit.priority,
             now_s=now_s,
         )
+
+        for key in split_keys(keys):
+            self.waiting.page_came(key)
+        return insertion
 
     def _take_over(self, request: RequestState, start: int, own: Int32Array, kept: Int32Array) -> None:
         differs = own != kept
@@ -228,6 +264,8 @@ class Lane:
             if key not in self.computing:
                 self.computing[key] = request.request_id
                 request.computing_key = key
+        if request.computing_key is None:
+            self.waiting.leader_stopped(request.request_id)
 
     def release(self, request: RequestState, phase: Phase) -> None:
         """Give back everything that an admitted request holds, except its load, which `transfers` keeps."""
@@ -235,6 +273,7 @@ class Lane:
         assert request.slot is not None
         if request.computing_key is not None and self.computing.get(request.computing_key) == request.request_id:
             del self.computing[request.computing_key]
+        self.waiting.leader_stopped(request.request_id)
         private = request.table[request.lock.num_pages :]
         self.tree.unlock(request.lock)
         if private:
@@ -253,6 +292,7 @@ class Lane:
         promotion.lease_id = promotion.load = None
         if self.computing.get(promotion.first_key) == promotion.request_id:
             del self.computing[promotion.first_key]
+        self.waiting.leader_stopped(promotion.request_id)
 
     def end_promotion(self, request_id: RequestId) -> None:
         """The request runs, is gone, or others need the pages. What was published stays cached."""
@@ -269,6 +309,7 @@ class Lane:
         """Raise AccountingError unless tree and pool agree with the requests that hold their pages."""
         self.pool.check()
         self.tree.check()
+        self.waiting.check()
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
         private += sum(len(promotion.part) for promotion in self.promotions.values())
         figures = (
@@ -281,7 +322,7 @@ class Lane:
             raise AccountingError(f"pages in use are neither cached nor held by a request: {figures}")
         if self.tree.num_locks != len(self.running) + len(self.promotions):
             raise AccountingError(f"locks do not belong to running requests and promotions: {figures}")
-        if not self.promotions.keys() <= self.waiting.keys():
+        if not self.promotions.keys() <= self.waiting.requests.keys():
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         held = [t.page_ids for t in self.transfers.values()]
         if self.pool.num_held != (len(np.unique(np.concatenate(held))) if held else 0):

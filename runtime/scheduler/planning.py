@@ -60,6 +60,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
         num_tokens=draft.num_tokens,
         started_s=now_s,
         waiting_ranks=set(lane.ranks),
+        has_loads=any(columns[-1] >= 0 for columns in draft.row_columns),
     )
     if lane.armed_until_s <= now_s:
         lane.armed_until_s = now_s + replica.settings.step_deadline_s
@@ -247,7 +248,7 @@ def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
         if (request is not None and request.load is load) or (promotion is not None and promotion.load is load):
             wanted.append(load)
         else:
-            replica.release_lease(load.lease_id, load.host_incarnation)
+            replica.release_lease(load.lease_id, load.host_connection)
     lane.ready_loads = []
     return wanted
 

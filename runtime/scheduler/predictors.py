@@ -7,11 +7,16 @@ _KEEP_S = 30.0
 
 
 class RatePredictor:
-    """An exponentially weighted rate (units per second) that forgets when it is not used."""
+    """An exponentially weighted rate (units per second) that forgets when it is not used.
 
-    def __init__(self, start_rate: float, *, weight: float = 0.3) -> None:
+    An observation of `full_amount` units counts with `weight`, and so do several that add up to it: many small ones,
+    whose time is mostly not spent on their units, do not outweigh a large one.
+    """
+
+    def __init__(self, start_rate: float, *, full_amount: float, weight: float = 0.3) -> None:
         self._start_rate = start_rate
         self._rate = start_rate
+        self._full_amount = full_amount
         self._weight = weight
         self._observed_s: float | None = None
 
@@ -19,7 +24,9 @@ class RatePredictor:
         """Learn that `amount` units took `seconds`; durations below a microsecond teach nothing."""
         if seconds < 1e-6 or amount <= 0:
             return
-        self._rate += self._weight * (amount / seconds - self.rate(now_s))
+        weight = 1 - (1 - self._weight) ** min(1.0, amount / self._full_amount)
+        rate = self.rate(now_s)
+        self._rate = rate + weight * (amount / seconds - rate)
         self._observed_s = now_s
 
     def rate(self, now_s: float) -> float:

@@ -1,6 +1,105 @@
-"""When may a request run whose pages are still on their way from L3? Pure decisions."""
+"""What is known of a request's pages in L2 and L3, and how long it waits for those on their way. Pure."""
 
+from dataclasses import dataclass
+from enum import Enum
+
+from raydix.ids import LookupId
+from raydix.runtime.messages.host import LookupProgress, PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+
+
+class LookupState(Enum):
+    """Where the lookup of a request stands."""
+
+    CLOSED = "closed"
+    """Nothing more will come of it: it has ended, is of no interest, or there is nobody to ask."""
+    DUE = "due"
+    """It is sent when it is this request's turn."""
+    OPEN = "open"
+    """HostMemory was asked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefetchState:
+    """Owns: what HostMemory has said about a request's chain."""
+
+    sources: bytes = b""
+    """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty without a lookup."""
+    state: LookupState = LookupState.CLOSED
+    lookup_id: LookupId | None = None
+    """While the lookup is open."""
+    has_report: bool = False
+    first_runnable_s: float | None = None
+    """When the request would have been admitted but for its pages on their way."""
+    wakes_at_s: float = float("-inf")
+    """When the request is looked at again, even if no event comes before."""
+    _earlier: bytes = b""
+    """Sources of an earlier lookup, which brought some pages and found no room for others."""
+
+    @property
+    def is_pending(self) -> bool:
+        """More pages may come."""
+        return self.state is not LookupState.CLOSED
+
+    def make_due(self, num_l1_pages: int, num_pages: int) -> None:
+        """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent; nothing is known yet."""
+        self.sources = _unknown(num_l1_pages, num_pages)
+        self.state = LookupState.DUE
+
+    def make_due_again(self) -> None:
+        """The lookup ended, but L2 had no room for some pages: it is to be sent once more."""
+        self._earlier = self.sources
+        self.state = LookupState.DUE
+
+    def open(self, lookup_id: LookupId, num_l1_pages: int, num_pages: int) -> None:
+        """The lookup is sent."""
+        self.sources = _unknown(num_l1_pages, num_pages)
+        self.state, self.lookup_id = LookupState.OPEN, lookup_id
+
+    def report(self, report: LookupProgress) -> None:
+        """HostMemory says more; its last word closes the lookup."""
+        self.sources = _keep_brought(self._earlier, report.sources) if self._earlier else report.sources
+        self.has_report = True
+        if report.is_final:
+            self.state, self.lookup_id = LookupState.CLOSED, None
+
+    def close(self) -> None:
+        """Nobody waits for the lookup any more. One that was never sent found no room in L2."""
+        if self.state is LookupState.DUE:
+            known = self._earlier or self.sources
+            self.sources = known.replace(bytes([PageSource.PENDING]), bytes([PageSource.NO_HOST_PAGE]))
+        self.state, self.lookup_id = LookupState.CLOSED, None
+
+    def count(self, *sources: PageSource) -> int:
+        """Pages of which one of these was said."""
+        return sum(map(self.sources.count, sources))
+
+    def pages(self, *sources: PageSource) -> list[int]:
+        """Pages of which one of these was said, in order."""
+        return [page for page, source in enumerate(self.sources) if source in sources]
+
+    def arrival_source(self, page: int, found: PageSource) -> PageSource:
+        """The tier that held a page on arrival. `found`: the tier that has it now, which counts for what came later."""
+        if page >= len(self.sources):
+            return found
+        source = PageSource(self.sources[page])
+        # The mirror shows an arrived page before its report: what L2 lacked at the first report is PENDING.
+        if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
+            return PageSource.L3
+        return source if source <= PageSource.L3 else found
+
+
+def _unknown(num_l1_pages: int, num_pages: int) -> bytes:
+    return bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (num_pages - num_l1_pages)
+
+
+def _keep_brought(earlier: bytes, later: bytes) -> bytes:
+    """What an earlier lookup brought from L3 is in L2 by now, and counts for L3 all the same."""
+    brought = (
+        PageSource.L3 if was == PageSource.L3 and now == PageSource.L2 else now
+        for was, now in zip(earlier, later, strict=True)
+    )
+    return bytes(brought)
 
 
 def prefetch_deadline_s(

@@ -4,7 +4,6 @@ A promotion publishes each part in the tree once it is loaded, so that the reque
 match in L1. It holds a bounded share of L1 and gives way to whoever needs its pages (`Lane.give_way`).
 """
 
-from raydix.ids import LeaseId
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.scheduler.backups import count_dropped
 from raydix.runtime.scheduler.lane import Lane
@@ -16,7 +15,7 @@ _PROMOTED_FRACTION = 2
 """Promotions together keep at most one page of L1 in so many."""
 
 
-def promote(replica: Replica, lane: Lane, request: RequestState, lock: Lock, num_l2_pages: int, now_s: float) -> bool:
+def promote(replica: Replica, lane: Lane, request: RequestState, lock: Lock, num_l2_pages: int) -> bool:
     """Load the next part of a waiting request: what follows `lock` in L2, if that is enough for large copies.
 
     True: the promotion has taken over `lock`.
@@ -40,17 +39,12 @@ def promote(replica: Replica, lane: Lane, request: RequestState, lock: Lock, num
         lock=lock,
         first_key=request.key(start, replica.settings.page_size),
         part=part,
-        lease_id=replica.ask_lease(request, start, start + num_pages, now_s),
+        lease_id=None,
     )
+    promotion.lease_id = replica.ask_lease(request, start, start + num_pages, promotion)
     lane.promotions[request.request_id] = promotion
     lane.computing.setdefault(promotion.first_key, request.request_id)
     return True
-
-
-def promotion_of_lease(replica: Replica, request: RequestState, lease_id: LeaseId) -> Promotion | None:
-    """The promotion that asked for a lease and still wants it."""
-    promotion = replica.lanes[request.lane].promotions.get(request.request_id)
-    return promotion if promotion is not None and promotion.lease_id == lease_id else None
 
 
 def lease_part(lane: Lane, promotion: Promotion, load: Load) -> None:
@@ -72,4 +66,6 @@ def finish_part(replica: Replica, lane: Lane, promotion: Promotion, load: Load, 
         return
     replica.counters["loaded_pages"] += len(load.page_ids)
     replica.counters["promoted_pages"] += len(load.page_ids)
-    lane.publish_part(promotion, replica.requests[promotion.request_id], now_s)
+    request = replica.requests[promotion.request_id]
+    lane.publish_part(promotion, request, now_s)
+    lane.waiting.wake(request)

@@ -1,11 +1,10 @@
 """Everything that the Scheduler's decisions share: requests, lanes, the view of L2, learned rates, and the outbox."""
 
-import heapq
 import itertools
 from collections import Counter, OrderedDict, defaultdict
 
-from raydix.ids import LeaseId, RequestId, TransferId
-from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
+from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.host import (
     KEY_BYTES,
@@ -21,11 +20,17 @@ from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.lookups import Lookups
 from raydix.runtime.scheduler.predictors import RatePredictor
-from raydix.runtime.scheduler.request import Phase, PrefetchState, RequestState
+from raydix.runtime.scheduler.prefetch import LookupState, PrefetchState
+from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.timers import Timers
+from raydix.runtime.scheduler.transfers import Promotion
 
 _NUM_EXPLAINED = 1024
+_FULL_LOAD_S = 0.002
+"""A load that should take so long teaches the load rate in full; a shorter one teaches it less."""
 
 
 class Replica:
@@ -38,10 +43,16 @@ class Replica:
         self.hashing: dict[RequestId, RequestState] = {}
         """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
         self.hints: dict[RequestId, RequestState] = {}
-        """Prefetches without a request, oldest first; those that are looked up have a `prefetch` that is not final."""
+        """Prefetches without a request, oldest first; those that are looked up have a `prefetch` that is pending."""
         self.host = HostView()
-        self.prefill_rate = RatePredictor(settings.start_prefill_tokens_per_s)
-        self.load_rate = RatePredictor(settings.start_load_bytes_per_s)
+        self.lookups = Lookups()
+        self.timers = Timers()
+        self.prefill_rate = RatePredictor(
+            settings.start_prefill_tokens_per_s, full_amount=settings.prefill_budget_tokens
+        )
+        self.load_rate = RatePredictor(
+            settings.start_load_bytes_per_s, full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S
+        )
         self.counters: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Durations added up, by what they are of."""
@@ -50,48 +61,33 @@ class Replica:
         """Session id to the lane that served it last."""
         self.effects: list[Effect] = []
         self._ids = itertools.count(1)
-        self._wakeups: list[float] = []
 
-    def next_transfer_id(self) -> TransferId:
-        """A new id for a load or backup."""
-        return TransferId(next(self._ids))
+    def next_serial(self) -> int:
+        """A number that no other request or hint has had."""
+        return next(self._ids)
 
-    def next_lease_id(self) -> LeaseId:
-        """A new id for a lease."""
-        return LeaseId(next(self._ids))
-
-    def wake_at(self, time_s: float) -> None:
-        """Something is to be decided at this time, even if no event comes before."""
-        heapq.heappush(self._wakeups, time_s)
-
-    def next_wakeup_s(self) -> float | None:
-        """The earliest time that `wake_at` was told."""
-        return self._wakeups[0] if self._wakeups else None
-
-    def drop_wakeups(self, now_s: float) -> bool:
-        """Forget the times that have come; True if there were any."""
-        is_due = bool(self._wakeups) and self._wakeups[0] <= now_s
-        while self._wakeups and self._wakeups[0] <= now_s:
-            heapq.heappop(self._wakeups)
-        return is_due
+    def wake_at(self, time_s: float, request: RequestState | None = None) -> None:
+        """Something is to be decided at this time, even if no event comes before: about a request, or in general."""
+        self.timers.add(time_s, None if request is None else (request.request_id, request.serial))
 
     def tell_host(self, message: ToHost) -> None:
-        """Queue a message to HostMemory."""
-        self.effects.append(SendHost(message=message))
+        """Queue a message to HostMemory, if it is attached."""
+        if self.host.connection is not None:
+            self.effects.append(SendHost(connection=self.host.connection, message=message))
 
-    def ask_lease(self, request: RequestState, start: int, stop: int, now_s: float) -> LeaseId:
+    def ask_lease(self, request: RequestState, start: int, stop: int, promotion: Promotion | None = None) -> LeaseId:
         """Ask HostMemory for the host pages of a request's pages [start, stop)."""
-        lease_id = self.next_lease_id()
+        lease_id = LeaseId(next(self._ids))
         keys = request.keys(stop, self.settings.page_size)[start * KEY_BYTES :]
-        self.host.leases[lease_id] = LeaseWanted(request_id=request.request_id, run=request.run, asked_s=now_s)
+        self.host.leases[lease_id] = LeaseWanted(request=request, run=request.run, promotion=promotion)
+        self.host.unanswered.add(lease_id)
         self.tell_host(LeasePages(lease_id=lease_id, keys=keys))
-        self.wake_at(now_s + self.settings.lookup_deadline_s)
         return lease_id
 
-    def release_lease(self, lease_id: LeaseId, host_incarnation: int) -> None:
-        """Give a lease back to the HostMemory that granted it, if that one is still there."""
-        if host_incarnation == self.host.incarnation:
-            self.tell_host(ReleaseLeases(lease_ids=int32_array((lease_id,))))
+    def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
+        """Give a lease back over the connection that granted it, if that is still there."""
+        if connection == self.host.connection:
+            self.tell_host(ReleaseLeases(lease_ids=(lease_id,)))
 
     def send_tokens(
         self,
@@ -140,12 +136,13 @@ class Replica:
     def _end(self, request: RequestState) -> None:
         lane = self.lanes[request.lane]
         self.cancel_lookup(request)
+        self.lookups.end_claim(request)
         if request.request_id in lane.running:
             lane.release(request, Phase.ENDED)
         else:
             self.hashing.pop(request.request_id, None)
             lane.end_promotion(request.request_id)
-            lane.waiting.pop(request.request_id, None)
+            lane.waiting.discard(request)
             request.end_run(Phase.ENDED)
         del self.requests[request.request_id]
         self._explain(request)
@@ -156,34 +153,58 @@ class Replica:
         return len(self.hashing) + sum(len(lane.waiting) for lane in self.lanes)
 
     def requeue(self, request: RequestState) -> None:
-        """Take an admitted request off its lane and let it wait again, with all tokens known so far."""
-        lane = self.lanes[request.lane]
-        lane.release(request, Phase.WAITING)
-        lane.waiting[request.request_id] = request
-        if not request.is_reported:
-            request.sources = None
+        """Take an admitted request off its lane and let it wait again, with all tokens known so far.
 
-    def look_up(self, request: RequestState, num_l1_pages: int, urgency: Urgency, now_s: float) -> None:
-        """Ask HostMemory for a prompt's chain, of which L1 holds `num_l1_pages`, if there is a HostMemory to ask."""
-        size = self.settings.page_size
-        num_full = request.num_prompt // size
+        Where its prompt came from stays as it was at its first admission.
+        """
+        lane = self.lanes[request.lane]
+        self.lookups.end_claim(request)
+        num_held_pages = request.num_held_pages
+        lane.release(request, Phase.WAITING)
+        lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
+
+    def want_lookup(self, request: RequestState, num_l1_pages: int, num_l2_pages: int) -> None:
+        """Ask HostMemory for a waiting request's chain, if there is one to ask: at once, or in its turn if L3 may help.
+
+        L1 holds the first pages of its prompt, L2, as far as is known, the next ones.
+        """
+        request.prefetch = PrefetchState()
+        num_full = request.num_prompt // self.settings.page_size
         if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
             return
+        request.prefetch.make_due(min(num_l1_pages, num_full), num_full)
+        lacking = range(num_l1_pages + num_l2_pages, num_full)
+        if lacking and self.host.has_storage is not False:
+            pages = request.short_keys(lacking, self.settings.page_size)
+            self.lookups.enqueue(request, pages, self.lanes[request.lane].waiting.key(request))
+        else:
+            self.send_lookup(request, num_l1_pages, Urgency.REQUEST)
+
+    def send_lookup(self, request: RequestState, num_l1_pages: int, urgency: Urgency) -> None:
+        """Ask HostMemory for the chain of a request or hint, of which L1 holds `num_l1_pages`."""
+        num_full = request.num_prompt // self.settings.page_size
         num_l1_pages = min(num_l1_pages, num_full)
-        sources = bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (num_full - num_l1_pages)
-        request.prefetch = PrefetchState(sources=sources, is_final=False, asked_s=now_s)
-        keys = request.keys(num_full, size)
-        self.host.note_lookup(request.request_id)
-        self.tell_host(Lookup(request_id=request.request_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency))
-        self.wake_at(now_s + self.settings.lookup_deadline_s)
+        lookup_id = LookupId(next(self._ids))
+        request.prefetch.open(lookup_id, num_l1_pages, num_full)
+        self.lookups.open(lookup_id, request)
+        self.host.unanswered.add(lookup_id)
+        keys = request.keys(num_full, self.settings.page_size)
+        self.tell_host(Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency))
+
+    def send_due_lookups(self) -> None:
+        """Look up those whose turn it is, while L2 has room for what L3 may bring."""
+        while self.host.is_usable and (request := self.lookups.next_to_send()) is not None:
+            self.send_lookup(request, self.lanes[request.lane].match(request).num_pages, Urgency.REQUEST)
 
     def cancel_lookup(self, request: RequestState) -> None:
-        """The request no longer waits for pages from L3."""
-        if not request.prefetch.is_final:
-            request.prefetch.is_final = True
-            request.prefetch.asked_s = None
-            if self.host.incarnation is not None:
-                self.tell_host(CancelLookup(request_id=request.request_id))
+        """The request no longer waits for pages from L3; what they claim of L2 stays claimed."""
+        lookup_id = request.prefetch.lookup_id
+        if request.prefetch.state is LookupState.OPEN and lookup_id is not None:
+            self.lookups.close(lookup_id)
+            self.host.unanswered.discard(lookup_id)
+            self.tell_host(CancelLookup(lookup_id=lookup_id))
+        self.lookups.withdraw(request)
+        request.prefetch.close()
 
     def _explain(self, request: RequestState) -> None:
         self.explained[request.request_id] = {

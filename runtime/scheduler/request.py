@@ -1,5 +1,6 @@
 """One request as the Scheduler sees it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,11 +11,15 @@ from raydix.runtime.cache.page_key import extend_keys, root_key
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, PageSource
+from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
 from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.transfers import Load
 
 TOKEN_BYTES = 4
+MAX_LOSSES = 2
+"""A request that was running when so many ranks were lost, and has sampled nothing since, may be what ends them: it
+runs beside no other such request, and one more loss is its end."""
 
 
 class Phase(Enum):
@@ -38,31 +43,6 @@ class RowOutcome:
     logprobs: TokenLogprobs | None
 
 
-@dataclass(slots=True, kw_only=True)
-class PrefetchState:
-    """What HostMemory has said about a request's chain."""
-
-    sources: bytes = b""
-    """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty without a lookup."""
-    has_report: bool = False
-    is_final: bool = True
-    asked_s: float | None = None
-    """When the lookup was sent, until the first report."""
-    first_runnable_s: float | None = None
-    wakes_at_s: float = float("-inf")
-    """When the request is looked at again, even if no event comes before."""
-
-    def arrival_source(self, page: int, found: PageSource) -> PageSource:
-        """The tier that held a page on arrival. `found`: the tier that has it now, which counts for what came later."""
-        if page >= len(self.sources):
-            return found
-        source = PageSource(self.sources[page])
-        # The mirror shows an arrived page before its report: what L2 lacked at the first report is PENDING.
-        if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
-            return PageSource.L3
-        return source if source <= PageSource.L3 else found
-
-
 class RequestState:
     """Owns: the progress of one request.
 
@@ -71,9 +51,13 @@ class RequestState:
     the last of them may be on the device only.
     """
 
-    def __init__(self, submit: SubmitRequest, client_id: ClientId, *, max_tokens: int, now_s: float) -> None:
+    def __init__(
+        self, submit: SubmitRequest, client_id: ClientId, *, serial: int, max_tokens: int, now_s: float
+    ) -> None:
+        """`serial`: the engine never uses it twice, while request ids may come again."""
         self.submit = submit
         self.request_id: RequestId = submit.request_id
+        self.serial = serial
         self.client_id = client_id
         self.arrival_s = now_s
         self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
@@ -88,8 +72,8 @@ class RequestState:
         self.phase = Phase.WAITING
         self.run = 0
         """Counts admissions: rows of an earlier run are ignored."""
-        self.matched_pages = 0
-        """Pages in L1 and L2 when last looked at; for the policy only."""
+        self.num_losses = 0
+        """Ranks that were lost under it since its last token."""
         self.num_counted_pages = 0
         """Pages whose use by this request is counted on its lane; for `write_through_selective` only."""
         self.sources: dict[str, int] | None = None
@@ -126,6 +110,11 @@ class RequestState:
         self._reset_run()
         self.run += 1
         self.phase = phase
+
+    def forget_sources(self) -> None:
+        """Its load brought nothing: where its prompt comes from is seen at its next admission, if nobody was told yet."""
+        if not self.is_reported:
+            self.sources = None
 
     @property
     def num_output(self) -> int:
@@ -184,6 +173,11 @@ class RequestState:
         """Keys of the first `num_pages` full pages, hashing only what is new."""
         self.extend_keys(num_pages, num_pages, page_size)
         return bytes(self._keys[: num_pages * KEY_BYTES])
+
+    def short_keys(self, pages: Iterable[int], page_size: int) -> list[bytes]:
+        """As much of the keys of these full prompt pages as the mirror of L2 has."""
+        keys = self.keys(self.num_prompt // page_size, page_size)
+        return [keys[page * KEY_BYTES : page * KEY_BYTES + MIRROR_KEY_BYTES] for page in pages]
 
     def key(self, page: int, page_size: int) -> PageKey:
         """Key of one full page."""

@@ -40,8 +40,8 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
     assert flight.result is not None
     replica.seconds["compute_s"] += flight.result.compute_s
-    if flight.num_tokens > len(flight.rows):
-        # A decode step's time says little about the time per prompt token.
+    if flight.num_tokens > len(flight.rows) and not flight.has_loads and flight.result.compute_s > 0:
+        # A decode step's time says little about the time per prompt token, nor one that waited for a load.
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
         _count_prediction(replica, "prefill", predicted_s, flight.result.compute_s)
         replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
@@ -93,6 +93,9 @@ def apply_outcome(
     if not request.num_output:
         count_use(replica, lane, request)
     request.append_token(token_id)
+    if request.num_losses:
+        request.num_losses = 0
+        lane.waiting.leader_stopped(request.request_id)
     replica.counters["generation_tokens"] += 1
     reason = _finish_reason(request, token_id)
     _add_latency(replica, request, reason, now_s)
@@ -146,7 +149,7 @@ def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: 
 
 
 def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None:
-    replica.release_lease(load.lease_id, load.host_incarnation)
+    replica.release_lease(load.lease_id, load.host_connection)
     promotion = lane.promotions.get(load.request_id)
     if promotion is not None and promotion.load is load:
         finish_part(replica, lane, promotion, load, now_s)
@@ -156,10 +159,12 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
         return
     if load.is_stale:
         replica.counters["stale_loads"] += 1
+        request.forget_sources()
         replica.requeue(request)
         return
     run = request.run
     request.load = None
+    replica.lookups.end_claim(request)
     replica.counters["loaded_pages"] += len(load.page_ids)
     lane.publish(request, now_s)
     deferred, request.deferred = request.deferred, []
@@ -170,7 +175,7 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
 
 def _finish_backup(replica: Replica, lane: Lane, backup: Backup) -> None:
     lane.backing_up.difference_update(split_keys(backup.keys))
-    if backup.host_incarnation != replica.host.incarnation:
+    if backup.host_connection != replica.host.connection:
         return
     replica.counters["backed_up_pages"] += len(backup.keys) // KEY_BYTES
     replica.tell_host(CommitPages(keys=backup.keys, host_page_ids=backup.host_page_ids, generations=backup.generations))

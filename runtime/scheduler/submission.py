@@ -3,8 +3,10 @@
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
 from raydix.runtime.cache.radix_node import chain_keys
+from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, Urgency
+from raydix.runtime.messages.host import KEY_BYTES
+from raydix.runtime.scheduler import admission
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.hints import look_hints_up
 from raydix.runtime.scheduler.lane import Lane
@@ -28,11 +30,11 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
         return
     room = replica.settings.max_model_len - len(message.token_ids)
     max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
-    request = RequestState(message, client_id, max_tokens=max_tokens, now_s=now_s)
+    request = RequestState(message, client_id, serial=replica.next_serial(), max_tokens=max_tokens, now_s=now_s)
     replica.requests[request.request_id] = request
     replica.counters["prompt_tokens"] += request.num_prompt
     if request.deadline_s is not None:
-        replica.wake_at(request.deadline_s)
+        replica.wake_at(request.deadline_s, request)
     _adopt_keys(replica, request)
     replica.hashing[request.request_id] = request
 
@@ -67,32 +69,32 @@ def enqueue_hashed(replica: Replica, now_s: float) -> None:
 
 def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
     """Queue a lane's waiting requests anew: it has lost its ranks, or another lane has got some."""
-    moved = list(lane.waiting.values())
-    lane.waiting.clear()
-    for request in moved:
+    for request in list(lane.waiting.requests.values()):
         lane.end_promotion(request.request_id)
         replica.cancel_lookup(request)
+        replica.lookups.end_claim(request)
+        lane.waiting.discard(request)
         enqueue(replica, request, now_s)
 
 
 def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
-    """Put a request that holds nothing on a lane, and look its chain up in L2 and L3."""
-    num_l1_pages, lane = _choose_lane(replica, request, now_s)
+    """Put a request that holds nothing on a lane, and have its chain looked up in L2 and L3."""
+    match, lane = _choose_lane(replica, request, now_s)
     request.lane = lane.index
-    lane.waiting[request.request_id] = request
-    request.matched_pages = num_l1_pages
     request.num_counted_pages = 0
+    _remember_session(replica, request)
+    num_l2_pages = admission.enqueue(replica, lane, request, match)
+    replica.want_lookup(request, match.num_pages, num_l2_pages)
+
+
+def _remember_session(replica: Replica, request: RequestState) -> None:
     session = request.submit.session_id
-    if session is not None:
-        replica.sessions[session] = lane.index
-        replica.sessions.move_to_end(session)
-        while len(replica.sessions) > _MAX_SESSIONS:
-            replica.sessions.popitem(last=False)
-    replica.look_up(request, num_l1_pages, Urgency.REQUEST, now_s)
-    if not request.prefetch.is_final:
-        num_full = request.num_prompt // replica.settings.page_size
-        keys = request.keys(num_full, replica.settings.page_size)
-        request.matched_pages += replica.host.count_resident(keys, num_l1_pages, num_full)
+    if session is None:
+        return
+    replica.sessions[session] = request.lane
+    replica.sessions.move_to_end(session)
+    while len(replica.sessions) > _MAX_SESSIONS:
+        replica.sessions.popitem(last=False)
 
 
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
@@ -123,25 +125,27 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     return None
 
 
-def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple[int, Lane]:
+def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple[Match, Lane]:
     """The lane with the least predicted time to first token; ties go to the session's lane, the longest prefix."""
     lanes = [lane for lane in replica.lanes if lane.is_attached] or replica.lanes
     if not lanes:
         raise AccountingError("the replica has no lane; expected parallel.dp of them")
+    if len(lanes) == 1:
+        return _match(replica, lanes[0], request), lanes[0]
     preferred = replica.sessions.get(request.submit.session_id or "")
     tokens_per_s = replica.prefill_rate.rate(now_s)
-    size = replica.settings.page_size
 
-    def cost(candidate: tuple[int, Lane]) -> tuple[float, bool, int, int]:
-        num_l1_pages, lane = candidate
-        own_s = _predict_prefill_s(replica, request, num_l1_pages, now_s)
-        queued = sum(other.num_tokens - other.matched_pages * size for other in lane.waiting.values())
-        queued += sum(other.num_target - other.num_computed for other in lane.running.values())
-        busy_s = queued / tokens_per_s + own_s
-        return (round(busy_s, 4), lane.index != preferred, -num_l1_pages, len(lane.running) + len(lane.waiting))
+    def cost(candidate: tuple[Match, Lane]) -> tuple[float, bool, int, int]:
+        match, lane = candidate
+        own_s = _predict_prefill_s(replica, request, match.num_pages, now_s)
+        busy_s = (lane.waiting.num_tokens + lane.num_tokens_to_compute) / tokens_per_s + own_s
+        return (round(busy_s, 4), lane.index != preferred, -match.num_pages, len(lane.running) + len(lane.waiting))
 
-    caches = replica.settings.prefix_caching
-    return min(((lane.match(request).num_pages if caches else 0, lane) for lane in lanes), key=cost)
+    return min(((_match(replica, lane, request), lane) for lane in lanes), key=cost)
+
+
+def _match(replica: Replica, lane: Lane, request: RequestState) -> Match:
+    return lane.match(request) if replica.settings.prefix_caching else lane.tree.match(request.identity, b"")
 
 
 def _predict_prefill_s(replica: Replica, request: RequestState, num_l1_pages: int, now_s: float) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from raydix.ids import LeaseId, PageKey, RequestId, TransferId
+from raydix.ids import ConnectionId, LeaseId, PageKey, RequestId, TransferId
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
@@ -18,7 +18,8 @@ class Transfer:
     page_ids: Int32Array
     host_page_ids: Int32Array
     generations: Int32Array
-    host_incarnation: int
+    host_connection: ConnectionId
+    """Over which its host pages were granted or leased."""
     waiting_ranks: set[int] = field(default_factory=set)
     is_stale: bool = False
     sent_s: float | None = None

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raydix.ids import ClientId, LeaseId, RequestId
+from raydix.ids import ClientId, ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.messages import host
@@ -53,7 +53,10 @@ class Answer:
 class CoreDriver:
     """A core, its ranks and clients, and a stand-in for HostMemory with unlimited pages and no L3."""
 
-    def __init__(self, *, page_size: int = 4, is_attached: bool = True, **changes: Any) -> None:
+    def __init__(
+        self, *, page_size: int = 4, is_attached: bool = True, max_staged_pages: int = 1000, **changes: Any
+    ) -> None:
+        self.max_staged_pages = max_staged_pages
         layout = replace(BASE.layout, page_size=page_size)
         self.settings = replace(BASE, layout=layout, **changes)
         self.core = SchedulerCore(self.settings)
@@ -68,11 +71,14 @@ class CoreDriver:
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
         self._rows: dict[tuple[int, int], dict[str, int]] = {}
         self._sampled: dict[tuple[int, int], list[tuple[str, int]]] = {}
-        self._incarnations: dict[int, int] = {}
+        self._connections: dict[int, ConnectionId] = {}
+        self._num_connections = 0
+        self._lookups: dict[str, LookupId] = {}
         self._num_requests = 0
         self._num_host_pages = 0
-        self._open_lookups: set[str] = set()
-        self.host_incarnation = 0
+        self._last_submitted = ""
+        self._open_lookups: set[LookupId] = set()
+        self.host_connection = ConnectionId(0)
         if is_attached:
             for rank in range(self.settings.num_lanes * self.settings.ranks_per_lane):
                 self.attach_rank(rank)
@@ -88,6 +94,8 @@ class CoreDriver:
                     self._take_plan(effect.lane, effect.plan)
                 case events.SendHost():
                     self.to_host.append(effect.message)
+                    if isinstance(effect.message, host.Lookup):
+                        self._lookups[self._asker(effect.message)] = effect.message.lookup_id
                 case events.SendClient():
                     self._hear(effect)
                 case events.KillRank():
@@ -122,7 +130,7 @@ class CoreDriver:
     def submit(self, tokens: list[int], *, max_tokens: int | None = 4, name: str | None = None, **fields: Any) -> str:
         """A request arrives, a moment after the last event; returns its name."""
         self._num_requests += 1
-        name = name or f"r{self._num_requests}"
+        name = self._last_submitted = name or f"r{self._num_requests}"
         message = SubmitRequest(
             request_id=RequestId(name),
             token_ids=int32_array(tokens),
@@ -158,20 +166,27 @@ class CoreDriver:
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
-        self._incarnations[rank] = incarnation
-        self.send(events.RankAttached(rank=rank, incarnation=incarnation, pid=100 + rank))
+        self._connections[rank] = connection = self._next_connection()
+        self.send(events.RankAttached(rank=rank, connection=connection, incarnation=incarnation, pid=100 + rank))
+
+    def connection_of(self, rank: int) -> ConnectionId:
+        """By which a rank is attached, or was."""
+        return self._connections[rank]
+
+    def _next_connection(self) -> ConnectionId:
+        self._num_connections += 1
+        return ConnectionId(self._num_connections)
 
     def lose_rank(self, rank: int) -> None:
         """A GPU actor's link closes."""
         lane = rank // self.settings.ranks_per_lane
         self.plans[lane].clear()
         self._copies[lane].clear()
-        self.send(events.RankLost(rank=rank, incarnation=self._incarnations[rank]))
+        self.send(events.RankLost(rank=rank, connection=self._connections[rank]))
 
     def report(self, rank: int, message: StepResult | TransfersDone) -> None:
         """A GPU actor says something."""
-        incarnation = self._incarnations[rank]
-        self.send(events.RankMessage(rank=rank, incarnation=incarnation, message=message))
+        self.send(events.RankMessage(rank=rank, connection=self._connections[rank], message=message))
 
     def _ranks(self, lane: int) -> range:
         width = self.settings.ranks_per_lane
@@ -225,21 +240,21 @@ class CoreDriver:
 
     def attach_host(self) -> None:
         """A HostMemory with L3 says hello; it holds nothing."""
-        self.host_incarnation += 1
-        self.send(events.HostAttached(incarnation=self.host_incarnation))
-        self.hear_host(host.StorageStatus(is_in_use=True))
+        self.host_connection = self._next_connection()
+        self.send(events.HostAttached(connection=self.host_connection))
+        self.hear_host(host.StorageStatus(is_in_use=True, max_staged_pages=self.max_staged_pages))
 
     def lose_host(self) -> None:
         """HostMemory's link closes: what it was sent is lost, and all that it held."""
         for state in (self.to_host, self.ready, self.leases, self._open_lookups):
             state.clear()
-        self.send(events.HostLost(incarnation=self.host_incarnation))
+        self.send(events.HostLost(connection=self.host_connection))
         self.to_host.clear()
 
-    def hear_host(self, *messages: events.FromHost, incarnation: int | None = None) -> None:
-        """HostMemory, by default the one that is attached, says something."""
+    def hear_host(self, *messages: host.FromHost, connection: ConnectionId | None = None) -> None:
+        """HostMemory says something, by default over the connection that it is attached by."""
         for message in messages:
-            self.send(events.HostMessage(incarnation=incarnation or self.host_incarnation, message=message))
+            self.send(events.HostMessage(connection=connection or self.host_connection, message=message))
 
     def keys(self, tokens: list[int], cache_salt: str | None = None) -> bytes:
         """Keys of the full pages of a prompt."""
@@ -277,9 +292,9 @@ class CoreDriver:
             case host.Lookup():
                 sources = [PageSource.L2 if key in self.ready else PageSource.NOT_FOUND for key in self._split(message)]
                 sources[: message.num_l1_pages] = [PageSource.L1] * message.num_l1_pages
-                self.report_lookup(message.request_id, sources)
-            case host.CancelLookup() if message.request_id in self._open_lookups:
-                self.report_lookup(message.request_id, [PageSource.CANCELLED])
+                self.report_lookup(message.lookup_id, sources)
+            case host.CancelLookup() if message.lookup_id in self._open_lookups:
+                self.report_lookup(message.lookup_id, [PageSource.CANCELLED])
             case host.LeasePages():
                 keys = self._split(message)
                 missing = [index for index, key in enumerate(keys) if key not in self.ready]
@@ -288,11 +303,11 @@ class CoreDriver:
                 pages = int32_array(range(1000, 1000 + num_leased))
                 self.hear_host(host.PagesLeased(lease_id=message.lease_id, host_page_ids=pages, generations=pages))
             case host.ReleaseLeases():
-                for lease_id in message.lease_ids.tolist():
-                    del self.leases[LeaseId(lease_id)]
+                for lease_id in message.lease_ids:
+                    del self.leases[lease_id]
             case host.AbandonPages():
-                for lease_id in message.lease_ids.tolist():
-                    del self.leases[LeaseId(lease_id)]
+                for lease_id in message.lease_ids:
+                    del self.leases[lease_id]
             case host.CommitPages():
                 self.ready.update(self._split(message))
                 self.hear_host(host.MirrorUpdate(ready=mirror_keys(message.keys)))
@@ -302,13 +317,28 @@ class CoreDriver:
             case _:
                 pass
 
-    def report_lookup(self, name: str, sources: list[PageSource]) -> None:
-        """HostMemory reports on a request's chain; final unless a page is PENDING."""
+    def report_lookup(self, lookup: LookupId | str, sources: list[PageSource]) -> None:
+        """HostMemory reports on a chain, or on that of a request's latest lookup; final unless a page is PENDING."""
+        lookup_id = self._lookups[lookup] if isinstance(lookup, str) else lookup
         is_final = PageSource.PENDING not in sources
-        self._open_lookups.discard(name)
+        self._open_lookups.discard(lookup_id)
         if not is_final:
-            self._open_lookups.add(name)
-        self.hear_host(host.LookupProgress(request_id=RequestId(name), sources=bytes(sources), is_final=is_final))
+            self._open_lookups.add(lookup_id)
+        self.hear_host(host.LookupProgress(lookup_id=lookup_id, sources=bytes(sources), is_final=is_final))
+
+    def asker_of(self, lookup_id: LookupId) -> str:
+        """The request or hint that a lookup was for."""
+        return next(name for name, known in self._lookups.items() if known == lookup_id)
+
+    def lookup_of(self, name: str) -> LookupId:
+        """The latest lookup of a request."""
+        return self._lookups[name]
+
+    def _asker(self, lookup: host.Lookup) -> str:
+        """The request or hint that a lookup is for."""
+        asker = self.core._replica.lookups.find(lookup.lookup_id)
+        # One that was closed by the event that opened it is that of the request which arrived with that event.
+        return self._last_submitted if asker is None else asker.request_id
 
     def _split(self, message: Any) -> list[bytes]:
         return list(host.split_keys(message.keys))

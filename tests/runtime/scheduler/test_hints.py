@@ -28,7 +28,7 @@ def prefetch(driver: CoreDriver, tokens: list[int], name: str = "hint") -> str:
 
 
 def lookups(driver: CoreDriver) -> list[str]:
-    return [message.request_id for message in driver.to_host if isinstance(message, host.Lookup)]
+    return [driver.asker_of(message.lookup_id) for message in driver.to_host if isinstance(message, host.Lookup)]
 
 
 def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:

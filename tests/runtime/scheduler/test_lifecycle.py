@@ -273,7 +273,7 @@ def test_retraction_takes_worst_priority_then_shortest_output_then_longest_input
     lane = driver.core._replica.lanes[0]
     while len(order) < 2:
         driver.step()
-        order += [name for name in names if name in lane.waiting and name not in order]
+        order += [name for name in names if name in lane.waiting.requests and name not in order]
     assert order == [names[0], names[2]]
     driver.run()
     assert [len(driver.answers[name].tokens) for name in names] == [60, 60, 60]

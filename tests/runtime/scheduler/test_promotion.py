@@ -296,7 +296,7 @@ def test_lease_that_comes_after_its_promotion_has_ended_goes_back() -> None:
     pages = int32_array(range(3))
     driver.hear_host(host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages))
     [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
-    assert released.lease_ids.tolist() == [lease.lease_id]
+    assert released.lease_ids == (lease.lease_id,)
 
 
 def test_pipeline_on_slow_storage_with_the_real_host_memory() -> None:

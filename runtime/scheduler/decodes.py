@@ -1,0 +1,232 @@
+"""The requests of a lane that decode: their progress in columns, so that a step is one pass and not an object each.
+
+A request joins once its first token is known and leaves when its run ends. While it is here its progress is kept here:
+`RequestState` reads it from its slot. Objects are touched where something happens: a page is full, a request ends.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.errors import AccountingError
+from raydix.ids import ClientId
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.scheduler.request import RequestState
+
+_NO_STOP = -1
+"""Fills the columns of stop ids; no token has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """The rows of one step, one token each: who they were planned for and where their tokens go."""
+
+    slots: Int32Array
+    stamps: NDArray[np.int64]
+    starts: Int32Array
+    """Position of the token that is computed."""
+    output_positions: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenTokens:
+    """What became of one step's tokens, for those who still decode. Each array has one entry per such request."""
+
+    slots: Int32Array
+    token_ids: Int32Array
+    has_ended: NDArray[np.bool_]
+    fills_page: NDArray[np.bool_]
+
+
+class DecodeBatch:
+    """Owns: the progress of the requests of one lane that decode, by slot."""
+
+    def __init__(self, *, num_slots: int, page_size: int, max_pages: int) -> None:
+        self._page_size = page_size
+        self._requests: list[RequestState | None] = [None] * num_slots
+        self._stamps = np.zeros(num_slots, dtype=np.int64)
+        """Counts joinings; 0 where nobody is. What was planned for an earlier one is not for this one."""
+        self._num_joined = 0
+        self._slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        """Who is here, in order of slots."""
+        self._num_prompt: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._num_sampled: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._num_known: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._max_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._min_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        """Tokens for which the block table has room."""
+        self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
+        self._askings = np.zeros(num_slots, dtype=np.int64)
+        self._client_of: dict[ClientId, int] = {}
+        self._clients: list[ClientId] = []
+        self._client_numbers: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
+        """Known tokens that the request's own bytes do not have yet."""
+        self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    # Who is here -----------------------------------------------------------------------------------------------------
+
+    def join(self, request: RequestState) -> None:
+        """A running request has its first token and samples one with each row from now on."""
+        slot = request.slot
+        assert slot is not None, "only a running request decodes"
+        self._num_joined += 1
+        self._stamps[slot] = self._num_joined
+        self._requests[slot] = request
+        self._slots = np.flatnonzero(self._stamps).astype(np.int32)
+        self._num_prompt[slot] = request.num_prompt
+        self._num_sampled[slot] = request.num_sampled
+        self._num_known[slot] = request.num_output
+        self._max_output[slot] = request.max_tokens
+        self._min_output[slot] = request.submit.sampling.min_tokens
+        self._num_fresh[slot] = 0
+        self._askings[slot] = request.submit.asking
+        self._client_numbers[slot] = self._client_number(request.client_id)
+        self._set_stop_ids(slot, request.submit.stop_token_ids)
+        self.table_grew(slot, len(request.table))
+        request.join(self)
+
+    def leave(self, request: RequestState) -> None:
+        """The run of a request ends; it keeps its progress itself again."""
+        slot = request.slot
+        assert slot is not None, "only a running request decodes"
+        self.flush_tokens(slot)
+        request.leave(num_sampled=int(self._num_sampled[slot]))
+        self._stamps[slot] = 0
+        self._requests[slot] = None
+        self._slots = np.flatnonzero(self._stamps).astype(np.int32)
+
+    def request(self, slot: int) -> RequestState:
+        """Who decodes in a slot."""
+        request = self._requests[slot]
+        assert request is not None, "the slot is empty"
+        return request
+
+    def table_grew(self, slot: int, num_pages: int) -> None:
+        """The block table of a request has so many pages."""
+        self._num_paged[slot] = num_pages * self._page_size
+
+    # Queries ---------------------------------------------------------------------------------------------------------
+
+    def num_sampled(self, slot: int) -> int:
+        """Output tokens of a request that were planned."""
+        return int(self._num_sampled[slot])
+
+    def num_known(self, slot: int) -> int:
+        """Output tokens of a request that are known."""
+        return int(self._num_known[slot])
+
+    def num_pages_to_come(self) -> int:
+        """Pages that they still need before every token that exists has one."""
+        slots = self._slots
+        lacking = self._num_prompt[slots] + self._num_sampled[slots] - self._num_paged[slots]
+        return int((-(-np.maximum(lacking, 0) // self._page_size)).sum())
+
+    def num_tokens_to_compute(self) -> int:
+        """Tokens that exist and that no acknowledged step has computed."""
+        slots = self._slots
+        return int((self._num_sampled[slots] - self._num_known[slots] + 1).sum())
+
+    def short_slots(self) -> list[int]:
+        """Slots whose next token has no place in the block table."""
+        slots = self._slots
+        next_token = self._num_prompt[slots] + self._num_sampled[slots] - 1
+        lacks = (next_token >= self._num_paged[slots]) & (self._num_sampled[slots] < self._max_output[slots])
+        return slots[lacks].tolist() if lacks.any() else []
+
+    # A step ----------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> DecodeRows | None:
+        """One row for everybody who has a place for its next token and has not sampled its last; None if nobody has."""
+        slots = self._slots
+        sampled = self._num_sampled[slots]
+        starts = self._num_prompt[slots] + sampled - 1
+        ready = (sampled < self._max_output[slots]) & (starts < self._num_paged[slots])
+        if not ready.any():
+            return None
+        if not ready.all():
+            slots, sampled, starts = slots[ready], sampled[ready], starts[ready]
+        self._num_sampled[slots] += 1
+        return DecodeRows(slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled)
+
+    def is_current(self, rows: DecodeRows) -> NDArray[np.bool_]:
+        """Which rows are still wanted: their request is in the run that they were planned for."""
+        return self._stamps[rows.slots] == rows.stamps
+
+    def take(self, slots: Int32Array, token_ids: Int32Array) -> TakenTokens:
+        """One more token of each of these requests is known."""
+        self._fresh[slots, self._num_fresh[slots]] = token_ids
+        self._num_fresh[slots] += 1
+        known = self._num_known[slots] + 1
+        self._num_known[slots] = known
+
+        has_stopped = (self._stop_ids[slots] == token_ids[:, None]).any(axis=1) & (known >= self._min_output[slots])
+        computed = self._num_prompt[slots] + known - 1
+        taken = TakenTokens(
+            slots=slots,
+            token_ids=token_ids,
+            has_ended=has_stopped | (known >= self._max_output[slots]),
+            fills_page=computed % self._page_size == 0,
+        )
+        for slot in slots[self._num_fresh[slots] >= self._fresh.shape[1]].tolist():
+            self.flush_tokens(slot)
+        return taken
+
+    def flush_tokens(self, slot: int) -> None:
+        """Give a request the bytes of the tokens that have become known since the last time."""
+        num_fresh = int(self._num_fresh[slot])
+        if num_fresh:
+            self._num_fresh[slot] = 0
+            self.request(slot).append_known(self._fresh[slot, :num_fresh])
+
+    def by_client(self, slots: Int32Array) -> list[tuple[ClientId, NDArray[np.bool_]]]:
+        """Which of these slots belong to which client."""
+        numbers = self._client_numbers[slots]
+        if not len(numbers):
+            return []
+        if (numbers == numbers[0]).all():
+            return [(self._clients[numbers[0]], np.ones(len(slots), dtype=np.bool_))]
+        return [(self._clients[number], numbers == number) for number in np.unique(numbers).tolist()]
+
+    def askings(self, slots: Int32Array) -> NDArray[np.int64]:
+        """The number by which each client knows its request."""
+        return self._askings[slots]
+
+    def check(self) -> None:
+        """Raise AccountingError unless columns and requests agree."""
+        present = [slot for slot, request in enumerate(self._requests) if request is not None]
+        if present != self._slots.tolist() or present != np.flatnonzero(self._stamps).tolist():
+            raise AccountingError(f"requests decode in slots {present}; the columns say {self._slots.tolist()}")
+        for slot in present:
+            request = self.request(slot)
+            room = len(request.table) * self._page_size
+            if request.slot != slot or self._num_paged[slot] != room:
+                raise AccountingError(f"slot {slot} has room for {self._num_paged[slot]} tokens; its table for {room}")
+            if not 1 <= self._num_known[slot] <= self._num_sampled[slot] <= self._max_output[slot]:
+                figures = f"{self._num_known[slot]} of {self._num_sampled[slot]} of {self._max_output[slot]}"
+                raise AccountingError(f"slot {slot}: known, planned and possible output disagree: {figures}")
+
+    def _client_number(self, client_id: ClientId) -> int:
+        number = self._client_of.get(client_id)
+        if number is None:
+            if not len(self):
+                # Nobody's number is in use: start over, or the table would grow with every client that ever came.
+                self._client_of.clear()
+                self._clients.clear()
+            number = self._client_of[client_id] = len(self._clients)
+            self._clients.append(client_id)
+        return number
+
+    def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        width = self._stop_ids.shape[1]
+        if len(stop_ids) > width:
+            wider = np.full((len(self._requests), len(stop_ids)), _NO_STOP, dtype=np.int32)
+            wider[:, :width] = self._stop_ids
+            self._stop_ids = wider
+        self._stop_ids[slot] = _NO_STOP
+        self._stop_ids[slot, : len(stop_ids)] = stop_ids

@@ -1,0 +1,198 @@
+"""What was asked of HostMemory about chains of pages, whose turn it is to ask, and what is not answered yet."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from raydix.errors import AccountingError
+from raydix.ids import LookupId, RequestId
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.waiting import OrderKey, Turns
+
+Id = TypeVar("Id")
+Pages = Sequence[bytes]
+"""Of a chain, by as much of their keys as the mirror of L2 has."""
+
+
+class Unanswered(Generic[Id]):
+    """Owns: since when HostMemory has owed which answers, oldest first.
+
+    The clock of an asking starts at the first event after it: until then it may not have been sent, and the
+    Scheduler's own turn is nobody else's silence.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: dict[Id, float] = {}
+        self._unsent: list[Id] = []
+
+    def __len__(self) -> int:
+        return len(self._since_s) + len(self._unsent)
+
+    @property
+    def has_new(self) -> bool:
+        """Something was asked by the event that is being handled."""
+        return bool(self._unsent)
+
+    def add(self, asking: Id) -> None:
+        """HostMemory is asked by the event that is being handled."""
+        self._unsent.append(asking)
+
+    def start_clocks(self, now_s: float) -> bool:
+        """A new event: what was asked before it has been sent. True if that concerns anything."""
+        has_new = bool(self._unsent)
+        self._since_s.update(dict.fromkeys(self._unsent, now_s))
+        self._unsent.clear()
+        return has_new
+
+    def discard(self, asking: Id) -> None:
+        """It is answered, or of no interest any more."""
+        if self._since_s.pop(asking, None) is None and asking in self._unsent:
+            self._unsent.remove(asking)
+
+    def overdue(self, patience_s: float, now_s: float) -> list[Id]:
+        """What has been owed for `patience_s` or longer."""
+        found: list[Id] = []
+        for asking, since_s in self._since_s.items():
+            if since_s + patience_s > now_s:
+                break
+            found.append(asking)
+        return found
+
+    def clear(self) -> None:
+        """HostMemory is gone and owes nothing."""
+        self._since_s.clear()
+        self._unsent.clear()
+
+
+class Lookups:
+    """Owns: which lookups are open and for whom, who is to ask next, and the pages of L2 that they claim.
+
+    What comes from L3 takes room in L2 until its request has loaded it, and that room belongs to those whose turn is
+    next: lookups are sent in the order of the queue while the pages that they may bring fit. The first always fits.
+    Pages that several requests want count once.
+    """
+
+    def __init__(self) -> None:
+        """A HostMemory that is new, or was lost, knows of no lookup: with each the owner starts anew."""
+        self.max_claimed_pages = 0
+        self._open: dict[LookupId, RequestState] = {}
+        self._turns = Turns()
+        self._wanted: dict[RequestId, Pages] = {}
+        self._claims: dict[RequestId, Pages] = {}
+        self._num_claims: dict[bytes, int] = {}
+        """By page: how many requests claim it."""
+        self._num_ended = 0
+        self._retries_after: dict[RequestId, int] = {}
+        """How many claims had ended when a lookup found no room: asking again before another has is in vain."""
+        self._blocked: tuple[RequestId, int] | None = None
+        """Who was first and did not fit, and how many claims had ended then."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests whose lookup is still to be sent."""
+        return len(self._turns)
+
+    @property
+    def num_claimed_pages(self) -> int:
+        """Pages of L2 that are kept for what open and answered lookups bring from L3."""
+        return len(self._num_claims)
+
+    def open(self, lookup_id: LookupId, request: RequestState) -> None:
+        """A lookup is sent."""
+        self._open[lookup_id] = request
+
+    def close(self, lookup_id: LookupId) -> None:
+        """A lookup has ended, or its answers are of no interest any more."""
+        self._open.pop(lookup_id, None)
+
+    def find(self, lookup_id: LookupId) -> RequestState | None:
+        """Who waits for reports of this lookup; None if nobody does any more."""
+        return self._open.get(lookup_id)
+
+    def askers(self) -> list[RequestState]:
+        """Whose lookups are open or due."""
+        return [*self._open.values(), *self._turns]
+
+    def enqueue(self, request: RequestState, pages: Pages, key: OrderKey) -> None:
+        """A request is to be looked up in its turn, which may bring `pages` from L3."""
+        self._wanted[request.request_id] = pages
+        self._turns.put(request, key)
+
+    def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
+        """L2 had no room for a request's pages. False: nobody else has a claim that could end, so it is in vain."""
+        if self._claims.keys() <= {request.request_id}:
+            return False
+        self._retries_after[request.request_id] = self._num_ended
+        self.enqueue(request, pages, key)
+        return True
+
+    def move(self, request: RequestState, key: OrderKey) -> None:
+        """A waiting request has another place: so has its lookup, if it is due."""
+        if request in self._turns:
+            self._turns.put(request, key)
+
+    def next_to_send(self) -> RequestState | None:
+        """Take out who is to be looked up now; its claim begins."""
+        request = self._turns.first()
+        if request is None or self._blocked == (request.request_id, self._num_ended):
+            return None
+        name = request.request_id
+        pages = self._wanted[name]
+        if self._retries_after.get(name) == self._num_ended or not self._fits(name, pages):
+            self._blocked = name, self._num_ended
+            return None
+        self.withdraw(request)
+        self._claim(name, pages)
+        return request
+
+    def withdraw(self, request: RequestState) -> None:
+        """Its lookup is not to be sent, if it was due; a claim that it has stays."""
+        self._turns.discard(request)
+        self._wanted.pop(request.request_id, None)
+        self._retries_after.pop(request.request_id, None)
+
+    def narrow_claim(self, request: RequestState, pages: Pages) -> None:
+        """A report says that these pages at most come from L3."""
+        if request.request_id in self._claims:
+            self._claim(request.request_id, pages)
+
+    def num_claimed_by(self, request: RequestState) -> int:
+        """Pages that one request claims."""
+        return len(self._claims.get(request.request_id, ()))
+
+    def end_claim(self, request: RequestState) -> None:
+        """The request has loaded what L3 brought, or wants it no more."""
+        self.withdraw(request)
+        self._claim(request.request_id, ())
+
+    def check(self, waiting: set[RequestId]) -> None:
+        """Raise AccountingError unless the claims add up and only those that wait are due."""
+        counted = Counter(page for pages in self._claims.values() for page in pages)
+        if counted != self._num_claims:
+            raise AccountingError(f"{len(self._num_claims)} pages are claimed; the claims name {len(counted)}")
+        due = {request.request_id for request in self._turns}
+        if due != self._wanted.keys() or not due <= waiting or not self._retries_after.keys() <= due:
+            raise AccountingError(f"{len(due)} lookups are due, {len(self._wanted)} sizes known, {len(waiting)} wait")
+
+    def _fits(self, name: RequestId, pages: Pages) -> bool:
+        others = self._claims.keys() - {name}
+        num_new = sum(page not in self._num_claims for page in pages)
+        return not num_new or not others or len(self._num_claims) + num_new <= self.max_claimed_pages
+
+    def _claim(self, name: RequestId, pages: Pages) -> None:
+        former = self._claims.pop(name, ())
+        if pages:
+            self._claims[name] = pages
+        counts = self._num_claims
+        for page in pages:
+            counts[page] = counts.get(page, 0) + 1
+        num_before = len(counts)
+        for page in former:
+            if counts[page] == 1:
+                del counts[page]
+            else:
+                counts[page] -= 1
+        self._num_ended += len(counts) < num_before

@@ -1,0 +1,196 @@
+"""The requests that wait on one lane: whose turn it is, and what each of them waits for."""
+
+import bisect
+from collections.abc import Iterator
+from typing import TypeVar
+
+from raydix.errors import AccountingError
+from raydix.ids import PageKey, RequestId
+from raydix.runtime.messages.host import MIRROR_KEY_BYTES
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.settings import Policy, SchedulerSettings
+
+_Key = TypeVar("_Key")
+OrderKey = tuple[int, int, float, int]
+"""Level, pages to be computed less, arrival, serial number: no two requests have the same."""
+
+
+def order_key(request: RequestState, settings: SchedulerSettings, num_cached_pages: int) -> OrderKey:
+    """Where a request stands among those that wait; smaller goes first. A pure function, for each policy.
+
+    Levels age by arriving: who came a whole `ageing_s` later starts one level behind, so nobody is overtaken for ever
+    and no key changes while time passes. Within a level `lpm` prefers long matches, `fcfs` early arrivals.
+    """
+    level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
+    num_preferred = num_cached_pages if settings.policy is Policy.LPM else 0
+    return level, -num_preferred, request.arrival_s, request.serial
+
+
+class Turns:
+    """Owns: some requests in their order. A list: with 10,000 entries a change takes microseconds."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[OrderKey, RequestState]] = []
+        self._keys: dict[RequestId, OrderKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request: RequestState) -> bool:
+        return request.request_id in self._keys
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return (request for _, request in self._entries)
+
+    def put(self, request: RequestState, key: OrderKey) -> None:
+        """Enter a request, or move it."""
+        self.discard(request)
+        self._keys[request.request_id] = key
+        bisect.insort(self._entries, (key, request))
+
+    def discard(self, request: RequestState) -> None:
+        """Take a request out, if it is in."""
+        key = self._keys.pop(request.request_id, None)
+        if key is not None:
+            del self._entries[bisect.bisect_left(self._entries, (key,))]
+
+    def first(self) -> RequestState | None:
+        """Whose turn it is."""
+        return self._entries[0][1] if self._entries else None
+
+
+class WaitingQueue:
+    """Owns: which requests wait on a lane, their order, and when each of them is looked at again.
+
+    A request whose turn has come either runs, lacks room, or waits for something of its own. Then it is parked, so
+    that others have their turn, and comes back when that may have happened: by `wake`, by `page_came` for the page that
+    it was parked for, or by `leader_stopped`.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self.requests: dict[RequestId, RequestState] = {}
+        """All that wait, parked or not, in order of arrival on this lane."""
+        self.num_tokens = 0
+        """Of all that wait: what is to be computed or loaded for them, as far as was known when they came."""
+        self._work: dict[RequestId, int] = {}
+        self._keys: dict[RequestId, OrderKey] = {}
+        self._turns = Turns()
+        self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}
+        self._lacks: dict[RequestId, bytes] = {}
+        """The page that a request lacks first, by as much of its key as the mirror of L2 has."""
+        self._followers: dict[RequestId, dict[RequestId, RequestState]] = {}
+        self._leaders: dict[RequestId, RequestId] = {}
+        """Who computes or loads the page that a parked request waits for."""
+        self._grown: dict[RequestId, RequestState] = {}
+        """Those whose match has grown since their place was chosen, first come first."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def add(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
+        """A request waits. `lacks`: the first page of its prompt that no tier at hand has."""
+        self.requests[request.request_id] = request
+        work = max(0, request.num_tokens - num_cached_pages * self._settings.page_size)
+        self._work[request.request_id] = work
+        self.num_tokens += work
+        self.place(request, num_cached_pages=num_cached_pages, lacks=lacks)
+        self._turns.put(request, self._keys[request.request_id])
+
+    def place(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
+        """Choose a waiting request's place anew: so much of it is in L1 and L2, and this page is not."""
+        key = self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
+        self._grown.pop(request.request_id, None)
+        self._lack(request, lacks)
+        if request in self._turns:
+            self._turns.put(request, key)
+
+    def discard(self, request: RequestState) -> bool:
+        """Take a request out; False if it did not wait here."""
+        if self.requests.pop(request.request_id, None) is None:
+            return False
+        self.num_tokens -= self._work.pop(request.request_id)
+        del self._keys[request.request_id]
+        self._grown.pop(request.request_id, None)
+        self._turns.discard(request)
+        self._unpark(request)
+        self._lack(request, None)
+        return True
+
+    def key(self, request: RequestState) -> OrderKey:
+        """A waiting request's place."""
+        return self._keys[request.request_id]
+
+    def next_turn(self) -> RequestState | None:
+        """The first request that is not parked."""
+        return self._turns.first()
+
+    def take_grown(self) -> RequestState | None:
+        """One whose place is to be chosen anew, because its match has grown."""
+        return self._grown.pop(next(iter(self._grown))) if self._grown else None
+
+    def park(self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None) -> None:
+        """Look at others until `page_came` for `lacks`, `leader_stopped`, or `wake`."""
+        self._turns.discard(request)
+        self._lack(request, lacks)
+        if leader is not None:
+            self._leaders[request.request_id] = leader
+            self._followers.setdefault(leader, {})[request.request_id] = request
+
+    def wake(self, request: RequestState) -> None:
+        """Something has changed for this request: it has its turn again, if it waits here."""
+        if request.request_id in self.requests and request not in self._turns:
+            self._unpark(request)
+            self._turns.put(request, self._keys[request.request_id])
+
+    def wake_all(self) -> None:
+        """Something has changed for everybody."""
+        for request in self.requests.values():
+            self.wake(request)
+
+    def page_came(self, key: bytes) -> None:
+        """L1 or L2 has a page that they may have lacked. At least the first 16 bytes of its key are given."""
+        for request in self._lacking.pop(key[:MIRROR_KEY_BYTES], {}).values():
+            del self._lacks[request.request_id]
+            if self._settings.policy is Policy.LPM:
+                self._grown[request.request_id] = request
+            self.wake(request)
+
+    def leader_stopped(self, leader: RequestId) -> None:
+        """A request computes or loads no more, or something else: who waited for its pages looks again."""
+        for request in list(self._followers.get(leader, {}).values()):
+            self.wake(request)
+
+    def check(self) -> None:
+        """Raise AccountingError unless each waiting request has its turn or is parked, and all counts agree."""
+        figures = f"{len(self.requests)} requests wait, {len(self._turns)} have their turn"
+        if self.num_tokens != sum(self._work.values()) or self._work.keys() != self.requests.keys():
+            raise AccountingError(f"{self.num_tokens} tokens of {len(self._work)} requests are counted: {figures}")
+        if self._keys.keys() != self.requests.keys() or not self._grown.keys() <= self.requests.keys():
+            raise AccountingError(f"places are kept of requests that do not wait: {figures}")
+        if any(self.requests.get(request.request_id) is not request for request in self._turns):
+            raise AccountingError(f"a request that does not wait here has a turn: {figures}")
+        lacking = {name: key for key, requests in self._lacking.items() for name in requests}
+        following = {name: leader for leader, requests in self._followers.items() for name in requests}
+        if lacking != self._lacks or following != self._leaders or not lacking.keys() <= self.requests.keys():
+            raise AccountingError(f"{len(lacking)} requests lack pages, {len(following)} follow: {figures}")
+
+    def _lack(self, request: RequestState, key: PageKey | None) -> None:
+        former = self._lacks.pop(request.request_id, None)
+        if former is not None:
+            _take_out(self._lacking, former, request.request_id)
+        if key is not None:
+            short = self._lacks[request.request_id] = key[:MIRROR_KEY_BYTES]
+            self._lacking.setdefault(short, {})[request.request_id] = request
+
+    def _unpark(self, request: RequestState) -> None:
+        leader = self._leaders.pop(request.request_id, None)
+        if leader is not None:
+            _take_out(self._followers, leader, request.request_id)
+
+
+def _take_out(index: dict[_Key, dict[RequestId, RequestState]], key: _Key, name: RequestId) -> None:
+    entries = index[key]
+    del entries[name]
+    if not entries:
+        del index[key]
