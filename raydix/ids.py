@@ -4,6 +4,9 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 ClientId = NewType("ClientId", str)
+"""One link of a client, used once in the life of a Scheduler."""
+AskingId = NewType("AskingId", int)
+"""One submission of a client: it counts its own, and uses no number twice on a link."""
 PageId = NewType("PageId", int)
 """A page of one GPU pool; 0 is the padding page and is never handed out."""
 HostPageId = NewType("HostPageId", int)

@@ -1,9 +1,14 @@
-"""What travels between a client and the Scheduler."""
+"""What travels between a client and the Scheduler.
+
+A request id is the caller's name for a request, and may be used again once that request has ended. What is asked and
+what is answered is told apart by the asking: a number that the client uses once on its link. A link that has closed
+makes everything stale that went over it: the Scheduler ends what the client asked, and nothing is answered elsewhere.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.plan import DeviceSampling, TokenLogprobs
 
@@ -30,8 +35,12 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds one."""
+    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds one.
 
+    Never stale: it begins an asking. Refused if another request of this id lives, whichever client asked for that one.
+    """
+
+    asking: AskingId
     request_id: RequestId
     token_ids: Int32Array
     sampling: DeviceSampling
@@ -50,9 +59,10 @@ class PrefetchPrompt:
     """A hint: requests with this prompt may follow, so bring to L2 what L3 has of it. Nothing is computed.
 
     Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have found them.
-    `AbortRequest` ends it.
+    `AbortRequest` ends it. Never stale, as `SubmitRequest`.
     """
 
+    asking: AskingId
     request_id: RequestId
     token_ids: Int32Array
     cache_salt: str | None = None
@@ -60,15 +70,23 @@ class PrefetchPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest:
-    """End a request or prefetch now; its last delta says `abort`."""
+    """End a request or prefetch now; its last delta says `abort`.
 
+    Stale once that asking has ended, whatever has its request id by then: it is dropped.
+    """
+
+    asking: AskingId
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """The client found a stop string: end the request with reason `stop`."""
+    """The client found a stop string: end the request with reason `stop`.
 
+    Stale once that asking has ended, whatever has its request id by then: it is dropped.
+    """
+
+    asking: AskingId
     request_id: RequestId
 
 
@@ -83,8 +101,13 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDelta:
-    """What is new of one request. The last delta has `finished` or `failure`, never both."""
+    """What is new of one request. The last delta has `finished` or `failure`, never both.
 
+    Stale once nobody listens to that asking any more: the client drops it, though its request id may live on in a
+    later asking. The last one ends the asking for the client's count of what the Scheduler still has.
+    """
+
+    asking: AskingId
     request_id: RequestId
     token_ids: Int32Array = field(default_factory=empty)
     logprobs: tuple[TokenLogprobs | None, ...] = ()
@@ -98,6 +121,9 @@ class RequestDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFrame:
-    """Deltas of all of one client's requests of one scheduler turn."""
+    """News of a client's requests: all of one scheduler turn, or a part of it where that is much.
+
+    Holds at most one delta of an asking; each is stale by itself.
+    """
 
     deltas: tuple[RequestDelta, ...]

@@ -194,22 +194,22 @@ def _frame_fields(frame: TokenFrame) -> tuple[Any, ...]:
     }
     tokens = [delta.token_ids for delta in deltas]
     counts = np.array([len(column) for column in tokens], dtype=_INT32)
-    return [delta.request_id for delta in deltas], counts.tobytes(), _columns(tokens), rest
+    askings = [delta.asking for delta in deltas]
+    return askings, [delta.request_id for delta in deltas], counts.tobytes(), _columns(tokens), rest
 
 
 def _decode_frame(values: tuple[Any, ...]) -> TokenFrame:
-    request_ids, counts, tokens, rest = values
+    askings, request_ids, packed_counts, tokens, rest = values
+    counts = np.frombuffer(packed_counts, dtype=_INT32).tolist()
     tokens = np.frombuffer(tokens, dtype=_INT32)
     deltas, start = [], 0
-    for index, (request_id, count) in enumerate(
-        zip(request_ids, np.frombuffer(counts, dtype=_INT32).tolist(), strict=True)
-    ):
+    for index, (asking, request_id, count) in enumerate(zip(askings, request_ids, counts, strict=True)):
         column = tokens[start : start + count]
         start += count
         if index in rest:
-            deltas.append(_DECODERS[RequestDelta]((request_id, column, *rest[index])))
+            deltas.append(_DECODERS[RequestDelta]((asking, request_id, column, *rest[index])))
         else:
-            deltas.append(RequestDelta(request_id=request_id, token_ids=column))
+            deltas.append(RequestDelta(asking=asking, request_id=request_id, token_ids=column))
     if start != len(tokens):
         raise MessageError(f"a frame counts {start} tokens and holds {len(tokens)}")
     return TokenFrame(deltas=tuple(deltas))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import AbortRequest, RequestDelta, SubmitRequest, TokenFrame
 from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
@@ -133,10 +133,10 @@ class NotListed:
         NotListed(),
         TokenFrame(deltas=(NotListed(),)),  # type: ignore[arg-type]
         StepPlan(step=2**70),
-        AbortRequest(request_id=object()),  # type: ignore[arg-type]
+        AbortRequest(asking=AskingId(1), request_id=object()),  # type: ignore[arg-type]
         TransfersDone(rank=0, transfer_ids=np.zeros(2, np.int64)),  # type: ignore[arg-type]
         TransfersDone(rank=0, transfer_ids=np.zeros((2, 2), np.int32)),
-        RequestDelta(request_id=RequestId("only nested")),
+        RequestDelta(asking=AskingId(1), request_id=RequestId("only nested")),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -148,6 +148,7 @@ def test_what_cannot_travel_is_refused_when_encoding(message: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("asking", "1"),
         ("request_id", 5),
         ("token_ids", (1, 2)),
         ("sampling", None),
@@ -162,7 +163,11 @@ def test_what_cannot_travel_is_refused_when_encoding(message: Any) -> None:
 )
 def test_what_clients_send_is_refused_if_a_field_has_the_wrong_type(field: str, value: object) -> None:
     right = SubmitRequest(
-        request_id=RequestId("r"), token_ids=int32_array([1]), sampling=DeviceSampling(seed=1), max_tokens=None
+        asking=AskingId(1),
+        request_id=RequestId("r"),
+        token_ids=int32_array([1]),
+        sampling=DeviceSampling(seed=1),
+        max_tokens=None,
     )
     decode(encode(right))
     wrong = encode(replace(right, **{field: value}))
