@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.record import Figure, report
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.engine_handle import EngineHandle
 from raydix.runtime.actors.launch import start_engine
 from raydix.runtime.actors.links.link import Link
@@ -51,7 +51,7 @@ async def measure(handle: EngineHandle, num_requests: int, num_ranks: int) -> Me
     link = await connect(handle.client_address, hello)
     before = (await handle.call("stats"))["scheduler"]
     for i in range(num_requests):
-        link.send(_request(f"{num_requests}-{i}", i))
+        link.send(_request(AskingId(i), f"{num_requests}-{i}"))
     wall_ms = await _read_streams(link, num_requests)
     after = (await handle.call("stats"))["scheduler"]
     link.close()
@@ -59,18 +59,21 @@ async def measure(handle: EngineHandle, num_requests: int, num_ranks: int) -> Me
     return Measurement(wall_ms, 1e3 * (after["scheduler_cpu_s"] - before["scheduler_cpu_s"]) / num_rounds)
 
 
-def _request(request_id: str, seed: int) -> SubmitRequest:
-    tokens = int32_array((seed * 977 + position * 31) % VOCAB_SIZE for position in range(PROMPT_TOKENS))
-    sampling = DeviceSampling(seed=seed)
+def _request(asking: AskingId, request_id: str) -> SubmitRequest:
+    tokens = int32_array((asking * 977 + position * 31) % VOCAB_SIZE for position in range(PROMPT_TOKENS))
     return SubmitRequest(
-        request_id=RequestId(request_id), token_ids=tokens, sampling=sampling, max_tokens=OUTPUT_TOKENS
+        asking=asking,
+        request_id=RequestId(request_id),
+        token_ids=tokens,
+        sampling=DeviceSampling(seed=asking),
+        max_tokens=OUTPUT_TOKENS,
     )
 
 
 async def _read_streams(link: Link, num_requests: int) -> float:
     """Milliseconds between two tokens of a stream, without its ends."""
-    num_tokens: dict[RequestId, int] = {}
-    began_s: dict[RequestId, tuple[float, int]] = {}
+    num_tokens: dict[AskingId, int] = {}
+    began_s: dict[AskingId, tuple[float, int]] = {}
     intervals_ms: list[float] = []
     num_finished = 0
     while num_finished < num_requests:
@@ -80,7 +83,7 @@ async def _read_streams(link: Link, num_requests: int) -> float:
         for delta in frame.deltas:
             if delta.failure is not None:
                 raise RuntimeError(delta.failure.message)
-            request = delta.request_id
+            request = delta.asking
             count = num_tokens[request] = num_tokens.get(request, 0) + len(delta.token_ids)
             if count >= RAMP_TOKENS and request not in began_s:
                 began_s[request] = (now_s, count)

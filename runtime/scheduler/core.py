@@ -181,11 +181,12 @@ class SchedulerCore:
                 take_hint(replica, event.client_id, event.message)
             case AbortRequest() | StopRequest():
                 hint = replica.hints.get(event.message.request_id)
-                if hint is not None and hint.client_id == event.client_id:
+                asked = (event.client_id, event.message.asking)
+                if hint is not None and (hint.client_id, hint.submit.asking) == asked:
                     abort_hint(replica, hint)
                     return
                 request = replica.requests.get(event.message.request_id)
-                if request is None or request.client_id != event.client_id:
+                if request is None or (request.client_id, request.submit.asking) != asked:
                     return
                 is_stop = isinstance(event.message, StopRequest)
                 reason = FinishReason.STOP if is_stop else FinishReason.ABORT

@@ -31,10 +31,11 @@ def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) ->
     """Queue a hint, or refuse it with a typed failure."""
     failure = _refusal(replica, message)
     if failure is not None:
-        delta = RequestDelta(request_id=message.request_id, failure=failure)
+        delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
         replica.effects.append(SendClient(client_id=client_id, delta=delta))
         return
     submit = SubmitRequest(
+        asking=message.asking,
         request_id=message.request_id,
         token_ids=message.token_ids,
         sampling=DeviceSampling(seed=0),
@@ -113,5 +114,10 @@ def _answer(
     replica: Replica, hint: RequestState, reason: FinishReason, tokens_by_source: dict[str, int] | None
 ) -> None:
     del replica.hints[hint.request_id]
-    delta = RequestDelta(request_id=hint.request_id, cached_tokens_by_source=tokens_by_source, finished=reason)
+    delta = RequestDelta(
+        asking=hint.submit.asking,
+        request_id=hint.request_id,
+        cached_tokens_by_source=tokens_by_source,
+        finished=reason,
+    )
     replica.effects.append(SendClient(client_id=hint.client_id, delta=delta))

@@ -107,6 +107,7 @@ class Replica:
                 self.counters[f"prompt_tokens_{source}"] += num_tokens
             queued_s = None if request.admitted_s is None else request.admitted_s - request.arrival_s
         delta = RequestDelta(
+            asking=request.submit.asking,
             request_id=request.request_id,
             token_ids=token_ids,
             logprobs=logprobs,

@@ -25,7 +25,7 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
     failure = _refusal(replica, message)
     if failure is not None:
         replica.counters[f"failed_{failure.kind.name.lower()}"] += 1
-        delta = RequestDelta(request_id=message.request_id, failure=failure)
+        delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
         replica.effects.append(SendClient(client_id=client_id, delta=delta))
         return
     room = replica.settings.max_model_len - len(message.token_ids)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from raydix.ids import ClientId, RequestId
+from raydix.ids import AskingId, ClientId, RequestId
 from raydix.runtime.cache import host_events
 from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host_events import HostSettings, StorageSettings
@@ -96,6 +96,7 @@ class Cluster:
         self.now_s = 0.0
         self.answers: dict[RequestId, Answer] = {}
         self.hints: dict[RequestId, RequestDelta | None] = {}
+        self._askings: dict[RequestId, AskingId] = {}
         """Prefetches that were asked for, and their answers; what was told of another client's goes nowhere."""
         self.geometry: ArenaGeometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
         empty_page: PagePart = (None,) * settings.page_size
@@ -215,21 +216,23 @@ class Cluster:
     def submit(self, message: SubmitRequest, client: str = "client") -> None:
         """A request arrives now."""
         self.answers[message.request_id] = Answer(message)
+        self._askings[message.request_id] = message.asking
         self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
 
     def prefetch(self, message: PrefetchPrompt, client: str = "client") -> None:
         """A client announces a prompt."""
         self.hints[message.request_id] = None
+        self._askings[message.request_id] = message.asking
         self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
 
     def abort(self, request_id: RequestId, client: str = "client") -> None:
         """A client ends a request."""
-        message = AbortRequest(request_id=request_id)
+        message = AbortRequest(asking=self._askings[request_id], request_id=request_id)
         self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
 
     def stop(self, request_id: RequestId, client: str = "client") -> None:
         """A client has found a stop string."""
-        message = StopRequest(request_id=request_id)
+        message = StopRequest(asking=self._askings[request_id], request_id=request_id)
         self.to_core(events.ClientMessage(client_id=ClientId(client), message=message))
 
     def lose_client(self, client: str, request_ids: Iterable[RequestId]) -> None:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.cache import host_events
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.host_events import StorageSettings
@@ -199,7 +199,9 @@ class _Clients:
         if draw.random() < self._workload.hint_fraction:
             request_id = RequestId(f"hint-{len(self._cluster.hints)}")
             tokens = draw.choice(self._prefixes) + self._tokens_of(draw, draw.randrange(20))
-            self._cluster.prefetch(PrefetchPrompt(request_id=request_id, token_ids=int32_array(tokens)), "hinter")
+            asking = AskingId(len(self._cluster.hints))
+            hint = PrefetchPrompt(asking=asking, request_id=request_id, token_ids=int32_array(tokens))
+            self._cluster.prefetch(hint, "hinter")
             if draw.random() < self._workload.abort_fraction:
                 self._cluster.after(draw.uniform(0, 0.4), lambda: self._cluster.abort(request_id, "hinter"))
         suffix = self._tokens(self._random.randrange(self._workload.max_suffix_tokens + 1))
@@ -209,10 +211,11 @@ class _Clients:
 
     def _send(self, prompt: list[int], cache_salt: str | None) -> None:
         workload, draw = self._workload, self._random
-        request_id = RequestId(f"r{self._num_sent}")
+        asking, request_id = AskingId(self._num_sent), RequestId(f"r{self._num_sent}")
         self._num_sent += 1
         client = self._clients[request_id] = draw.choice("ab")
         message = SubmitRequest(
+            asking=asking,
             request_id=request_id,
             token_ids=int32_array(prompt),
             sampling=DeviceSampling(seed=0),

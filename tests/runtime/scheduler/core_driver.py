@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raydix.ids import ClientId, ConnectionId, LeaseId, LookupId, RequestId
+from raydix.ids import AskingId, ClientId, ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.messages import host
@@ -75,6 +75,9 @@ class CoreDriver:
         self._num_connections = 0
         self._lookups: dict[str, LookupId] = {}
         self._num_requests = 0
+        self._askings: dict[str, AskingId] = {}
+        """The latest asking of each name."""
+        self._num_askings = 0
         self._num_host_pages = 0
         self._last_submitted = ""
         self._open_lookups: set[LookupId] = set()
@@ -132,6 +135,7 @@ class CoreDriver:
         self._num_requests += 1
         name = self._last_submitted = name or f"r{self._num_requests}"
         message = SubmitRequest(
+            asking=self.new_asking(name),
             request_id=RequestId(name),
             token_ids=int32_array(tokens),
             sampling=DeviceSampling(seed=0),
@@ -142,13 +146,21 @@ class CoreDriver:
         self.send(events.ClientMessage(client_id=CLIENT, message=message))
         return name
 
+    def new_asking(self, name: str) -> AskingId:
+        """The number of a submission under this name; `abort` and `stop` mean the latest."""
+        self._num_askings += 1
+        self._askings[name] = AskingId(self._num_askings)
+        return self._askings[name]
+
     def abort(self, name: str) -> None:
         """The client ends a request."""
-        self.send(events.ClientMessage(client_id=CLIENT, message=AbortRequest(request_id=RequestId(name))))
+        message = AbortRequest(asking=self._askings[name], request_id=RequestId(name))
+        self.send(events.ClientMessage(client_id=CLIENT, message=message))
 
     def stop(self, name: str) -> None:
         """The client has found a stop string."""
-        self.send(events.ClientMessage(client_id=CLIENT, message=StopRequest(request_id=RequestId(name))))
+        message = StopRequest(asking=self._askings[name], request_id=RequestId(name))
+        self.send(events.ClientMessage(client_id=CLIENT, message=message))
 
     def wait(self, duration_s: float) -> None:
         """Let time pass, with a tick whenever the core wants one."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from raydix.ids import AskingId
 from raydix.runtime.cache import host_events
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
@@ -36,6 +37,7 @@ def cluster_with(
 def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:
     """Send a prompt."""
     message = SubmitRequest(
+        asking=AskingId(len(cluster.answers)),
         request_id=name,  # type: ignore[arg-type]
         token_ids=int32_array(prompt),
         sampling=DeviceSampling(seed=0),

@@ -22,7 +22,8 @@ def driver_with(**changes: Any) -> CoreDriver:
 
 
 def prefetch(driver: CoreDriver, tokens: list[int], name: str = "hint") -> str:
-    message = PrefetchPrompt(request_id=RequestId(name), token_ids=int32_array(tokens))
+    asking = driver.new_asking(name)
+    message = PrefetchPrompt(asking=asking, request_id=RequestId(name), token_ids=int32_array(tokens))
     driver.send(events.ClientMessage(client_id=CLIENT, message=message))
     return name
 
