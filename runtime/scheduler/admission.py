@@ -126,11 +126,9 @@ def _begin(
     lane.waiting.discard(request)
     lane.end_promotion(request.request_id)
     replica.cancel_lookup(request)
-    request.begin_run(lane.take_slot(), lock, found.match.page_ids[0].tolist() + load_pages.tolist())
-    lane.running[request.request_id] = request
+    lane.admit(request, lock, found.match.page_ids[0].tolist() + load_pages.tolist())
     if request.admitted_s is None:
         request.admitted_s = now_s
-    lane.note_computing(request)
 
     if found.num_l2_pages:
         replica.counters["load_decisions" if found.num_load_pages else "recompute_decisions"] += 1
@@ -226,8 +224,7 @@ def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: 
     size = replica.settings.page_size
     num_l1_pages = request.num_held_pages
     num_cached = (num_l1_pages + num_loaded_pages) * size
-    request.num_planned = request.num_computed = min(num_cached, request.num_tokens - 1)
-    request.write_start = num_cached
+    request.start_from(num_cached)
     if request.sources is None:
         request.source_ranges = attribute(
             request,

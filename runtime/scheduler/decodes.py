@@ -42,7 +42,7 @@ class TakenTokens:
 class DecodeBatch:
     """Owns: the progress of the requests of one lane that decode, by slot."""
 
-    def __init__(self, *, num_slots: int, page_size: int, max_pages: int) -> None:
+    def __init__(self, *, num_slots: int, page_size: int) -> None:
         self._page_size = page_size
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)

@@ -1,8 +1,12 @@
 """What the Scheduler's core is told (events) and what it asks its shell to do (effects)."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from raydix.ids import ClientId, ConnectionId
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, RequestDelta, StopRequest, SubmitRequest
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
@@ -137,6 +141,15 @@ class SendClient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendTokens:
+    """Send one more token of each of these requests to their client, which knows them by their askings."""
+
+    client_id: ClientId
+    askings: np.ndarray[Any, np.dtype[np.int64]]
+    token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
     """A rank is overdue: end its process. Its link will close and `RankLost` follows."""
 
@@ -145,4 +158,4 @@ class KillRank:
     reason: str
 
 
-Effect = SendPlan | SendHost | SendClient | KillRank
+Effect = SendPlan | SendHost | SendClient | SendTokens | KillRank

@@ -14,6 +14,7 @@ from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, V
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.request import TOKEN_BYTES, Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.transfers import Backup, Load, Promotion
@@ -31,7 +32,7 @@ class AttachedRank:
 
 @dataclass(slots=True, kw_only=True)
 class PlannedRow:
-    """One row of a plan in flight. `output_position` is None when the row samples nothing."""
+    """One row of a plan in flight that is not of the decode batch. `output_position`: None if it samples nothing."""
 
     request: RequestState
     run: int
@@ -44,14 +45,22 @@ class StepInFlight:
     """A plan that was sent and not yet acknowledged by all ranks. `result` is that of the lane's first rank."""
 
     step: int
+    decodes: DecodeRows | None
+    """The rows of the decode batch; they come first."""
     rows: list[PlannedRow]
     num_tokens: int
+    """Of all rows."""
     started_s: float
     """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
     has_loads: bool
     """Some row waits on the device for a load."""
     result: StepResult | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the plan."""
+        return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
 
 
 MAX_TRANSFER_ID = 2**31 - 1
@@ -76,6 +85,13 @@ class Lane:
         self.pool = PagePool(self.settings.num_pages)
         self.tree = RadixTree(page_size=self.settings.page_size, eviction=self.settings.eviction)
         self.running: dict[RequestId, RequestState] = {}
+        """Admitted requests."""
+        self.batch = DecodeBatch(num_slots=self.settings.max_running_requests, page_size=self.settings.page_size)
+        """Those of them that decode, ..."""
+        self.prefilling: dict[RequestId, RequestState] = {}
+        """... and the others: they wait for pages, compute their prompt or sample their first token."""
+        self.changed_tables: dict[RequestId, RequestState] = {}
+        """Decoding requests whose block table on the device is out of date."""
         self.in_flight: dict[int, StepInFlight] = {}
         self.last_step = 0
         self.pool.settle(self.last_step)  # what is released before the first step need not wait for one
@@ -110,7 +126,7 @@ class Lane:
     @property
     def num_row_steps(self) -> int:
         """Steps with rows in flight."""
-        return sum(1 for flight in self.in_flight.values() if flight.rows)
+        return sum(1 for flight in self.in_flight.values() if flight.num_rows)
 
     @property
     def num_loadable_pages(self) -> int:
@@ -129,14 +145,34 @@ class Lane:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Known tokens of admitted requests that no acknowledged step has computed."""
-        return sum(request.num_target - request.num_computed for request in self.running.values())
+        """Tokens of admitted requests that no acknowledged step has computed."""
+        own = sum(request.num_target - request.num_computed for request in self.prefilling.values())
+        return own + self.batch.num_tokens_to_compute()
 
     def prompt_pages_to_come(self) -> int:
         """Pages that admitted requests still need before all known tokens have one."""
         size = self.settings.page_size
-        needs = (-(-request.num_target // size) - len(request.table) for request in self.running.values())
-        return sum(max(0, need) for need in needs)
+        needs = (-(-request.num_target // size) - len(request.table) for request in self.prefilling.values())
+        return sum(max(0, need) for need in needs) + self.batch.num_pages_to_come()
+
+    def admit(self, request: RequestState, lock: Lock, table: list[int]) -> None:
+        """A request takes a slot and holds the pages of `lock`, which `table` names with others that it got."""
+        request.begin_run(heapq.heappop(self._free_slots), lock, table)
+        self.running[request.request_id] = self.prefilling[request.request_id] = request
+        self.note_computing(request)
+
+    def start_decoding(self, request: RequestState) -> None:
+        """A request has its first token: it goes on in the batch, unless each of its tokens brings more than itself."""
+        if request.batch is None and request.submit.sampling.num_logprobs is None:
+            del self.prefilling[request.request_id]
+            self.batch.join(request)
+
+    def extend_table(self, request: RequestState, page_ids: Int32Array) -> None:
+        """A running request gets pages."""
+        request.table.extend(page_ids.tolist())
+        if request.batch is not None and request.slot is not None:
+            self.batch.table_grew(request.slot, len(request.table))
+            self.changed_tables[request.request_id] = request
 
     def next_transfer_id(self) -> TransferId:
         """A new id for a load or backup: it travels as int32, so it starts over after 2^31, past what is in flight."""
@@ -155,10 +191,6 @@ class Lane:
         """Give back a lock that came to nothing: it is no hit."""
         take_back_hit(lock.node)
         self.tree.unlock(lock)
-
-    def take_slot(self) -> Slot:
-        """Take the lowest free slot."""
-        return heapq.heappop(self._free_slots)
 
     def give_way(self, num_pages: int) -> None:
         """End promotions, newest first, until `num_pages` pages are free, will be, or can be evicted."""
@@ -203,6 +235,8 @@ class Lane:
         size = self.settings.page_size
         lock = request.lock
         assert lock is not None, "only a running request publishes"
+        if request.batch is not None and request.slot is not None:
+            request.batch.flush_tokens(request.slot)
         new: list[tuple[PageKey, int]] = []
         num_full = min(request.num_computed, request.num_tokens) // size
         boundary = request.num_prompt // size
@@ -252,6 +286,8 @@ class Lane:
             self.pool.release(own[differs], after_step=self.last_step)
             request.table[start : start + len(kept)] = kept.tolist()
             request.num_table_sent = min(request.num_table_sent, start)
+            if request.batch is not None:
+                self.changed_tables[request.request_id] = request
 
     def note_computing(self, request: RequestState) -> None:
         """Tell others which page the request computes or loads next, so that a shared prefix is computed once."""
@@ -271,6 +307,10 @@ class Lane:
         """Give back everything that an admitted request holds, except its load, which `transfers` keeps."""
         assert request.lock is not None
         assert request.slot is not None
+        if request.batch is not None:
+            request.batch.leave(request)
+        self.prefilling.pop(request.request_id, None)
+        self.changed_tables.pop(request.request_id, None)
         if request.computing_key is not None and self.computing.get(request.computing_key) == request.request_id:
             del self.computing[request.computing_key]
         self.waiting.leader_stopped(request.request_id)
@@ -310,6 +350,7 @@ class Lane:
         self.pool.check()
         self.tree.check()
         self.waiting.check()
+        self.batch.check()
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
         private += sum(len(promotion.part) for promotion in self.promotions.values())
         figures = (
@@ -322,6 +363,9 @@ class Lane:
             raise AccountingError(f"pages in use are neither cached nor held by a request: {figures}")
         if self.tree.num_locks != len(self.running) + len(self.promotions):
             raise AccountingError(f"locks do not belong to running requests and promotions: {figures}")
+        decoding = {name for name, request in self.running.items() if request.batch is not None}
+        if len(decoding) != len(self.batch) or self.running.keys() - decoding != self.prefilling.keys():
+            raise AccountingError(f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}")
         if not self.promotions.keys() <= self.waiting.requests.keys():
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         held = [t.page_ids for t in self.transfers.values()]

@@ -9,6 +9,7 @@ from raydix.runtime.messages.host import split_keys
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.scheduler.admission import admit_waiting
 from raydix.runtime.scheduler.backups import clean_ahead, count_dropped, start_backups
+from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.lane import Lane, PlannedRow, StepInFlight
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
@@ -23,12 +24,18 @@ class Draft:
     """A plan in the making. `budget_tokens`: prompt tokens that it may still take."""
 
     budget_tokens: int
+    decodes: DecodeRows | None = None
     rows: list[PlannedRow] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
     row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     table_columns: list[tuple[int, int, int]] = field(default_factory=list)
     table_pages: list[int] = field(default_factory=list)
     num_tokens: int = 0
+
+    @property
+    def has_rows(self) -> bool:
+        """There is something to compute."""
+        return self.decodes is not None or bool(self.rows)
 
 
 def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
@@ -38,13 +45,13 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
     draft = Draft(budget_tokens=replica.settings.prefill_budget_tokens)
     if lane.num_row_steps < _STEPS_AHEAD:
         _draft_rows(replica, lane, draft, now_s)
-        if draft.rows:
+        if draft.has_rows:
             # Not when idle: two tiers that are both full would copy pages to and fro for ever.
             clean_ahead(replica, lane)
     loads = _take_loads(replica, lane)
-    may_back_up = bool(draft.rows) or not lane.num_row_steps
+    may_back_up = draft.has_rows or not lane.num_row_steps
     backups = start_backups(replica, lane) if may_back_up else []
-    if not draft.rows and not loads and not backups:
+    if not draft.has_rows and not loads and not backups:
         return None
     lane.last_step += 1
     sent: list[Transfer] = [*loads, *backups]
@@ -56,6 +63,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
     lane.transfers.update({backup.transfer_id: backup for backup in backups})
     lane.in_flight[lane.last_step] = StepInFlight(
         step=lane.last_step,
+        decodes=draft.decodes,
         rows=draft.rows,
         num_tokens=draft.num_tokens,
         started_s=now_s,
@@ -69,35 +77,36 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
 
 
 def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    _draft_decodes(replica, lane, draft, now_s)
+    _draft_decodes(replica, lane, draft)
     _draft_prefills(replica, lane, draft, now_s)
     admitted = admit_waiting(replica, lane, now_s, draft.budget_tokens)
     _draft_rows_of(replica, lane, draft, admitted, now_s)
-    while not draft.rows and not lane.in_flight and not lane.transfers and not lane.ready_loads:
+
+    while not draft.has_rows and not lane.in_flight and not lane.transfers and not lane.ready_loads:
         stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
         if len(stuck) < 2:
             return
         # Several half-computed prompts hold all pages: the worst of them starts over.
         _retract(replica, _choose_victim(stuck))
-        _draft_decodes(replica, lane, draft, now_s)
+        _draft_decodes(replica, lane, draft)
         _draft_prefills(replica, lane, draft, now_s)
 
 
-def _draft_decodes(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    size = replica.settings.page_size
-    running = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
-    decoding = [request for request in running if request.num_to_plan == 1]
-    short = [request for request in decoding if request.num_planned // size >= len(request.table)]
+def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
+    """A row for each request of the batch that has, or gets, a place for its next token."""
+    short = [lane.batch.request(slot) for slot in lane.batch.short_slots()]
     _make_room(replica, lane, len(short))
     for request in short:
-        if request.phase is Phase.RUNNING:
+        if request.batch is not None:
             _extend_table(replica, lane, request)
-    for request in decoding:
-        if request.phase is not Phase.RUNNING or request.num_planned // size >= len(request.table):
-            continue
-        load_id = _load_to_wait_for(replica, request, 1, now_s)
-        if load_id is not None:
-            _add_row(draft, request, 1, load_id)
+
+    draft.decodes = lane.batch.plan()
+    if draft.decodes is None:
+        return
+    draft.num_tokens += len(draft.decodes.slots)
+    for request in lane.changed_tables.values():
+        _send_table(draft, request)
+    lane.changed_tables.clear()
 
 
 def _make_room(replica: Replica, lane: Lane, num_pages: int) -> None:
@@ -129,7 +138,7 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
         pages, victims = lane.allocate(1)
         count_dropped(replica, victims)
         if pages is not None:
-            request.table.append(int(pages[0]))
+            lane.extend_table(request, pages)
             return
         if lane.pool.num_quarantined or lane.tree.num_evictable_pages:
             return
@@ -153,17 +162,20 @@ def _retract(replica: Replica, request: RequestState) -> None:
 
 
 def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    prefills = [request for request in lane.running.values() if request.num_to_plan > 1]
-    _draft_rows_of(replica, lane, draft, prefills, now_s)
+    """Rows of those that are not in the batch: first single tokens, which everybody waits for, then chunks."""
+    waiting = list(lane.prefilling.values())
+    _draft_rows_of(replica, lane, draft, [request for request in waiting if request.num_to_plan == 1], now_s)
+    _draft_rows_of(replica, lane, draft, [request for request in waiting if request.num_to_plan > 1], now_s)
 
 
 def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float) -> None:
     """One row of as many tokens as the budget and the free pages allow for each of these requests."""
     size = replica.settings.page_size
     for request in requests:
-        if request.phase is not Phase.RUNNING or draft.budget_tokens <= 0:
+        is_decode = request.num_to_plan == 1
+        if request.phase is not Phase.RUNNING or (draft.budget_tokens <= 0 and not is_decode):
             continue
-        num_tokens = _chunk(replica, draft, request)
+        num_tokens = 1 if is_decode else _chunk(replica, draft, request)
         load_id = _load_to_wait_for(replica, request, num_tokens, now_s)
         if num_tokens <= 0 or load_id is None:
             continue
@@ -174,9 +186,10 @@ def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[Re
             count_dropped(replica, victims)
             if pages is None:
                 continue
-            request.table.extend(pages.tolist())
+            lane.extend_table(request, pages)
         _add_row(draft, request, num_tokens, load_id)
-        draft.budget_tokens -= -(-num_tokens // size) * size
+        if not is_decode:
+            draft.budget_tokens -= -(-num_tokens // size) * size
 
 
 def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
@@ -223,21 +236,24 @@ def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int)
                 sampling=request.submit.sampling,
             )
         )
-    if request.num_table_sent < len(request.table):
-        pages = request.table[request.num_table_sent :]
-        draft.table_columns.append((request.slot, request.num_table_sent, len(pages)))
-        draft.table_pages.extend(pages)
-        request.num_table_sent = len(request.table)
-    position = request.num_sampled if end == request.num_target else None
+    _send_table(draft, request)
+    position = request.plan_row(num_tokens)
     draft.rows.append(PlannedRow(request=request, run=request.run, num_computed=end, output_position=position))
     write_start = max(start, min(request.write_start, end))
     draft.row_columns.append(
         (request.slot, start, num_tokens, write_start, -1 if position is None else position, load_id)
     )
     draft.num_tokens += num_tokens
-    request.num_planned = end
-    if position is not None:
-        request.num_sampled += 1
+
+
+def _send_table(draft: Draft, request: RequestState) -> None:
+    """Tell the device what is new in a request's block table."""
+    if request.num_table_sent < len(request.table):
+        assert request.slot is not None
+        pages = request.table[request.num_table_sent :]
+        draft.table_columns.append((request.slot, request.num_table_sent, len(pages)))
+        draft.table_pages.extend(pages)
+        request.num_table_sent = len(request.table)
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
@@ -258,8 +274,20 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:
     return [int32_array(array[:, column]) for column in range(width)]
 
 
+def _row_columns(draft: Draft) -> list[Int32Array]:
+    """Slots, starts, numbers of tokens, write starts, output positions and loads of all rows, the batch's first."""
+    columns = _columns(list(draft.row_columns), 6)
+    decodes = draft.decodes
+    if decodes is None:
+        return columns
+    num_rows = len(decodes.slots)
+    ones, none = np.ones(num_rows, dtype=np.int32), np.full(num_rows, -1, dtype=np.int32)
+    batch = [decodes.slots, decodes.starts, ones, decodes.starts, decodes.output_positions, none]
+    return [int32_array(np.concatenate(pair)) for pair in zip(batch, columns, strict=True)]
+
+
 def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) -> StepPlan:
-    slots, starts, counts, write_starts, outputs, row_loads = _columns(list(draft.row_columns), 6)
+    slots, starts, counts, write_starts, outputs, row_loads = _row_columns(draft)
     tables: tuple[TableChanges, ...] = ()
     if draft.table_columns:
         table_slots, table_starts, table_counts = _columns(list(draft.table_columns), 3)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
 from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.transfers import Load
+
+if TYPE_CHECKING:
+    from raydix.runtime.scheduler.decodes import DecodeBatch
 
 TOKEN_BYTES = 4
 MAX_LOSSES = 2
@@ -48,7 +52,7 @@ class RequestState:
 
     Tokens are `num_prompt` prompt tokens, then the known output. `num_planned` tokens have their keys and values in
     plans that were sent, `num_computed` in plans that were acknowledged. `num_sampled` output tokens were planned;
-    the last of them may be on the device only.
+    the last of them may be on the device only. While the request decodes, `DecodeBatch` keeps what changes by the step.
     """
 
     def __init__(
@@ -63,8 +67,6 @@ class RequestState:
         self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
         self.max_tokens = max_tokens
         self.num_prompt = len(submit.token_ids)
-        self.num_tokens = self.num_prompt
-        """Known tokens: prompt and output."""
         self.packed = bytearray(submit.token_ids.astype("<i4", copy=False).tobytes())
         self.identity: PageKey = root_key(cache_salt=submit.cache_salt)
         self.prefetch = PrefetchState()
@@ -83,6 +85,12 @@ class RequestState:
         self.is_reported = False
         """The client has seen `sources`."""
         self._keys = bytearray()
+        self._num_known = 0
+        self._num_sampled = 0
+        self._num_planned = 0
+        self._num_computed = 0
+        self.batch: DecodeBatch | None = None
+        """The batch that it decodes with."""
         self._reset_run()
 
     def _reset_run(self) -> None:
@@ -91,9 +99,9 @@ class RequestState:
         self.lock: Lock | None = None
         self.table: list[int] = []
         self.num_table_sent = 0
-        self.num_planned = 0
-        self.num_computed = 0
-        self.num_sampled = self.num_output
+        self._num_planned = 0
+        self._num_computed = 0
+        self._num_sampled = self._num_known
         self.write_start = 0
         self.load: Load | None = None
         self.deferred: list[RowOutcome] = []
@@ -112,14 +120,67 @@ class RequestState:
         self.phase = phase
 
     def forget_sources(self) -> None:
-        """Its load brought nothing: where its prompt comes from is seen at its next admission, if nobody was told yet."""
+        """Its load brought nothing: where its prompt comes from is seen at its next admission, unless it was told."""
         if not self.is_reported:
             self.sources = None
+
+    def join(self, batch: "DecodeBatch") -> None:
+        """From now on `batch` keeps its progress."""
+        self.batch = batch
+
+    def leave(self, *, num_sampled: int) -> None:
+        """It keeps its progress itself again; every known token has been handed over."""
+        self.batch = None
+        self._num_sampled = num_sampled
+        self._num_planned = self.num_prompt + num_sampled - 1
+        self._num_computed = self.num_prompt + self._num_known - 1
+
+    def start_from(self, num_cached: int) -> None:
+        """So many of its tokens have cached keys and values; the last known token is computed in any case."""
+        self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
+        self.write_start = num_cached
+
+    def plan_row(self, num_tokens: int) -> int | None:
+        """A row computes the next tokens. Returns the output position that it samples; None: it samples nothing."""
+        self._num_planned += num_tokens
+        if self._num_planned < self.num_target:
+            return None
+        self._num_sampled += 1
+        return self._num_sampled - 1
+
+    def row_computed(self, num_computed: int) -> None:
+        """An acknowledged row has computed all tokens before this one."""
+        self._num_computed = num_computed
 
     @property
     def num_output(self) -> int:
         """Known output tokens."""
-        return self.num_tokens - self.num_prompt
+        return self._num_known if self.batch is None else self.batch.num_known(self._place)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return self.num_prompt + self.num_output
+
+    @property
+    def num_sampled(self) -> int:
+        """Output tokens that were planned."""
+        return self._num_sampled if self.batch is None else self.batch.num_sampled(self._place)
+
+    @property
+    def num_planned(self) -> int:
+        """Tokens whose keys and values are in plans that were sent. A decoding request lacks but its last one."""
+        return self._num_planned if self.batch is None else self.num_target - 1
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values are in plans that were acknowledged."""
+        return self._num_computed if self.batch is None else self.num_tokens - 1
+
+    @property
+    def _place(self) -> int:
+        assert self.slot is not None, "who decodes has a slot"
+        return self.slot
 
     @property
     def num_target(self) -> int:
@@ -141,10 +202,10 @@ class RequestState:
         """Pages of the table that belong to the tree and are held by `lock`."""
         return 0 if self.lock is None else self.lock.num_pages
 
-    def append_token(self, token_id: int) -> None:
-        """A sampled token became known."""
-        self.num_tokens += 1
-        self.packed += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
+    def append_known(self, token_ids: Int32Array) -> None:
+        """Sampled tokens became known."""
+        self._num_known += len(token_ids)
+        self.packed += token_ids.astype("<i4", copy=False).tobytes()
 
     def token_array(self) -> np.ndarray:
         """All known tokens, int32."""

@@ -2,12 +2,17 @@
 
 import itertools
 
+import numpy as np
+
 from raydix.errors import AccountingError
 from raydix.ids import TransferId
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FinishReason
 from raydix.runtime.messages.host import KEY_BYTES, CommitPages, split_keys
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.backups import count_use, offer_new_pages
+from raydix.runtime.scheduler.decodes import TakenTokens
+from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.lane import Lane, StepInFlight
 from raydix.runtime.scheduler.promotion import finish_part
 from raydix.runtime.scheduler.replica import Replica
@@ -38,32 +43,88 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
 
 
 def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: float) -> None:
-    assert flight.result is not None
-    replica.seconds["compute_s"] += flight.result.compute_s
-    if flight.num_tokens > len(flight.rows) and not flight.has_loads and flight.result.compute_s > 0:
+    result = flight.result
+    assert result is not None
+    replica.seconds["compute_s"] += result.compute_s
+    if flight.num_tokens > flight.num_rows and not flight.has_loads and result.compute_s > 0:
         # A decode step's time says little about the time per prompt token, nor one that waited for a load.
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
-        _count_prediction(replica, "prefill", predicted_s, flight.result.compute_s)
-        replica.prefill_rate.observe(flight.num_tokens, flight.result.compute_s, now_s)
-    sampled, start = flight.result.token_ids, 0
-    num_sampling = sum(row.output_position is not None for row in flight.rows)
-    if len(sampled) != num_sampling:
-        raise AccountingError(f"step {flight.step} brought {len(sampled)} tokens; {num_sampling} rows sample")
-    logprobs = iter(flight.result.logprobs)
+        _count_prediction(replica, "prefill", predicted_s, result.compute_s)
+        replica.prefill_rate.observe(flight.num_tokens, result.compute_s, now_s)
+
+    num_decodes = 0 if flight.decodes is None else len(flight.decodes.slots)
+    num_sampling = num_decodes + sum(row.output_position is not None for row in flight.rows)
+    if len(result.token_ids) != num_sampling:
+        raise AccountingError(f"step {flight.step} brought {len(result.token_ids)} tokens; {num_sampling} rows sample")
+    joined_slots, joined_tokens = _take_rows(replica, lane, flight, result, num_decodes, now_s)
+
+    slots, token_ids = int32_array(joined_slots), int32_array(joined_tokens)
+    if flight.decodes is not None:
+        current = lane.batch.is_current(flight.decodes)
+        slots = np.concatenate((flight.decodes.slots[current], slots))
+        token_ids = np.concatenate((result.token_ids[:num_decodes][current], token_ids))
+    if len(slots):
+        _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
+
+
+def _take_rows(
+    replica: Replica, lane: Lane, flight: StepInFlight, result: StepResult, num_decodes: int, now_s: float
+) -> tuple[list[int], list[int]]:
+    """Take the outcomes of the rows that were not of the batch.
+
+    Returns slots and tokens of those whose requests have joined it since: their tokens are to be taken there.
+    """
+    slots: list[int] = []
+    token_ids: list[int] = []
+    logprobs = iter(result.logprobs[num_decodes:])
+    start = num_decodes
     for row in flight.rows:
         # A view of at most one token: an array of its own would cost ten times as much.
         stop = start if row.output_position is None else start + 1
-        token_ids, start = sampled[start:stop], stop
+        tokens, start = result.token_ids[start:stop], stop
         row_logprobs = None if row.output_position is None else next(logprobs, None)
         request = row.request
         if request.run != row.run:
             continue
-        outcome = RowOutcome(row.num_computed, token_ids, row_logprobs)
+        if request.batch is not None and request.slot is not None:
+            slots.append(request.slot)
+            token_ids.append(int(tokens[0]))
+            continue
+        outcome = RowOutcome(row.num_computed, tokens, row_logprobs)
         if request.load is not None:
             # Until its load is confirmed, nothing that was computed on top of it counts.
             request.deferred.append(outcome)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
+    return slots, token_ids
+
+
+def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float) -> None:
+    """Publish the pages that are full, pass the tokens on, end the requests that are complete."""
+    batch = lane.batch
+    replica.counters["generation_tokens"] += len(taken.slots)
+    goes_on = ~taken.has_ended
+    if taken.fills_page.any() and replica.settings.prefix_caching:
+        for slot in taken.slots[taken.fills_page].tolist():
+            request = batch.request(slot)
+            offer_new_pages(replica, lane, lane.publish(request, now_s))
+            count_use(replica, lane, request)
+
+    slots, token_ids = taken.slots[goes_on], taken.token_ids[goes_on]
+    for client_id, is_theirs in batch.by_client(slots):
+        tokens = SendTokens(
+            client_id=client_id, askings=batch.askings(slots[is_theirs]), token_ids=token_ids[is_theirs]
+        )
+        replica.effects.append(tokens)
+
+    ended = taken.has_ended
+    for slot, token in zip(taken.slots[ended].tolist(), taken.token_ids[ended], strict=True):
+        request = batch.request(slot)
+        reason = _finish_reason(request, int(token))
+        assert reason is not None, "the batch and the request agree about the end"
+        _add_latency(replica, request, reason, now_s)
+        replica.send_tokens(request, int32_array((token,)), (), reason)
+        replica.finish(request, reason)
 
 
 def _count_prediction(replica: Replica, what: str, predicted_s: float, measured_s: float) -> None:
@@ -82,7 +143,7 @@ def apply_outcome(
     now_s: float,
 ) -> None:
     """Take one row's outcome: publish full pages, pass the token on, end the request if it is complete."""
-    request.num_computed = outcome.num_computed
+    request.row_computed(outcome.num_computed)
     size = replica.settings.page_size
     if replica.settings.prefix_caching and request.num_computed // size > request.num_held_pages:
         offer_new_pages(replica, lane, lane.publish(request, now_s))
@@ -92,7 +153,7 @@ def apply_outcome(
     token_id = int(outcome.token_ids[0])
     if not request.num_output:
         count_use(replica, lane, request)
-    request.append_token(token_id)
+    request.append_known(outcome.token_ids)
     if request.num_losses:
         request.num_losses = 0
         lane.waiting.leader_stopped(request.request_id)
@@ -103,6 +164,8 @@ def apply_outcome(
     replica.send_tokens(request, outcome.token_ids, logprobs, reason)
     if reason is not None:
         replica.finish(request, reason)
+    else:
+        lane.start_decoding(request)
 
 
 def _add_latency(replica: Replica, request: RequestState, reason: FinishReason | None, now_s: float) -> None:

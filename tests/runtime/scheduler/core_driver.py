@@ -101,6 +101,12 @@ class CoreDriver:
                         self._lookups[self._asker(effect.message)] = effect.message.lookup_id
                 case events.SendClient():
                     self._hear(effect)
+                case events.SendTokens():
+                    names = {asking: name for name, asking in self._askings.items()}
+                    for asking, token in zip(effect.askings.tolist(), effect.token_ids.tolist(), strict=True):
+                        answer = self.answers[names[asking]]
+                        assert answer.ending is None, f"{names[asking]} hears after its end"
+                        answer.tokens.append(token)
                 case events.KillRank():
                     self.kills.append(effect)
         self.core.check()

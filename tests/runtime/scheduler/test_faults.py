@@ -6,6 +6,7 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
 from tests.simulation.cluster import Faults
 from tests.simulation.workload import STORAGE, Workload, run_workload
@@ -159,7 +160,8 @@ def test_own_turn_counts_as_nobodys_silence() -> None:
 
 
 def test_silence_is_noticed_if_no_other_event_comes() -> None:
-    driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05)
+    patient = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
+    driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05, prefetch=patient)
     driver.submit(PROMPT, max_tokens=1)
     driver.wait(0.11)
     assert driver.core.stats()["host_silences"] == 1
