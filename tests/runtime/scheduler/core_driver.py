@@ -78,6 +78,7 @@ class CoreDriver:
         self._askings: dict[str, AskingId] = {}
         """The latest asking of each name."""
         self._num_askings = 0
+        self._names_of_askings: dict[int, str] = {}
         self._num_host_pages = 0
         self._last_submitted = ""
         self._open_lookups: set[LookupId] = set()
@@ -102,10 +103,9 @@ class CoreDriver:
                 case events.SendClient():
                     self._hear(effect)
                 case events.SendTokens():
-                    names = {asking: name for name, asking in self._askings.items()}
                     for asking, token in zip(effect.askings.tolist(), effect.token_ids.tolist(), strict=True):
-                        answer = self.answers[names[asking]]
-                        assert answer.ending is None, f"{names[asking]} hears after its end"
+                        answer = self.answers[self._names_of_askings[asking]]
+                        assert answer.ending is None, f"{self._names_of_askings[asking]} hears after its end"
                         answer.tokens.append(token)
                 case events.KillRank():
                     self.kills.append(effect)
@@ -156,6 +156,7 @@ class CoreDriver:
         """The number of a submission under this name; `abort` and `stop` mean the latest."""
         self._num_askings += 1
         self._askings[name] = AskingId(self._num_askings)
+        self._names_of_askings[self._num_askings] = name
         return self._askings[name]
 
     def abort(self, name: str) -> None:
