@@ -22,7 +22,9 @@ _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 """Copies by the host are no faster for being large."""
 
 
-def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int) -> SchedulerSettings:
+def scheduler_settings(
+    config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int, vocab_size: int
+) -> SchedulerSettings:
     """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
     cache, scheduler = config.cache, config.scheduler
     chunk = scheduler.chunked_prefill_tokens
@@ -32,6 +34,7 @@ def scheduler_settings(config: EngineConfig, layout: KvLayout, num_pages: int, m
         ranks_per_lane=config.parallel.tp,
         num_pages=num_pages,
         max_model_len=max_model_len,
+        vocab_size=vocab_size,
         max_running_requests=scheduler.max_running_requests,
         max_waiting_requests=scheduler.max_waiting_requests,
         prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,

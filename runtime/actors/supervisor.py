@@ -245,7 +245,9 @@ class SupervisorActor:
 
     async def _bring_up_scheduler(self, actor: RunningActor, incarnation: int) -> None:
         facts = await self._engine_facts()
-        settings = scheduler_settings(self._config, facts.layout, facts.num_pages, facts.max_model_len)
+        settings = scheduler_settings(
+            self._config, facts.layout, facts.num_pages, facts.max_model_len, facts.vocab_size
+        )
         setup = SchedulerSetup(settings=settings, addresses=(self._scheduler_address,), secret=self._secret)
         await actor.call("start", setup)
 

@@ -17,6 +17,7 @@ from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.refusals import refuse_prefetch
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
 
@@ -47,16 +48,12 @@ def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) ->
 
 
 def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None:
-    settings = replica.settings
     if message.request_id in replica.requests or message.request_id in replica.hints:
         text = f"request_id {message.request_id!r} is in use; expected a new one."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
-    if not 0 < len(message.token_ids) < settings.max_model_len:
-        text = f"the prompt has {len(message.token_ids)} tokens; expected 1 to {settings.max_model_len - 1}."
-        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
-    if not settings.prefix_caching or not settings.has_host_memory:
-        text = "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and cache.prefix_caching."
-        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+    refusal = refuse_prefetch(message, replica.settings)
+    if refusal is not None:
+        return refusal
     if len(replica.hints) >= _MAX_HINTS:
         text = f"{_MAX_HINTS} prefetches wait, which is the most. Try again in {_RETRY_AFTER_S:g} s."
         return RequestFailure(kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S)

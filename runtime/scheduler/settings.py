@@ -55,6 +55,8 @@ class SchedulerSettings:
     num_lanes: int
     num_pages: int
     max_model_len: int
+    vocab_size: int = 2**31 - 1
+    """Token ids are below; as large as can be where the model is not known."""
     ranks_per_lane: int = 1
     max_running_requests: int = 64
     max_waiting_requests: int = 1024
@@ -79,7 +81,7 @@ class SchedulerSettings:
     """HostMemory counts as silent when it has not answered for so long."""
     step_deadline_s: float = 30.0
     ageing_s: float = 10.0
-    """A waiting request gains one priority level each time this passes."""
+    """Who arrives in a later span of so many seconds starts one priority level behind for each."""
     start_prefill_tokens_per_s: float = 50_000.0
     start_load_bytes_per_s: float = 10e9
 

@@ -10,6 +10,7 @@ from raydix.runtime.scheduler import admission
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.hints import look_hints_up
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.refusals import refuse_request
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import LoadPolicy
@@ -99,22 +100,12 @@ def _remember_session(replica: Replica, request: RequestState) -> None:
 
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     settings = replica.settings
-    num_prompt = len(message.token_ids)
     if message.request_id in replica.requests or message.request_id in replica.hints:
         text = f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to have one made."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
-    if num_prompt == 0:
-        text = "the prompt has no tokens; expected at least one."
-        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
-    if message.max_tokens is not None and message.max_tokens < 1:
-        text = f"max_tokens is {message.max_tokens}; expected at least 1, or None for the rest of the context."
-        return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
-    if num_prompt >= settings.max_model_len:
-        text = (
-            f"the prompt has {num_prompt} tokens; expected at most {settings.max_model_len - 1}, which leaves room for "
-            "one generated token. Shorten it or raise model.max_model_len."
-        )
-        return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
+    refusal = refuse_request(message, settings)
+    if refusal is not None:
+        return refusal
     num_waiting = replica.num_waiting
     if num_waiting >= settings.max_waiting_requests:
         text = (

@@ -26,7 +26,9 @@ class Asker:
         self.driver = CoreDriver(has_host_memory=True)
         self.heard: list[tuple[ClientId, RequestDelta]] = []
 
-    def say(self, message: SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest, client: ClientId = CLIENT) -> None:
+    def say(
+        self, message: SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest, client: ClientId = CLIENT
+    ) -> None:
         effects = self.driver.core.handle(events.ClientMessage(client_id=client, message=message), self.driver.now_s)
         self.heard += [(each.client_id, each.delta) for each in effects if isinstance(each, events.SendClient)]
 

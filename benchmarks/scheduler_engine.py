@@ -1,0 +1,161 @@
+"""Both cores on a virtual clock, with a model that takes its time and storage of one bandwidth: no bytes move."""
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
+from raydix.runtime.cache import host_events
+from raydix.runtime.cache.arena_geometry import plan_arena
+from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import RequestDelta, SubmitRequest
+from raydix.runtime.messages.host import KEY_BYTES, CancelBatch, DeleteObjects, ObjectsDone, ReadObjects
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+CLIENT = ClientId("benchmark")
+LINK = ConnectionId(1)
+STORAGE_PID = 9
+LINK_S = 1e-4
+STEP_S = 0.02
+SEARCH_S = 1e-4
+COPY_BYTES_PER_S = 50e9
+ARRIVAL_S = 1e-4
+"""Between two requests."""
+
+
+class Engine:
+    """A Scheduler, its HostMemory, one rank, and storage that has every page."""
+
+    def __init__(self, settings: SchedulerSettings, *, l2_pages: int, storage_bytes_per_s: float) -> None:
+        self._page_bytes = settings.layout.payload_bytes(0)
+        self._storage_bytes_per_s = storage_bytes_per_s
+        self._core = SchedulerCore(settings)
+        geometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
+        self._host = HostMemoryCore(geometry, host_events.HostSettings(page_size=settings.page_size, has_storage=True))
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+        self._storage_free_s = 0.0
+        self._steps_free_s = 0.0
+        self._host_due_s = float("-inf")
+        self._core_due_s = float("-inf")
+        self._num_open = 0
+        self.now_s = 0.0
+        self.scheduler_s = 0.0
+        """CPU seconds of the Scheduler's core."""
+        self.sources: Counter[str] = Counter()
+        self._to_core(events.RankAttached(rank=0, connection=LINK, incarnation=1, pid=1))
+        self._to_core(events.HostAttached(connection=LINK))
+        self._to_host(host_events.SchedulerAttached(LINK))
+        self._to_host(host_events.StorageAttached(LINK, STORAGE_PID))
+
+    def submit_all(self, num_requests: int, num_tokens: int, *, max_tokens: int) -> None:
+        """Requests with prompts of their own arrive one soon after the other."""
+        draw = np.random.default_rng(0)
+        for index in range(num_requests):
+            message = SubmitRequest(
+                asking=AskingId(index),
+                request_id=RequestId(f"r{index}"),
+                token_ids=int32_array(draw.integers(0, 30_000, num_tokens)),
+                sampling=DeviceSampling(seed=0),
+                max_tokens=max_tokens,
+            )
+            event = events.ClientMessage(client_id=CLIENT, message=message)
+            self._num_open += 1
+            self._after((index + 1) * ARRIVAL_S, lambda event=event: self._to_core(event))  # type: ignore[misc]
+
+    def run(self) -> None:
+        """Go on until every request has ended."""
+        while self._num_open:
+            time_s, _, action = heapq.heappop(self._queue)
+            self.now_s = max(self.now_s, time_s)
+            action()
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._serial), action))
+
+    # The Scheduler and its rank --------------------------------------------------------------------------------------
+
+    def _to_core(self, event: events.Event) -> None:
+        began_s = time.thread_time()
+        effects = self._core.handle(event, self.now_s)
+        self.scheduler_s += time.thread_time() - began_s
+        for effect in effects:
+            match effect:
+                case events.SendHost():
+                    said = host_events.FromScheduler(LINK, effect.message)
+                    self._after(LINK_S, lambda said=said: self._to_host(said))  # type: ignore[misc]
+                case events.SendPlan():
+                    self._carry_out(effect.plan)
+                case events.SendClient():
+                    self._hear(effect.delta)
+                case _:
+                    pass
+        due_s = self._core.next_deadline_s()
+        if due_s is not None and due_s != self._core_due_s:
+            self._core_due_s = due_s
+            self._after(max(0.0, due_s - self.now_s), self._tick_core)
+
+    def _tick_core(self) -> None:
+        due_s = self._core.next_deadline_s()
+        if due_s is not None and due_s <= self.now_s:
+            self._to_core(events.Tick())
+
+    def _hear(self, delta: RequestDelta) -> None:
+        self.sources.update(delta.cached_tokens_by_source or {})
+        self._num_open -= delta.finished is not None or delta.failure is not None
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        self._steps_free_s = max(self.now_s, self._steps_free_s) + (STEP_S if len(plan.row_slots) else 0.0)
+        tokens = int32_array([5] * int((plan.row_output_positions >= 0).sum()))
+        result = StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=STEP_S)
+        self._after(self._steps_free_s - self.now_s, lambda: self._report(result))
+        copies = list(dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()]))
+        if copies:
+            num_bytes = len(plan.loads) * self._page_bytes
+            seconds = max(1e-3, num_bytes / COPY_BYTES_PER_S)
+            done = TransfersDone(rank=0, transfer_ids=int32_array(copies), num_bytes=num_bytes, seconds=seconds)
+            self._after(seconds, lambda: self._report(done))
+
+    def _report(self, message: StepResult | TransfersDone) -> None:
+        self._to_core(events.RankMessage(rank=0, connection=LINK, message=message))
+
+    # HostMemory and storage ------------------------------------------------------------------------------------------
+
+    def _to_host(self, event: host_events.HostEvent) -> None:
+        for effect in self._host.handle(event, self.now_s):
+            match effect:
+                case host_events.ToScheduler():
+                    said = events.HostMessage(connection=LINK, message=effect.message)
+                    self._after(LINK_S, lambda said=said: self._to_core(said))  # type: ignore[misc]
+                case host_events.ToStorage():
+                    self._order(effect.message)
+                case _:
+                    pass
+        due_s = self._host.next_deadline_s()
+        if due_s is not None and due_s != self._host_due_s:
+            self._host_due_s = due_s
+            self._after(max(0.0, due_s - self.now_s), self._tick_host)
+
+    def _tick_host(self) -> None:
+        due_s = self._host.next_deadline_s()
+        if due_s is not None and due_s <= self.now_s:
+            self._to_host(host_events.Tick())
+
+    def _order(self, order: host_events.StorageOrder) -> None:
+        if isinstance(order, CancelBatch | DeleteObjects):
+            return
+        num_objects = len(order.keys) // KEY_BYTES
+        is_read = isinstance(order, ReadObjects)
+        takes_s = num_objects * self._page_bytes / self._storage_bytes_per_s if is_read else SEARCH_S
+        self._storage_free_s = max(self.now_s, self._storage_free_s) + takes_s
+        done = ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))
+        answer = host_events.FromStorage(LINK, done)
+        self._after(self._storage_free_s - self.now_s, lambda: self._to_host(answer))
