@@ -64,6 +64,8 @@ class CoreDriver:
         self.plans: list[deque[StepPlan]] = [deque() for _ in range(self.settings.num_lanes)]
         self.to_host: deque[Any] = deque()
         self.answers: dict[str, Answer] = {}
+        self.endings: list[str] = []
+        """Names of requests in the order of their ends."""
         self.kills: list[events.KillRank] = []
         self.ready: set[bytes] = set()
         self.leases: dict[LeaseId, int] = {}
@@ -133,6 +135,8 @@ class CoreDriver:
         if delta.failure is not None:
             answer.ending = delta.failure.kind.value
             answer.retry_after_s = delta.failure.retry_after_s
+        if answer.ending is not None:
+            self.endings.append(delta.request_id)
 
     # Clients and time --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,195 @@
+"""Whose lookup is sent when, and the room in L2 that it claims."""
+
+import pytest
+
+from raydix.errors import AccountingError
+from raydix.ids import RequestId
+from raydix.runtime.messages import host
+from raydix.runtime.messages.host import PageSource
+from raydix.runtime.scheduler.lookups import Lookups, Unanswered
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.waiting import order_key
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
+from tests.runtime.scheduler.test_waiting import request
+
+PATIENT = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
+L3, NO_ROOM, PENDING = PageSource.L3, PageSource.NO_HOST_PAGE, PageSource.PENDING
+
+
+def pages(first: int, stop: int) -> list[bytes]:
+    """Some pages, by number."""
+    return [bytes([number]) * 16 for number in range(first, stop)]
+
+
+def lookups_with(max_pages: int) -> Lookups:
+    lookups = Lookups()
+    lookups.max_claimed_pages = max_pages
+    return lookups
+
+
+def enqueue(lookups: Lookups, each: RequestState, wanted: list[bytes]) -> None:
+    lookups.enqueue(each, wanted, order_key(each, BASE, 0))
+
+
+def test_lookups_are_sent_in_order_while_their_pages_fit() -> None:
+    lookups = lookups_with(10)
+    first, second, third = request(1), request(2), request(3)
+    for each, wanted in ((third, pages(20, 21)), (second, pages(10, 16)), (first, pages(0, 5))):
+        enqueue(lookups, each, wanted)
+    assert lookups.next_to_send() is first
+    assert lookups.next_to_send() is None, "the second does not fit, and the third is not before it"
+    lookups.end_claim(first)
+    assert lookups.next_to_send() is second
+    assert lookups.next_to_send() is third
+    lookups.check({first.request_id, second.request_id, third.request_id})
+
+
+def test_the_first_always_fits() -> None:
+    lookups = lookups_with(2)
+    enqueue(lookups, request(1), pages(0, 50))
+    assert lookups.next_to_send() is not None
+
+
+def test_pages_that_several_want_count_once() -> None:
+    lookups = lookups_with(6)
+    sharers = [request(serial) for serial in range(5)]
+    for each in sharers:
+        enqueue(lookups, each, pages(0, 6))
+    assert [lookups.next_to_send() for _ in sharers] == sharers
+    assert lookups.num_claimed_pages == 6
+    for each in sharers[:4]:
+        lookups.end_claim(each)
+    assert lookups.num_claimed_pages == 6
+    lookups.end_claim(sharers[4])
+    assert lookups.num_claimed_pages == 0
+
+
+def test_lookup_without_room_is_repeated_only_once_another_claim_has_ended() -> None:
+    lookups = lookups_with(100)
+    other, refused = request(1), request(2)
+    enqueue(lookups, other, pages(0, 5))
+    enqueue(lookups, refused, pages(10, 15))
+    assert lookups.next_to_send() is other
+    assert lookups.next_to_send() is refused
+    assert lookups.enqueue_again(refused, pages(10, 15), order_key(refused, BASE, 0))
+    assert lookups.next_to_send() is None
+    lookups.end_claim(other)
+    assert lookups.next_to_send() is refused
+    assert not lookups.enqueue_again(refused, pages(10, 15), order_key(refused, BASE, 0)), "nobody else holds room"
+
+
+def test_check_finds_claims_that_do_not_add_up() -> None:
+    lookups = lookups_with(10)
+    enqueue(lookups, request(1), pages(0, 3))
+    lookups.next_to_send()
+    lookups._num_claims.popitem()
+    with pytest.raises(AccountingError):
+        lookups.check(set())
+
+
+def test_clock_of_an_asking_starts_with_the_next_event() -> None:
+    unanswered: Unanswered[int] = Unanswered()
+    unanswered.add(1)
+    assert unanswered.overdue(0.0, 100.0) == []
+    assert unanswered.start_clocks(10.0)
+    assert not unanswered.start_clocks(11.0)
+    unanswered.add(2)
+    unanswered.start_clocks(12.0)
+    assert unanswered.overdue(1.0, 11.0) == [1]
+    unanswered.discard(1)
+    assert unanswered.overdue(1.0, 12.5) == []
+
+
+# Through the core ----------------------------------------------------------------------------------------------------
+
+
+def driver_with(max_staged_pages: int) -> CoreDriver:
+    return CoreDriver(
+        has_host_memory=True,
+        prefetch=PATIENT,
+        lookup_deadline_s=1e9,
+        num_pages=200,
+        max_staged_pages=max_staged_pages,
+    )
+
+
+def lookups_of(driver: CoreDriver) -> list[str]:
+    """Whose chains HostMemory was asked for since the last time, in order."""
+    found = [driver.asker_of(message.lookup_id) for message in driver.to_host if isinstance(message, host.Lookup)]
+    driver.to_host.clear()
+    return found
+
+
+def prompt_of(number: int) -> list[int]:
+    return [100 * number + position for position in range(17)]
+
+
+def test_deep_queue_is_looked_up_as_room_comes_free() -> None:
+    driver = driver_with(max_staged_pages=8)
+    names = [driver.submit(prompt_of(number), max_tokens=1) for number in range(5)]
+    assert lookups_of(driver) == names[:2]
+    driver.report_lookup(names[0], [PageSource.NOT_FOUND] * 4)
+    assert lookups_of(driver) == names[2:3], "what L3 does not have takes no room"
+    driver.report_lookup(names[1], [L3] * 4)
+    assert lookups_of(driver) == [], "what it brought waits in L2 to be loaded"
+
+
+def test_request_that_found_no_room_asks_again_and_counts_what_came_before_as_l3() -> None:
+    driver = driver_with(max_staged_pages=100)
+    other, refused = driver.submit(prompt_of(1), max_tokens=1), driver.submit(prompt_of(2), max_tokens=1)
+    driver.to_host.clear()
+    driver.report_lookup(refused, [L3, L3, NO_ROOM, NO_ROOM])
+    driver.fill_l2(prompt_of(2)[:8])
+    assert driver.core.stats()["num_requests_waiting"] == 2
+    assert lookups_of(driver) == []
+    driver.report_lookup(other, [PageSource.NOT_FOUND] * 4)
+    assert lookups_of(driver) == [refused]
+    driver.fill_l2(prompt_of(2))
+    driver.report_lookup(refused, [PageSource.L2, PageSource.L2, L3, L3])
+    driver.run()
+    assert driver.answers[refused].sources == {"l3": 16, "computed:partial_page": 1}
+    assert driver.answers[other].ending == "length"
+
+
+def test_request_alone_without_room_computes_what_is_missing() -> None:
+    driver = driver_with(max_staged_pages=2)
+    name = driver.submit(prompt_of(1), max_tokens=1)
+    driver.to_host.clear()
+    driver.report_lookup(name, [NO_ROOM] * 4)
+    driver.run()
+    assert driver.answers[name].sources == {"computed:no_host_page": 16, "computed:partial_page": 1}
+
+
+def test_best_effort_does_not_wait_for_its_turn() -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        prefetch=PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT),
+        max_staged_pages=4,
+        num_pages=200,
+        max_running_requests=8,
+        prefill_budget_tokens=256,
+    )
+    names = [driver.submit(prompt_of(number), max_tokens=1) for number in range(4)]
+    while driver.plans[0]:
+        driver.step()
+    assert all(driver.answers[name].ending == "length" for name in names)
+
+
+def test_lost_host_memory_leaves_no_claim_and_nobody_waiting() -> None:
+    driver = driver_with(max_staged_pages=4)
+    names = [driver.submit(prompt_of(number), max_tokens=1) for number in range(4)]
+    driver.lose_host()
+    assert driver.core.stats()["l2_claimed_pages"] == 0
+    driver.run()
+    assert {driver.answers[name].ending for name in names} == {"length"}
+
+
+def test_aborted_request_gives_its_turn_away() -> None:
+    driver = driver_with(max_staged_pages=4)
+    names = [driver.submit(prompt_of(number), max_tokens=1) for number in range(3)]
+    assert lookups_of(driver) == names[:1]
+    driver.abort(names[1])
+    driver.abort(names[0])
+    assert lookups_of(driver)[-1] == names[2]
+    assert RequestId(names[2]) in driver.core._replica.requests
