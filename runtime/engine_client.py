@@ -1,4 +1,4 @@
-"""One client's connection to the Scheduler: requests go out, token frames come in and are sorted by request."""
+"""One client's connection to the Scheduler: requests go out, token frames come in and are sorted by asking."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import (
@@ -64,9 +64,12 @@ class _Live:
 class EngineClient:
     """Sends requests over one link and hands each caller its outputs.
 
-    Owns: the streams of this connection, and which request ids the Scheduler knows from it. Must be made on a running
-    loop and used on that loop alone. What a slow caller has not taken is merged into one output, so that a stream holds
-    no more than one request's output.
+    Owns: the streams of this connection, its askings, and which request ids they use. Must be made on a running loop
+    and used on that loop alone. What a slow caller has not taken is merged into one output, so that a stream holds no
+    more than one request's output.
+
+    A request id is free again as soon as the Scheduler has been told to end its request: what it sent before that names
+    the earlier asking, and nobody listens to that one any more.
     """
 
     def __init__(
@@ -80,9 +83,13 @@ class EngineClient:
         self._facts = facts
         self._tokenizer = tokenizer
         self._clock = clock
-        self._live: dict[RequestId, _Live] = {}
-        self._prefetches: dict[RequestId, asyncio.Future[dict[str, int]]] = {}
-        self._known_to_scheduler: set[RequestId] = set()
+        self._num_askings = 0
+        self._live: dict[AskingId, _Live] = {}
+        self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
+        self._unanswered: set[AskingId] = set()
+        """Those whose last delta has not come."""
+        self._in_use: dict[RequestId, AskingId] = {}
+        """Request ids of unanswered askings that the Scheduler was not told to end."""
         self._is_closed = False
         self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
 
@@ -94,7 +101,7 @@ class EngineClient:
     @property
     def num_requests(self) -> int:
         """Requests that the Scheduler has not ended yet."""
-        return len(self._known_to_scheduler)
+        return len(self._unanswered)
 
     async def generate(
         self,
@@ -121,26 +128,29 @@ class EngineClient:
                 elif live.stream.failure is not None:
                     raise live.stream.failure
         finally:
-            self._leave(submission.request_id, live)
+            self._leave(submission, live)
 
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
         """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
         _, token_ids = await self._tokenize(prompt)
         _check_options(None, RequestOptions(cache_salt=cache_salt))
         request_id = RequestId(uuid.uuid4().hex)
-        self._send(PrefetchPrompt(request_id=request_id, token_ids=token_ids, cache_salt=cache_salt))
-        answer = self._prefetches[request_id] = asyncio.get_running_loop().create_future()
-        self._known_to_scheduler.add(request_id)
+        message = PrefetchPrompt(
+            asking=self._next_asking(), request_id=request_id, token_ids=token_ids, cache_salt=cache_salt
+        )
+        self._ask(message)
+        answer = self._prefetches[message.asking] = asyncio.get_running_loop().create_future()
         try:
             return await answer
         finally:
-            del self._prefetches[request_id]
+            del self._prefetches[message.asking]
             self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request: its stream yields a finished output with reason `abort`. Ids not running are ignored."""
-        if RequestId(request_id) in self._known_to_scheduler:
-            self._send_unless_closed(AbortRequest(request_id=RequestId(request_id)))
+        asking = self._in_use.get(RequestId(request_id))
+        if asking is not None:
+            self._tell_to_end(AbortRequest(asking=asking, request_id=RequestId(request_id)))
 
     async def close(self) -> None:
         """Close the link; open streams raise Cancelled, and the Scheduler aborts their requests."""
@@ -177,6 +187,7 @@ class EngineClient:
             )
         _check_options(request_id, options)
         return SubmitRequest(
+            asking=self._next_asking(),
             request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
             token_ids=token_ids,
             sampling=params.to_device(self._facts.eos_token_ids, secrets.randbits(63)),
@@ -190,7 +201,7 @@ class EngineClient:
 
     def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
         request_id = submission.request_id
-        if request_id in self._known_to_scheduler or request_id in self._live:
+        if request_id in self._in_use:
             raise BadRequest(f"request_id {request_id!r} is in use. Choose another one, or leave it out.")
         request = StreamedRequest(
             request_id=request_id,
@@ -201,24 +212,29 @@ class EngineClient:
             submitted_s=self._clock(),
         )
         live = _Live(RequestStream(request, self._tokenizer))
-        self._send(submission)
-        self._live[request_id] = live
-        self._known_to_scheduler.add(request_id)
+        self._ask(submission)
+        self._live[submission.asking] = live
         return live
 
-    def _send(self, message: SubmitRequest | PrefetchPrompt) -> None:
+    def _next_asking(self) -> AskingId:
+        self._num_askings += 1
+        return AskingId(self._num_askings)
+
+    def _ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         if self._is_closed:
             raise EngineDead("The connection to the engine is closed. Connect again.")
         try:
             self._link.send(message)
         except LinkClosed as error:
             raise EngineDead(f"The connection to the engine is closed ({error}). Connect again.") from error
+        self._unanswered.add(message.asking)
+        self._in_use[message.request_id] = message.asking
 
-    def _leave(self, request_id: RequestId, live: _Live) -> None:
-        """The caller listens no more: abort what still runs. Its last delta frees the id."""
-        del self._live[request_id]
-        if not live.stream.has_ended:
-            self.abort(request_id)
+    def _leave(self, submission: SubmitRequest, live: _Live) -> None:
+        """The caller listens no more: abort what still runs. What comes of it yet is dropped."""
+        del self._live[submission.asking]
+        if not live.stream.has_ended and self._in_use.get(submission.request_id) == submission.asking:
+            self.abort(submission.request_id)
 
     async def _read_frames(self) -> None:
         """Sort frames into streams until the link closes."""
@@ -238,21 +254,22 @@ class EngineClient:
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
-                self._known_to_scheduler.discard(delta.request_id)
+                self._unanswered.discard(delta.asking)
+                self._release_id(delta.request_id, delta.asking)
                 self._end_prefetch(delta)
-            live = self._live.get(delta.request_id)
+            live = self._live.get(delta.asking)
             if live is None:
                 continue
             stream = live.stream
             had_ended = stream.has_ended
             stream.push(delta, now_s)
             if stream.has_stop_string and not had_ended and not is_last:
-                self._send_unless_closed(StopRequest(request_id=delta.request_id))
+                self._tell_to_end(StopRequest(asking=delta.asking, request_id=delta.request_id))
             if stream.is_ready:
                 live.news.set()
 
     def _end_prefetch(self, delta: RequestDelta) -> None:
-        answer = self._prefetches.get(delta.request_id)
+        answer = self._prefetches.get(delta.asking)
         if answer is None or answer.done():
             return
         if delta.failure is not None:
@@ -260,14 +277,21 @@ class EngineClient:
         else:
             answer.set_result(delta.cached_tokens_by_source or {})
 
-    def _send_unless_closed(self, message: AbortRequest | StopRequest) -> None:
+    def _tell_to_end(self, message: AbortRequest | StopRequest) -> None:
+        self._release_id(message.request_id, message.asking)
         # A closed link needs no abort: the Scheduler ends all requests of a client that is gone.
         with contextlib.suppress(LinkClosed):
             self._link.send(message)
 
+    def _release_id(self, request_id: RequestId, asking: AskingId) -> None:
+        """A request may have this id again, unless one that was asked later has it already."""
+        if self._in_use.get(request_id) == asking:
+            del self._in_use[request_id]
+
     def _end_all(self, error: Callable[[], RaydixError]) -> None:
         self._is_closed = True
-        self._known_to_scheduler.clear()
+        self._unanswered.clear()
+        self._in_use.clear()
         for live in self._live.values():
             live.stream.fail(error())
             live.news.set()

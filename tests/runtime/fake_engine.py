@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydix.errors import EngineDead
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
@@ -49,7 +49,14 @@ class FakeLink:
         self.is_closed = True
 
     def deliver(self, *deltas: RequestDelta) -> None:
-        self._inbox.put_nowait(TokenFrame(deltas=deltas))
+        """News of the latest asking of each request id, as `delta` makes them; or of the asking that they name."""
+        named = [each if each.asking else replace(each, asking=self.asking_of(each.request_id)) for each in deltas]
+        self._inbox.put_nowait(TokenFrame(deltas=tuple(named)))
+
+    def asking_of(self, request_id: str) -> AskingId:
+        """The number of the latest request or prefetch that was sent under this id."""
+        asked = self.sent_of(SubmitRequest) + self.sent_of(PrefetchPrompt)
+        return max(each.asking for each in asked if each.request_id == request_id)
 
     def break_off(self) -> None:
         self.is_closed = True
@@ -59,8 +66,11 @@ class FakeLink:
         return [each for each in self.sent if isinstance(each, kind)]
 
 
-def delta(request_id: str, token_ids: Sequence[int] = (), **fields: Any) -> RequestDelta:
-    return RequestDelta(request_id=RequestId(request_id), token_ids=int32_array(token_ids), **fields)
+def delta(request_id: str, token_ids: Sequence[int] = (), *, asking: int = 0, **fields: Any) -> RequestDelta:
+    """News of a request; without an `asking` the link that delivers it finds the latest one of the request's id."""
+    return RequestDelta(
+        asking=AskingId(asking), request_id=RequestId(request_id), token_ids=int32_array(token_ids), **fields
+    )
 
 
 def failed(request_id: str, kind: FailureKind, message: str = "because", retry_after_s: float = 0.0) -> RequestDelta:

@@ -148,7 +148,7 @@ async def test_break_aborts_through_all_layers(cluster):
         break
     for _ in range(10):
         await asyncio.sleep(0)
-    assert cluster.links[0].sent_of(AbortRequest) == [AbortRequest(request_id="r")]
+    assert cluster.links[0].sent_of(AbortRequest) == [AbortRequest(asking=1, request_id="r")]
     await engine.disconnect()
 
 
@@ -190,7 +190,7 @@ async def test_abort_by_id(cluster):
     while not cluster.links[0].sent_of(SubmitRequest):
         await asyncio.sleep(0)
     await engine.abort("r")
-    assert cluster.links[0].sent_of(AbortRequest) == [AbortRequest(request_id="r")]
+    assert cluster.links[0].sent_of(AbortRequest) == [AbortRequest(asking=1, request_id="r")]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await engine.disconnect()

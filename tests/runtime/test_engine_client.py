@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+from functools import partial
 
 import pytest
 
@@ -111,12 +112,9 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
                 request = await link.receive()
                 sources = {"computed:not_found": len(request.token_ids)}
                 entry = TokenLogprobs(token_ids=(int(request.token_ids[0]),), logprobs=(-0.5,), ranks=(1,))
-                first = delta(
-                    request.request_id, request.token_ids[:1], logprobs=(entry,), cached_tokens_by_source=sources
-                )
-                rest = delta(
-                    request.request_id, request.token_ids[1:], logprobs=(entry,) * 2, finished=FinishReason.LENGTH
-                )
+                news = partial(delta, request.request_id, asking=request.asking)
+                first = news(request.token_ids[:1], logprobs=(entry,), cached_tokens_by_source=sources)
+                rest = news(request.token_ids[1:], logprobs=(entry,) * 2, finished=FinishReason.LENGTH)
                 link.send(TokenFrame(deltas=(first, rest)))
 
     def hello(role):
@@ -187,7 +185,7 @@ async def test_a_stop_string_is_reported_once_and_ends_the_stream_at_once(client
     outputs = await task
     await turns()
     assert (outputs[-1].outputs[0].text, outputs[-1].outputs[0].finish_reason) == ("a", "stop")
-    assert link.sent_of(StopRequest) == [StopRequest(request_id="r")]
+    assert link.sent_of(StopRequest) == [StopRequest(asking=1, request_id="r")]
     assert link.sent_of(AbortRequest) == []
     assert client.num_requests == 1
     link.deliver(delta("r", finished=FinishReason.STOP))
@@ -208,29 +206,57 @@ async def test_abort_ends_the_stream_with_reason_abort(client, link):
     await submitted(link)
     client.abort("r")
     client.abort("unknown")
-    assert link.sent_of(AbortRequest) == [AbortRequest(request_id="r")]
+    assert link.sent_of(AbortRequest) == [AbortRequest(asking=1, request_id="r")]
     link.deliver(delta("r", finished=FinishReason.ABORT))
     (output,) = await task
     assert (output.finished, output.outputs[0].finish_reason) == (True, "abort")
 
 
-async def test_a_request_id_in_use_is_a_bad_request_until_its_last_delta(client, link):
+async def test_a_request_id_in_use_is_a_bad_request(client, link):
     outputs = client.generate([1], None, "r")
     first = asyncio.create_task(anext(outputs))
     await submitted(link)
     with pytest.raises(BadRequest, match="in use"):
         await collect(client.generate([1], None, "r"))
     link.deliver(delta("r", [5]))
+    assert (await first).outputs[0].token_ids == [5]
+    await outputs.aclose()
+
+
+async def test_an_id_used_again_after_an_abort_hears_nothing_of_its_earlier_use(client, link):
+    outputs = client.generate([1], None, "r")
+    first = asyncio.create_task(anext(outputs))
+    await submitted(link)
+    link.deliver(delta("r", [5]))
     await first
     await outputs.aclose()
-    with pytest.raises(BadRequest, match="in use"):
-        await collect(client.generate([1], None, "r"))
-    link.deliver(delta("r", finished=FinishReason.ABORT))
-    await turns()
     task = asyncio.create_task(collect(client.generate([1], None, "r")))
     await submitted(link, 2)
-    link.deliver(delta("r", [8], finished=FinishReason.LENGTH))
+    link.deliver(delta("r", [6], asking=1), delta("r", asking=1, finished=FinishReason.ABORT))
+    link.deliver(delta("r", [8], asking=2, finished=FinishReason.LENGTH))
     assert (await task)[-1].outputs[0].token_ids == [8]
+    assert [type(each) for each in link.sent] == [SubmitRequest, AbortRequest, SubmitRequest]
+    assert client.num_requests == 0
+
+
+async def test_a_stream_that_is_aborted_and_not_left_keeps_its_own_end(client, link):
+    old = asyncio.create_task(collect(client.generate([1], {"stop": "b"}, "r")))
+    await submitted(link)
+    client.abort("r")
+    new = asyncio.create_task(collect(client.generate([1], None, "r")))
+    await submitted(link, 2)
+    # The stop string of the old use is found when the id stands for the new one.
+    link.deliver(delta("r", TOKENIZER.encode("ab"), asking=1))
+    await turns()
+    assert link.sent_of(StopRequest) == [StopRequest(asking=1, request_id="r")]
+    assert (await old)[-1].outputs[0].text == "a"
+    link.deliver(delta("r", asking=1, finished=FinishReason.ABORT), delta("r", [7], asking=2))
+    await turns()
+    client.abort("r")
+    client.abort("r")
+    assert [each.asking for each in link.sent_of(AbortRequest)] == [1, 2]
+    link.deliver(delta("r", asking=2, finished=FinishReason.ABORT))
+    assert (await new)[-1].outputs[0].token_ids == [7]
 
 
 async def test_loss_of_the_link_is_engine_dead_for_all(client, link):
@@ -366,7 +392,7 @@ async def test_a_cancelled_prefetch_is_aborted_and_its_last_delta_frees_the_id(c
     task, request_id = await prefetching(client, link)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert link.sent_of(AbortRequest) == [AbortRequest(request_id=request_id)]
+    assert link.sent_of(AbortRequest) == [AbortRequest(asking=1, request_id=request_id)]
     link.deliver(delta(request_id, finished=FinishReason.ABORT))
     await turns()
     assert client.num_requests == 0

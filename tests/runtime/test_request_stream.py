@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydix.errors import BadRequest, DeadlineExceeded, EngineDead, Overloaded, PromptTooLong
-from raydix.ids import RequestId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.plan import TokenLogprobs
@@ -33,7 +33,7 @@ def make_stream(tokenizer=TOKENIZER, **params):
 
 def delta(text_or_ids=(), **fields):
     token_ids = TOKENIZER.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
-    return RequestDelta(request_id=RequestId("r"), token_ids=int32_array(token_ids), **fields)
+    return RequestDelta(asking=AskingId(1), request_id=RequestId("r"), token_ids=int32_array(token_ids), **fields)
 
 
 def outputs_of(stream, deltas):
