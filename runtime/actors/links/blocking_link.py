@@ -1,15 +1,19 @@
 """The end of a socket link that threads use."""
 
 import contextlib
+import logging
 import socket
 import threading
+import time
 
 from raydix.runtime.actors.links.address import open_connection, parse_address
-from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
+from raydix.runtime.actors.links.frames import MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused, max_frame_bytes
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, retry_delays_s, trusted_hello
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
+
+logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 256 << 10
 
@@ -28,7 +32,7 @@ class BlockingSocketLink:
         try:
             connection.settimeout(HANDSHAKE_S)
             connection.sendall(frame(encode(own)))
-            hello = trusted_hello(self._next_body(), own.secret)
+            hello = trusted_hello(self._next_body(time.monotonic() + HANDSHAKE_S), own.secret)
             connection.settimeout(None)
         except (OSError, LinkClosed, FrameTooLarge) as error:
             connection.close()
@@ -37,7 +41,7 @@ class BlockingSocketLink:
             connection.close()
             raise LinkRefused("the listener's first frame does not show the secret")
         self._hello = hello
-        self._reader.max_bytes = MAX_FRAME_BYTES
+        self._reader.max_bytes = max_frame_bytes(hello.role)
 
     @property
     def hello(self) -> Hello:
@@ -46,7 +50,14 @@ class BlockingSocketLink:
 
     def send(self, message: Message) -> None:
         """See `BlockingLink`."""
-        data = frame(encode(message))
+        try:
+            data = frame(encode(message))
+        except FrameTooLarge as error:
+            # What the peer would miss cannot be made up for: it starts anew with the next link.
+            logger.error("closing the link to %s: %s", self._hello, error)
+            self.close()
+            raise LinkClosed(str(error)) from error
+
         with self._send_lock:
             try:
                 self._connection.sendall(data)
@@ -61,20 +72,29 @@ class BlockingSocketLink:
             try:
                 return decode(self._next_body())
             except (OSError, FrameTooLarge, MessageError) as error:
+                # Nothing that follows could be understood; the peer must not go on as if it were.
+                self._shut()
                 raise LinkClosed(f"the link broke: {error}") from error
 
     def close(self) -> None:
         """See `BlockingLink`."""
-        self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self._shut()
         # The shutdown wakes whoever holds a lock. The descriptor goes only then: another thread must not meet a new
         # socket under the old number.
         with self._receive_lock, self._send_lock:
             self._connection.close()
 
-    def _next_body(self) -> bytes:
+    def _shut(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _next_body(self, deadline_s: float | None = None) -> bytes:
+        """The next frame's body. Raises OSError past the deadline, however often the peer sends a byte."""
         while (body := self._reader.take()) is None:
+            if deadline_s is not None:
+                # Not 0, which would mean not to wait.
+                self._connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
             num_bytes = self._connection.recv_into(self._scratch)
             if num_bytes == 0:
                 raise LinkClosed("the link was closed" if self._is_closed else "the peer closed the link")

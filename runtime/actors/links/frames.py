@@ -11,14 +11,19 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameTooLarge(RaydixError):
-    """The peer announces a frame that no message needs: it speaks something else."""
+    """A frame that no message needs: what the peer announces, as it speaks something else, or what is to be sent."""
 
 
 def frame(body: bytes) -> bytes:
-    """A frame with `body`."""
+    """A frame with `body`. Raises FrameTooLarge."""
+    check_body(body)
+    return _LENGTH.pack(len(body)) + body
+
+
+def check_body(body: bytes) -> None:
+    """Raise FrameTooLarge if no peer would take a frame with `body`."""
     if len(body) > MAX_FRAME_BYTES:
         raise FrameTooLarge(f"frame of {len(body)} bytes; at most {MAX_FRAME_BYTES} can be sent")
-    return _LENGTH.pack(len(body)) + body
 
 
 class FrameReader:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raydix.runtime.actors.links.frames import FrameTooLarge, check_body
 from raydix.runtime.actors.links.inbox import Inbox
 from raydix.runtime.actors.links.link import INBOX_BYTES, LinkClosed, max_buffered_bytes
 from raydix.runtime.messages.codec import Message, decode, encode
@@ -100,7 +101,11 @@ class InProcessLink:
         if self.buffered_bytes > max_buffered_bytes(self._hello.role):
             self.close()
             raise LinkClosed("the peer did not read")
-        self._peer.put(encode(message))
+        try:
+            self._peer.put(_body(message))
+        except FrameTooLarge as error:
+            self.close()
+            raise LinkClosed(str(error)) from error
 
     async def receive(self) -> Message:
         """See `Link`."""
@@ -139,7 +144,12 @@ class InProcessBlockingLink:
 
     def send(self, message: Message) -> None:
         """See `BlockingLink`."""
-        body = encode(message)
+        try:
+            body = _body(message)
+        except FrameTooLarge as error:
+            self.close()
+            raise LinkClosed(str(error)) from error
+
         with self._taken:
             self._taken.wait_for(lambda: self._in_flight_bytes <= INBOX_BYTES or self._is_closed)
             if self._is_closed:
@@ -191,6 +201,13 @@ def in_process_blocking_pair(left: Hello, right: Hello) -> tuple[InProcessLink, 
     """Two joined ends; the first belongs to `left`, on the running loop, the second to `right`, for threads."""
     blocking = InProcessBlockingLink(right, left, asyncio.get_running_loop())
     return blocking.peer, blocking
+
+
+def _body(message: Message) -> bytes:
+    """What a socket would carry. Raises FrameTooLarge."""
+    body = encode(message)
+    check_body(body)
+    return body
 
 
 def _ignore(_: int) -> None:

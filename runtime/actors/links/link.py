@@ -4,6 +4,7 @@ import logging
 from typing import Protocol
 
 from raydix.errors import RaydixError
+from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
 
@@ -11,12 +12,14 @@ logger = logging.getLogger(__name__)
 
 CLIENT_MAX_BUFFERED_BYTES = 8 << 20
 ACTOR_MAX_BUFFERED_BYTES = 256 << 20
+CLIENT_MAX_FRAME_BYTES = 16 << 20
+"""Of what a client sends: a prompt of four million tokens."""
 INBOX_BYTES = 1 << 20
 """Received and not yet taken by the reader; past this the sender is made to wait."""
 
 
 class LinkClosed(RaydixError):
-    """The link is closed, by either end, by the peer's death or because the peer did not read."""
+    """The link is closed: by either end, by the peer's death, because the peer did not read or was sent too much."""
 
 
 class LinkRefused(LinkClosed):
@@ -29,6 +32,15 @@ def max_buffered_bytes(peer: Role) -> int:
     A client is cut off early; between actors one plan may carry many long prompts.
     """
     return CLIENT_MAX_BUFFERED_BYTES if peer is Role.CLIENT else ACTOR_MAX_BUFFERED_BYTES
+
+
+def max_frame_bytes(peer: Role) -> int:
+    """What a frame of a trusted peer may hold; so much may wait here for the rest of it."""
+    return CLIENT_MAX_FRAME_BYTES if peer is Role.CLIENT else MAX_FRAME_BYTES
+
+
+class AddressTaken(RaydixError):
+    """Another listener lives at the address."""
 
 
 class Link(Protocol):
@@ -49,7 +61,8 @@ class Link(Protocol):
     def send(self, message: Message) -> None:
         """Queue a message and return at once. Raises LinkClosed.
 
-        If more than `max_buffered_bytes` of earlier messages wait already, the link closes and this raises too.
+        If more than `max_buffered_bytes` of earlier messages wait already, or if the message is too large for a frame,
+        the link closes and this raises too.
         """
 
     async def receive(self) -> Message:
@@ -66,7 +79,7 @@ def send_if_open(link: Link | None, message: Message) -> None:
     try:
         link.send(message)
     except LinkClosed:
-        logger.warning("%s does not read; its link is closed", link.hello)
+        logger.warning("the link to %s is closed: it does not read, or was to be sent too much", link.hello)
 
 
 class BlockingLink(Protocol):
@@ -77,7 +90,10 @@ class BlockingLink(Protocol):
         """Who the peer is."""
 
     def send(self, message: Message) -> None:
-        """Send a message, waiting while the peer does not read. Thread-safe. Raises LinkClosed."""
+        """Send a message, waiting while the peer does not read. Thread-safe. Raises LinkClosed.
+
+        A message that is too large for a frame closes the link.
+        """
 
     def receive(self) -> Message:
         """Wait for the next message. Raises LinkClosed as `Link.receive` does."""

@@ -1,7 +1,7 @@
 """The asyncio end of a link over a unix or TCP socket, and how such links come to be."""
 
 import asyncio
-import contextlib
+import errno
 import hmac
 import logging
 import os
@@ -9,9 +9,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from raydix.runtime.actors.links.address import TcpAddress, UnixAddress, parse_address
-from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.frames import MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
 from raydix.runtime.actors.links.inbox import Inbox
-from raydix.runtime.actors.links.link import INBOX_BYTES, Link, LinkClosed, LinkRefused, max_buffered_bytes
+from raydix.runtime.actors.links.link import (
+    INBOX_BYTES,
+    AddressTaken,
+    Link,
+    LinkClosed,
+    LinkRefused,
+    max_buffered_bytes,
+    max_frame_bytes,
+)
+from raydix.runtime.actors.links.socket_file import SocketFile
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
 
@@ -19,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
 _CLOSE_FLUSH_S = 5.0
+_MAX_STRANGERS = 256
+"""Connections of a listener that have not shown the secret."""
 _FIRST_RETRY_S = 0.01
 _MAX_RETRY_S = 0.5
 
@@ -83,9 +94,16 @@ class SocketLink(asyncio.Protocol):
             raise LinkClosed("the link is closed")
         if self.buffered_bytes > self._max_buffered_bytes:
             logger.warning("%s does not read: %d bytes wait for it", self.hello, self.buffered_bytes)
-            self._abort("the peer did not read")
+            self.abort("the peer did not read")
             raise LinkClosed("the peer did not read")
-        self._transport.write(frame(encode(message)))
+        try:
+            data = frame(encode(message))
+        except FrameTooLarge as error:
+            # What the peer would miss cannot be made up for: it starts anew with the next link.
+            logger.error("closing the link to %s: %s", self.hello, error)
+            self.abort(str(error))
+            raise LinkClosed(str(error)) from error
+        self._transport.write(data)
 
     async def receive(self) -> Message:
         """See `Link`."""
@@ -94,7 +112,7 @@ class SocketLink(asyncio.Protocol):
             return decode(body)
         except MessageError as error:
             logger.warning("closing the link to %s: %s", self.hello, error)
-            self._abort(f"{self.hello}: {error}")
+            self.abort(f"{self.hello}: {error}")
             raise LinkClosed(f"{self.hello}: {error}") from error
 
     def close(self) -> None:
@@ -112,6 +130,13 @@ class SocketLink(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(frame(encode(self._own)))
 
+    def abort(self, reason: str) -> None:
+        """End the link at once, whatever is under way in either direction."""
+        self._is_closed = True
+        self._inbox.drop(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
     # asyncio.Protocol ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -119,6 +144,8 @@ class SocketLink(asyncio.Protocol):
         # Not checked by type: uvloop's transports, which Ray uses where it finds uvloop, derive from nothing.
         self._transport = cast(asyncio.Transport, transport)
         self._set_deadline(HANDSHAKE_S)
+        if self._is_closed:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Cut frames; make the sender wait if our reader is behind."""
@@ -131,7 +158,7 @@ class SocketLink(asyncio.Protocol):
                     self._inbox.put(body)
         except FrameTooLarge as error:
             logger.warning("dropping a connection: %s", error)
-            self._abort(str(error))
+            self.abort(str(error))
         if self._inbox.num_bytes > INBOX_BYTES and self._transport is not None:
             self._transport.pause_reading()
 
@@ -147,10 +174,10 @@ class SocketLink(asyncio.Protocol):
         hello = trusted_hello(body, self._own.secret)
         if hello is None:
             logger.warning("dropping a connection: its first frame does not show the secret")
-            self._abort("the peer does not know the secret")
+            self.abort("the peer does not know the secret")
             return
         self._hello = hello
-        self._reader.max_bytes = MAX_FRAME_BYTES
+        self._reader.max_bytes = max_frame_bytes(hello.role)
         self._max_buffered_bytes = max_buffered_bytes(hello.role)
         self._clear_deadline()
         self._on_open(self)
@@ -158,12 +185,6 @@ class SocketLink(asyncio.Protocol):
     def _resume_reading(self, _: int) -> None:
         if self._inbox.num_bytes <= INBOX_BYTES and self._transport is not None and not self._is_closed:
             self._transport.resume_reading()
-
-    def _abort(self, reason: str) -> None:
-        self._is_closed = True
-        self._inbox.drop(reason)
-        if self._transport is not None:
-            self._transport.abort()
 
     def _set_deadline(self, seconds: float) -> None:
         self._clear_deadline()
@@ -185,21 +206,27 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: set[SocketLink] = set()
-        self._socket_file: tuple[str, int] | None = None
+        self._strangers: dict[SocketLink, None] = {}
+        """Accepted and not trusted yet, oldest first."""
+        self._socket_file: SocketFile | None = None
         self.address = ""
         """Where to connect, as a string that travels."""
 
     async def open(self, address: str) -> None:
-        """Bind. A dead listener's socket file is replaced. Raises OSError if the address is taken."""
+        """Bind. A dead listener's socket file is replaced. Raises AddressTaken, or OSError if it cannot be bound."""
         loop = asyncio.get_running_loop()
         parsed = parse_address(address)
         match parsed:
             case UnixAddress(path):
-                self._server = await loop.create_unix_server(self._accept, path)
-                os.chmod(path, 0o600)
-                self._socket_file = (path, os.stat(path).st_ino)
+                self._socket_file = SocketFile(path)
+                try:
+                    self._server = await loop.create_unix_server(self._accept, path)
+                    os.chmod(path, 0o600)
+                except BaseException:
+                    await self.close()
+                    raise
             case TcpAddress(host, port):
-                self._server = await loop.create_server(self._accept, host, port)
+                self._server = await _serve_tcp(self._accept, host, port)
                 parsed = TcpAddress(host, self._server.sockets[0].getsockname()[1])
         self.address = str(parsed)
 
@@ -208,18 +235,32 @@ class Listener:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self._remove_socket_file()
+        if self._socket_file is not None:
+            self._socket_file.remove()
+            self._socket_file = None
         for link in list(self._links):
             link.close()
         await asyncio.gather(*self._tasks)
 
     def _accept(self) -> SocketLink:
+        # Honest peers show the secret at once: those who keep a descriptor for nothing make room for them.
+        if len(self._strangers) >= _MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort("too many connections have not shown the secret")
+
         link = SocketLink(self._own, self._serve)
         self._links.add(link)
-        link.lost.add_done_callback(lambda _: self._links.discard(link))
+        self._strangers[link] = None
+        link.lost.add_done_callback(lambda _: self._forget(link))
         return link
 
+    def _forget(self, link: SocketLink) -> None:
+        self._links.discard(link)
+        self._strangers.pop(link, None)
+
     def _serve(self, link: SocketLink) -> None:
+        self._strangers.pop(link, None)
         link.greet()
         task = asyncio.get_running_loop().create_task(self._run(link))
         self._tasks.add(task)
@@ -232,19 +273,21 @@ class Listener:
             logger.exception("serving %s failed", link.hello)
             link.close()
 
-    def _remove_socket_file(self) -> None:
-        """Remove the file unless a successor has put its own there."""
-        if self._socket_file is not None:
-            path, inode = self._socket_file
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_ino == inode:
-                    os.unlink(path)
+
+async def _serve_tcp(accept: Callable[[], SocketLink], host: str, port: int) -> asyncio.Server:
+    try:
+        return await asyncio.get_running_loop().create_server(accept, host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressTaken(f"another listener lives at tcp:{host}:{port}; choose another port") from error
+        raise
 
 
 async def listen(address: str, own: Hello, on_link: Callable[[Link], Awaitable[None]]) -> Listener:
     """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it to its end.
 
-    `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells which.
+    `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells which. Raises AddressTaken
+    if another listener lives there.
     """
     listener = Listener(own, on_link)
     await listener.open(address)

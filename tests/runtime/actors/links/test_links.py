@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import numpy as np
 import pytest
 
+from raydix.runtime.actors.links import frames
 from raydix.runtime.actors.links.address import unique_unix_address
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.in_process import in_process_blocking_pair, in_process_pair
@@ -165,6 +166,34 @@ async def test_a_peer_that_does_not_read_is_cut_off(pair: Pair) -> None:
     assert near.is_closed
     with pytest.raises(LinkClosed):
         near.send(numbered(1))
+
+
+async def test_a_message_that_is_too_large_closes_its_link_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = pair
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1 << 12)
+
+    with pytest.raises(LinkClosed, match="at most 4096"):
+        near.send(large(1 << 12))
+
+    assert near.is_closed
+    with pytest.raises(LinkClosed):
+        near.send(numbered(1))
+    with pytest.raises(LinkClosed):
+        await far.receive()
+
+
+async def test_a_far_end_that_sends_too_much_at_once_closes_its_link_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = pair
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1 << 12)
+
+    with pytest.raises(LinkClosed, match="at most 4096"):
+        await far.send(large(1 << 12))
+
+    for end in (LoopLink(near), far):
+        with pytest.raises(LinkClosed):
+            await end.receive()
 
 
 async def test_a_sender_waits_for_a_slow_asyncio_reader_and_loses_nothing(pair: Pair) -> None:

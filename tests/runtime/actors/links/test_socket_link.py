@@ -1,8 +1,10 @@
 """What only links over sockets have: strangers, deaths, listeners that come and go."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -11,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.actors.links import socket_link
+from raydix.runtime.actors.links import blocking_link, socket_link
 from raydix.runtime.actors.links.address import unique_unix_address
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.frames import frame
-from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import CLIENT_MAX_FRAME_BYTES, AddressTaken, Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import SocketLink, connect, listen, retry_delays_s
+from raydix.runtime.messages.codec import encode
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan
 from tests.runtime.actors.links.link_ends import FAR, NEAR, large, listening, numbered, short_folder
@@ -61,6 +64,54 @@ async def test_a_connection_that_says_nothing_is_dropped(folder: str, monkeypatc
 
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_strangers_who_say_nothing_make_room_for_peers_who_know_the_secret(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_link, "_MAX_STRANGERS", 4)
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        path = listener.address.removeprefix("unix:")
+        strangers = [await asyncio.open_unix_connection(path) for _ in range(10)]
+
+        link = await connect(listener.address, FAR)
+
+        assert (await links.get()).hello == FAR
+        for reader, _ in strangers[:6]:
+            assert await reader.read() == b""
+        for _, writer in strangers:
+            writer.close()
+        link.close()
+
+
+async def test_a_client_that_announces_more_than_a_prompt_is_dropped(folder: str) -> None:
+    async with listening(unique_unix_address(folder)) as (listener, links):
+        reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
+        writer.write(frame(encode(FAR)) + struct.pack("<I", CLIENT_MAX_FRAME_BYTES + 1))
+        link = await links.get()
+
+        with pytest.raises(LinkClosed, match="announces a frame"):
+            await link.receive()
+
+        await reader.read()
+        writer.close()
+
+
+async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking_link, "HANDSHAKE_S", 0.2)
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            for byte in frame(encode(NEAR)):
+                writer.write(bytes((byte,)))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+
+    server = await asyncio.start_unix_server(drip, f"{folder}/slow")
+    with pytest.raises(LinkRefused, match="timed out"):
+        await asyncio.to_thread(connect_blocking, f"unix:{folder}/slow", FAR)
+    server.close()
 
 
 async def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_read(
@@ -126,17 +177,61 @@ async def test_connecting_gives_up_in_the_end(folder: str) -> None:
         connect_blocking(address, FAR, stop=stop)
 
 
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+async def test_a_second_listener_at_the_address_of_a_living_one_is_refused(scheme: str, folder: str) -> None:
+    address = unique_unix_address(folder) if scheme == "unix" else "tcp:127.0.0.1:0"
+    async with listening(address) as (first, links):
+        with pytest.raises(AddressTaken, match="another listener lives"):
+            await listen(first.address, NEAR, asyncio.Queue[Link]().put)
+
+        link = await connect(first.address, FAR, timeout_s=0.0)
+        assert (await links.get()).hello == FAR
+        link.close()
+
+
+_LISTENER = """
+import asyncio, sys
+from raydix.runtime.actors.links.socket_link import listen
+from raydix.runtime.messages.hello import Hello, Role
+async def main():
+    own = Hello(secret=b"s3cret", role=Role.SCHEDULER, name="first", incarnation=1, pid=1)
+    await listen(sys.argv[1], own, asyncio.Queue().put)
+    print("up", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
 async def test_a_new_listener_takes_over_the_address_of_a_dead_one(folder: str) -> None:
     address = unique_unix_address(folder)
-    first = await listen(address, NEAR, asyncio.Queue[Link]().put)
-    second = await listen(address, NEAR, asyncio.Queue[Link]().put)
+    with subprocess.Popen([sys.executable, "-c", _LISTENER, address], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        await asyncio.to_thread(process.stdout.readline)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(AddressTaken):
+            await listen(address, NEAR, asyncio.Queue[Link]().put)
+        process.kill()
+    assert os.path.exists(address.removeprefix("unix:"))
 
-    await first.close()
-    link = await connect(address, FAR, timeout_s=0.0)
+    async with listening(address) as (_, links):
+        link = await connect(address, FAR, timeout_s=0.0)
+        assert link.hello == NEAR
+        await links.get()
+        link.close()
 
-    link.close()
-    await second.close()
-    assert not os.path.exists(address.removeprefix("unix:"))
+    assert os.listdir(folder) == []
+
+
+async def test_a_listener_that_cannot_bind_leaves_the_address_free(folder: str) -> None:
+    path = Path(folder) / "s"
+    path.mkdir()
+    with pytest.raises(OSError, match="in use|directory"):
+        await listen(f"unix:{path}", NEAR, asyncio.Queue[Link]().put)
+    assert path.is_dir()
+    path.rmdir()
+
+    async with listening(f"unix:{path}"):
+        assert path.exists()
 
 
 async def test_closing_a_listener_ends_its_links_and_awaits_those_who_serve_them(folder: str) -> None:
