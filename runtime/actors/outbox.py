@@ -1,54 +1,144 @@
-"""News for one client, merged while the client does not read."""
+"""News for one client: merged while it does not read, in frames of bounded size, given up when it is too much."""
 
-from dataclasses import replace
+import logging
 
 import numpy as np
 
-from raydix.ids import RequestId
-from raydix.runtime.actors.links.link import Link, LinkClosed
+from raydix.ids import AskingId
+from raydix.runtime.actors.links.link import CLIENT_MAX_BUFFERED_BYTES, Link, LinkClosed
 from raydix.runtime.messages.client import RequestDelta, TokenFrame
+from raydix.runtime.messages.codec import MessageError
+from raydix.runtime.messages.plan import TokenLogprobs
+
+logger = logging.getLogger(__name__)
 
 BUSY_BYTES = 256 << 10
-"""With so much unsent, further deltas are merged instead of queued as frames of their own."""
+"""With so much unsent, further news is merged instead of queued as frames of their own."""
+FRAME_BYTES = 1 << 20
+"""A frame takes deltas up to this size; only one delta alone may exceed it."""
+
+# About what the parts of a delta take on the wire, rounded up.
+_DELTA_BYTES = 128
+_TOKEN_BYTES = 4
+_LOGPROBS_BYTES = 16
+_LOGPROB_BYTES = 24
+_SOURCE_BYTES = 48
+_CHARACTER_BYTES = 4
 
 
-def merge(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
-    """One delta that says what both say, in order."""
-    cached = older.cached_tokens_by_source
-    return replace(
-        newer,
-        token_ids=np.concatenate((older.token_ids, newer.token_ids)),
-        logprobs=older.logprobs + newer.logprobs,
-        cached_tokens_by_source=newer.cached_tokens_by_source if cached is None else cached,
-        queued_s=newer.queued_s if older.queued_s is None else older.queued_s,
-    )
+class _News:
+    """Owns: what one asking's client has not been sent. Taking a delta costs what that delta holds, however many wait."""
+
+    def __init__(self, delta: RequestDelta) -> None:
+        self._last = delta
+        self._tokens = bytearray()
+        self._logprobs: list[TokenLogprobs | None] = []
+        self._sources: dict[str, int] | None = None
+        self._queued_s: float | None = None
+        self.num_bytes = _DELTA_BYTES + _CHARACTER_BYTES * len(delta.request_id)
+
+    def add(self, delta: RequestDelta) -> None:
+        """Take what is newer. Only the first delta with sources counts for them, as it tells of the admission."""
+        self._last = delta
+        self._tokens += delta.token_ids.astype("<i4", copy=False).tobytes()
+        self._logprobs += delta.logprobs
+        self.num_bytes += _size_of_news(delta)
+
+        if self._sources is None:
+            self._sources = delta.cached_tokens_by_source
+        if self._queued_s is None:
+            self._queued_s = delta.queued_s
+
+    def as_delta(self) -> RequestDelta:
+        """One delta that says all, in order."""
+        last = self._last
+        return RequestDelta(
+            asking=last.asking,
+            request_id=last.request_id,
+            token_ids=np.frombuffer(bytes(self._tokens), dtype="<i4"),
+            logprobs=tuple(self._logprobs),
+            cached_tokens_by_source=self._sources,
+            queued_s=self._queued_s,
+            finished=last.finished,
+            failure=last.failure,
+        )
+
+
+def _size_of_news(delta: RequestDelta) -> int:
+    """Bytes of what a delta adds to its asking's news, about."""
+    num_bytes = _TOKEN_BYTES * len(delta.token_ids)
+    for entry in delta.logprobs:
+        num_bytes += _LOGPROBS_BYTES + (0 if entry is None else _LOGPROB_BYTES * len(entry.token_ids))
+
+    num_bytes += _SOURCE_BYTES * len(delta.cached_tokens_by_source or ())
+    if delta.failure is not None:
+        num_bytes += _CHARACTER_BYTES * len(delta.failure.message)
+    return num_bytes
 
 
 class ClientOutbox:
-    """Owns: what one client has not been sent yet. One delta per request at most."""
+    """Owns: what one client has not been sent yet. One delta per asking at most, and no more than a client may owe."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._deltas: dict[RequestId, RequestDelta] = {}
+        self.was_too_slow = False
+        """The client did not read, and its link was closed for that."""
+        self._news: dict[AskingId, _News] = {}
+        self._num_bytes = 0
 
     def add(self, delta: RequestDelta) -> None:
-        """Take news of one request."""
-        older = self._deltas.get(delta.request_id)
-        self._deltas[delta.request_id] = delta if older is None else merge(older, delta)
+        """Take news of one asking; nothing happens once the link is closed."""
+        if self.link.is_closed:
+            return
+
+        news = self._news.get(delta.asking)
+        if news is None:
+            news = self._news[delta.asking] = _News(delta)
+            self._num_bytes += news.num_bytes
+
+        before = news.num_bytes
+        news.add(delta)
+        self._num_bytes += news.num_bytes - before
 
     def flush(self) -> bool:
-        """Send all as one frame. False: the client is slow and the news stays here for now.
+        """Send what the link takes. False: the client is slow and some news stays here for now.
 
-        A client whose link closes meanwhile loses them: its reader ends as well and its requests are aborted.
+        A client whose link closes loses its news: its reader ends as well and its requests are aborted.
         """
-        if not self._deltas:
-            return True
-        if self.link.buffered_bytes > BUSY_BYTES:
-            return self.link.is_closed
-        frame = TokenFrame(deltas=tuple(self._deltas.values()))
-        self._deltas.clear()
+        while self._news and not self.link.is_closed and self.link.buffered_bytes <= BUSY_BYTES:
+            self._send(self._next_frame())
+
+        owed_bytes = self._num_bytes + self.link.buffered_bytes
+        if self._news and owed_bytes > CLIENT_MAX_BUFFERED_BYTES and not self.link.is_closed:
+            logger.warning("%s does not read: %d bytes wait for it; its link is closed", self.link.hello, owed_bytes)
+            self.was_too_slow = True
+            self.link.close()
+
+        if self.link.is_closed:
+            self._news.clear()
+            self._num_bytes = 0
+        return not self._news
+
+    def _next_frame(self) -> TokenFrame:
+        """The oldest news, as much as goes into one frame."""
+        deltas: list[RequestDelta] = []
+        num_bytes = 0
+        for asking, news in list(self._news.items()):
+            if deltas and num_bytes + news.num_bytes > FRAME_BYTES:
+                break
+            del self._news[asking]
+            num_bytes += news.num_bytes
+            deltas.append(news.as_delta())
+
+        self._num_bytes -= num_bytes
+        return TokenFrame(deltas=tuple(deltas))
+
+    def _send(self, frame: TokenFrame) -> None:
         try:
             self.link.send(frame)
         except LinkClosed:
-            return True
-        return True
+            return
+        except MessageError:
+            # What a client asked for came back as something that cannot travel: its trouble, and nobody else's.
+            logger.exception("closing the link to %s", self.link.hello)
+            self.link.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import logging
 import os
 import time
@@ -47,6 +48,8 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 logger = logging.getLogger(__name__)
 
 _SLOW_CLIENT_RETRY_S = 0.02
+_CLIENT_BURST = 64
+"""Messages of one client that are taken in a row: one that floods the Scheduler does not hold the others up."""
 _KILL_ORDERS = 64
 _DRAIN_POLL_S = 0.02
 
@@ -87,6 +90,7 @@ class SchedulerActor:
         self._num_connections = 0
         self._clients: dict[ClientId, ClientOutbox] = {}
         self._num_clients = 0
+        self._num_slow_clients = 0
         self._num_ranks = 0
         self._unsent: set[ClientId] = set()
         self._turns = Turns[Event, Effect](Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal)
@@ -137,6 +141,7 @@ class SchedulerActor:
             "scheduler_cpu_s": time.thread_time() - self._cpu_start_s,
             "num_plans": self._num_plans,
             "num_clients": len(self._clients),
+            "num_slow_clients": self._num_slow_clients,
             "incarnation": self._incarnation,
         }
 
@@ -258,18 +263,27 @@ class SchedulerActor:
     async def _serve_client(self, link: Link) -> None:
         self._num_clients += 1
         client_id = ClientId(f"{link.hello.name}#{self._num_clients}")
-        self._clients[client_id] = ClientOutbox(link)
+        outbox = self._clients[client_id] = ClientOutbox(link)
         try:
-            while True:
-                message = await link.receive()
-                if not isinstance(message, SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest):
-                    break
-                self._turns.post(ClientMessage(client_id=client_id, message=message))
+            await self._hear_client(client_id, link)
         except LinkClosed:
             pass
-        del self._clients[client_id]
-        self._unsent.discard(client_id)
-        self._turns.post(ClientGone(client_id=client_id))
+        finally:
+            del self._clients[client_id]
+            self._unsent.discard(client_id)
+            self._num_slow_clients += outbox.was_too_slow
+            self._turns.post(ClientGone(client_id=client_id))
+
+    async def _hear_client(self, client_id: ClientId, link: Link) -> None:
+        """Pass on what a client asks until it says something else. Raises LinkClosed."""
+        for num_taken in itertools.count(1):
+            message = await link.receive()
+            if not isinstance(message, SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest):
+                logger.warning("%s sends a %s; its link is closed", link.hello, type(message).__name__)
+                return
+            self._turns.post(ClientMessage(client_id=client_id, message=message))
+            if num_taken % _CLIENT_BURST == 0:
+                await asyncio.sleep(0)
 
     # Turns -----------------------------------------------------------------------------------------------------------
 
@@ -303,7 +317,7 @@ class SchedulerActor:
                 assert_never(effect)
 
     def _send_news(self) -> None:
-        """One frame per client and turn."""
+        """One frame per client and turn, unless that would be a large one."""
         for client_id in tuple(self._unsent):
             outbox = self._clients.get(client_id)
             if outbox is None or outbox.flush():

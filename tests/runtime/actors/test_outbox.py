@@ -1,15 +1,21 @@
 import numpy as np
 
-from raydix.ids import RequestId
-from raydix.runtime.actors.outbox import BUSY_BYTES, ClientOutbox
+from raydix.ids import AskingId, RequestId
+from raydix.runtime.actors.links.link import CLIENT_MAX_BUFFERED_BYTES
+from raydix.runtime.actors.outbox import BUSY_BYTES, FRAME_BYTES, ClientOutbox
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FinishReason, RequestDelta, TokenFrame
-from raydix.runtime.messages.codec import Message
+from raydix.runtime.messages.codec import Message, encode
 from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.plan import TokenLogprobs
+
+TOP_20 = TokenLogprobs(
+    token_ids=tuple(range(10**5, 10**5 + 21)), logprobs=tuple(-1.23 - i for i in range(21)), ranks=tuple(range(1, 22))
+)
 
 
 class RecordingLink:
-    """A link that keeps what is sent."""
+    """A link that keeps what is sent, encoded or not, and counts as busy when told."""
 
     def __init__(self) -> None:
         self.hello = Hello(secret=b"", role=Role.CLIENT, name="c", incarnation=0, pid=1)
@@ -19,6 +25,7 @@ class RecordingLink:
 
     def send(self, message: Message) -> None:
         assert isinstance(message, TokenFrame)
+        encode(message)
         self.frames.append(message)
 
     async def receive(self) -> Message:
@@ -28,17 +35,19 @@ class RecordingLink:
         self.is_closed = True
 
 
-def delta(request: str, *tokens: int, finished: FinishReason | None = None) -> RequestDelta:
-    return RequestDelta(request_id=RequestId(request), token_ids=int32_array(tokens), finished=finished)
+def delta(asking: int, *tokens: int, finished: FinishReason | None = None) -> RequestDelta:
+    return RequestDelta(
+        asking=AskingId(asking), request_id=RequestId("r"), token_ids=int32_array(tokens), finished=finished
+    )
 
 
 def test_one_turn_makes_one_frame_with_all_requests() -> None:
     link = RecordingLink()
     outbox = ClientOutbox(link)
-    outbox.add(delta("a", 1))
-    outbox.add(delta("b", 2))
+    outbox.add(delta(1, 1))
+    outbox.add(delta(2, 2))
     assert outbox.flush()
-    assert [[d.request_id for d in frame.deltas] for frame in link.frames] == [["a", "b"]]
+    assert [[d.asking for d in frame.deltas] for frame in link.frames] == [[1, 2]]
     assert outbox.flush()
     assert len(link.frames) == 1
 
@@ -48,11 +57,15 @@ def test_news_for_a_slow_client_merge_without_loss_or_repetition() -> None:
     outbox = ClientOutbox(link)
     link.buffered_bytes = BUSY_BYTES + 1
     first = RequestDelta(
-        request_id=RequestId("a"), token_ids=int32_array([1, 2]), cached_tokens_by_source={"l1": 4}, queued_s=0.5
+        asking=AskingId(1),
+        request_id=RequestId("a"),
+        token_ids=int32_array([1, 2]),
+        cached_tokens_by_source={"l1": 4},
+        queued_s=0.5,
     )
     outbox.add(first)
     assert not outbox.flush()
-    outbox.add(delta("a", 3, finished=FinishReason.STOP))
+    outbox.add(delta(1, 3, finished=FinishReason.STOP))
     link.buffered_bytes = 0
     assert outbox.flush()
     (merged,) = link.frames[0].deltas
@@ -60,3 +73,56 @@ def test_news_for_a_slow_client_merge_without_loss_or_repetition() -> None:
     assert merged.cached_tokens_by_source == {"l1": 4}
     assert merged.queued_s == 0.5
     assert merged.finished is FinishReason.STOP
+
+
+def test_two_uses_of_one_request_id_never_merge() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    outbox.add(delta(1, 7, finished=FinishReason.ABORT))
+    outbox.add(delta(2, 8))
+    outbox.flush()
+    (frame,) = link.frames
+    assert [(d.asking, d.token_ids.tolist(), d.finished) for d in frame.deltas] == [
+        (1, [7], FinishReason.ABORT),
+        (2, [8], None),
+    ]
+
+
+def test_a_client_that_owes_too_much_counts_as_gone_and_nothing_is_kept_for_it() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    link.buffered_bytes = BUSY_BYTES + 1
+    num_turns = 0
+    while not link.is_closed:
+        outbox.add(RequestDelta(asking=AskingId(num_turns), request_id=RequestId("r"), logprobs=(TOP_20,) * 100))
+        outbox.flush()
+        num_turns += 1
+        assert num_turns < 1000
+    owed_bytes = sum(len(encode(TokenFrame(deltas=(delta(i),)))) for i in range(num_turns))
+    owed_bytes += num_turns * 100 * 21 * (5 + 9 + 1)
+    assert 0.5 * CLIENT_MAX_BUFFERED_BYTES < owed_bytes <= CLIENT_MAX_BUFFERED_BYTES
+    assert outbox.was_too_slow
+    outbox.add(delta(1, 1))
+    assert outbox.flush()
+    assert not link.frames
+
+
+def test_a_turn_with_much_news_goes_out_in_frames_of_bounded_size() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    for asking in range(64):
+        outbox.add(RequestDelta(asking=AskingId(asking), request_id=RequestId("r"), logprobs=(TOP_20,) * 200))
+    assert outbox.flush()
+    assert len(link.frames) > 1
+    assert all(len(encode(frame)) <= FRAME_BYTES for frame in link.frames)
+    assert [d.asking for frame in link.frames for d in frame.deltas] == list(range(64))
+    assert not outbox.was_too_slow
+
+
+def test_news_that_cannot_travel_costs_its_client_alone() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    outbox.add(delta(2**64, 1))
+    assert outbox.flush()
+    assert link.is_closed
+    assert not outbox.was_too_slow
