@@ -1,1 +1,2 @@
-def measure_host(): return []
+def measure_host():
+    return []

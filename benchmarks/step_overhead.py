@@ -82,17 +82,19 @@ async def _read_streams(link: Link, num_requests: int) -> float:
         frame = await link.receive()
         assert isinstance(frame, TokenFrame)
         now_s = time.monotonic()
+        news = [(asking, 1) for asking in frame.askings]
         for delta in frame.deltas:
             if delta.failure is not None:
                 raise RuntimeError(delta.failure.message)
-            request = delta.asking
-            count = num_tokens[request] = num_tokens.get(request, 0) + len(delta.token_ids)
+            news.append((delta.asking, len(delta.token_ids)))
+            num_finished += delta.finished is not None
+        for request, num_new in news:
+            count = num_tokens[request] = num_tokens.get(request, 0) + num_new
             if count >= RAMP_TOKENS and request not in began_s:
                 began_s[request] = (now_s, count)
-            if count >= OUTPUT_TOKENS - RAMP_TOKENS > count - len(delta.token_ids):
+            if count >= OUTPUT_TOKENS - RAMP_TOKENS > count - num_new:
                 start_s, start_count = began_s[request]
                 intervals_ms.append(1e3 * (now_s - start_s) / (count - start_count))
-            num_finished += delta.finished is not None
     return statistics.median(intervals_ms)
 
 

@@ -57,6 +57,7 @@ class RequestOptions:
 class _Live:
     """A request whose caller still listens."""
 
+    request_id: RequestId
     stream: RequestStream
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -211,7 +212,7 @@ class EngineClient:
             ending_token_ids=frozenset(submission.stop_token_ids),
             submitted_s=self._clock(),
         )
-        live = _Live(RequestStream(request, self._tokenizer))
+        live = _Live(submission.request_id, RequestStream(request, self._tokenizer))
         self._ask(submission)
         self._live[submission.asking] = live
         return live
@@ -251,6 +252,12 @@ class EngineClient:
 
     def _route(self, frame: TokenFrame) -> None:
         now_s = self._clock()
+        for index, asking in enumerate(frame.askings):
+            live = self._live.get(asking)
+            if live is not None:
+                token_ids = frame.token_ids[index : index + 1]
+                delta = RequestDelta(asking=asking, request_id=live.request_id, token_ids=token_ids)
+                self._push(live, delta, now_s)
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
@@ -258,15 +265,19 @@ class EngineClient:
                 self._release_id(delta.request_id, delta.asking)
                 self._end_prefetch(delta)
             live = self._live.get(delta.asking)
-            if live is None:
-                continue
-            stream = live.stream
-            had_ended = stream.has_ended
-            stream.push(delta, now_s)
-            if stream.has_stop_string and not had_ended and not is_last:
-                self._tell_to_end(StopRequest(asking=delta.asking, request_id=delta.request_id))
-            if stream.is_ready:
-                live.news.set()
+            if live is not None:
+                self._push(live, delta, now_s)
+
+    def _push(self, live: _Live, delta: RequestDelta, now_s: float) -> None:
+        """Hand news on to who listens; a stop string that appears in it ends the request."""
+        stream = live.stream
+        had_ended = stream.has_ended
+        stream.push(delta, now_s)
+        is_last = delta.finished is not None or delta.failure is not None
+        if stream.has_stop_string and not had_ended and not is_last:
+            self._tell_to_end(StopRequest(asking=delta.asking, request_id=delta.request_id))
+        if stream.is_ready:
+            live.news.set()
 
     def _end_prefetch(self, delta: RequestDelta) -> None:
         answer = self._prefetches.get(delta.asking)

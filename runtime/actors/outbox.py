@@ -6,6 +6,7 @@ import numpy as np
 
 from raydix.ids import AskingId
 from raydix.runtime.actors.links.link import CLIENT_MAX_BUFFERED_BYTES, Link, LinkClosed
+from raydix.runtime.messages.arrays import Int32Array, Int64Array, empty, int32_array
 from raydix.runtime.messages.client import RequestDelta, TokenFrame
 from raydix.runtime.messages.codec import MessageError
 from raydix.runtime.messages.plan import TokenLogprobs
@@ -20,6 +21,7 @@ FRAME_BYTES = 1 << 20
 # About what the parts of a delta take on the wire, rounded up.
 _DELTA_BYTES = 128
 _TOKEN_BYTES = 4
+_COLUMN_BYTES = 12
 _LOGPROBS_BYTES = 16
 _LOGPROB_BYTES = 24
 _SOURCE_BYTES = 48
@@ -27,7 +29,7 @@ _CHARACTER_BYTES = 4
 
 
 class _News:
-    """Owns: what one asking's client has not been sent. Taking a delta costs what that delta holds, however many wait."""
+    """Owns: what one asking's client has not been sent. Taking a delta costs what it holds, however many wait."""
 
     def __init__(self, delta: RequestDelta) -> None:
         self._last = delta
@@ -48,6 +50,11 @@ class _News:
             self._sources = delta.cached_tokens_by_source
         if self._queued_s is None:
             self._queued_s = delta.queued_s
+
+    def add_token(self, token_id: int) -> None:
+        """Take one more token."""
+        self._tokens += token_id.to_bytes(_TOKEN_BYTES, "little")
+        self.num_bytes += _TOKEN_BYTES
 
     def as_delta(self) -> RequestDelta:
         """One delta that says all, in order."""
@@ -77,13 +84,17 @@ def _size_of_news(delta: RequestDelta) -> int:
 
 
 class ClientOutbox:
-    """Owns: what one client has not been sent yet. One delta per asking at most, and no more than a client may owe."""
+    """Owns: what one client has not been sent yet: single tokens in columns, then one delta per asking at most.
+
+    Tokens are kept in columns while nothing else is due for their askings; what comes later of those is a delta.
+    """
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.was_too_slow = False
         """The client did not read, and its link was closed for that."""
         self._news: dict[AskingId, _News] = {}
+        self._columns: list[tuple[Int64Array, Int32Array]] = []
         self._num_bytes = 0
 
     def add(self, delta: RequestDelta) -> None:
@@ -100,38 +111,74 @@ class ClientOutbox:
         news.add(delta)
         self._num_bytes += news.num_bytes - before
 
+    def add_tokens(self, askings: Int64Array, token_ids: Int32Array) -> None:
+        """Take one more token of each of these askings; nothing happens once the link is closed."""
+        if self.link.is_closed:
+            return
+
+        if self._news:
+            # A delta that waits goes after the columns, so that what follows it cannot go into them.
+            waits = np.isin(askings, np.fromiter(self._news, dtype=np.int64))
+            for asking, token in zip(askings[waits].tolist(), token_ids[waits].tolist(), strict=True):
+                self._news[asking].add_token(token)
+            self._num_bytes += _TOKEN_BYTES * int(waits.sum())
+            askings, token_ids = askings[~waits], token_ids[~waits]
+
+        if len(askings):
+            self._columns.append((askings, token_ids))
+            self._num_bytes += _COLUMN_BYTES * len(askings)
+
     def flush(self) -> bool:
         """Send what the link takes. False: the client is slow and some news stays here for now.
 
         A client whose link closes loses its news: its reader ends as well and its requests are aborted.
         """
-        while self._news and not self.link.is_closed and self.link.buffered_bytes <= BUSY_BYTES:
+        while self._has_news and not self.link.is_closed and self.link.buffered_bytes <= BUSY_BYTES:
             self._send(self._next_frame())
 
         owed_bytes = self._num_bytes + self.link.buffered_bytes
-        if self._news and owed_bytes > CLIENT_MAX_BUFFERED_BYTES and not self.link.is_closed:
+        if self._has_news and owed_bytes > CLIENT_MAX_BUFFERED_BYTES and not self.link.is_closed:
             logger.warning("%s does not read: %d bytes wait for it; its link is closed", self.link.hello, owed_bytes)
             self.was_too_slow = True
             self.link.close()
 
         if self.link.is_closed:
             self._news.clear()
+            self._columns.clear()
             self._num_bytes = 0
-        return not self._news
+        return not self._has_news
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._columns or self._news)
 
     def _next_frame(self) -> TokenFrame:
         """The oldest news, as much as goes into one frame."""
+        askings, token_ids = self._next_columns()
         deltas: list[RequestDelta] = []
-        num_bytes = 0
-        for asking, news in list(self._news.items()):
-            if deltas and num_bytes + news.num_bytes > FRAME_BYTES:
+        num_bytes = _COLUMN_BYTES * len(askings)
+        for asking, news in list(self._news.items()) if not self._columns else ():
+            if num_bytes and num_bytes + news.num_bytes > FRAME_BYTES:
                 break
             del self._news[asking]
             num_bytes += news.num_bytes
             deltas.append(news.as_delta())
 
         self._num_bytes -= num_bytes
-        return TokenFrame(deltas=tuple(deltas))
+        return TokenFrame(askings=askings, token_ids=token_ids, deltas=tuple(deltas))
+
+    def _next_columns(self) -> tuple[tuple[AskingId, ...], Int32Array]:
+        """The oldest single tokens, as many as go into one frame; what is left waits on."""
+        if not self._columns:
+            return (), empty()
+        askings = np.concatenate([column for column, _ in self._columns])
+        token_ids = np.concatenate([column for _, column in self._columns])
+        self._columns.clear()
+
+        num_taken = FRAME_BYTES // _COLUMN_BYTES
+        if len(askings) > num_taken:
+            self._columns.append((askings[num_taken:], token_ids[num_taken:]))
+        return tuple(map(AskingId, askings[:num_taken].tolist())), int32_array(token_ids[:num_taken])
 
     def _send(self, frame: TokenFrame) -> None:
         try:

@@ -41,6 +41,7 @@ from raydix.runtime.scheduler.events import (
     SendClient,
     SendHost,
     SendPlan,
+    SendTokens,
     Tick,
 )
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -207,9 +208,7 @@ class SchedulerActor:
             self._lose_rank(rank, older)
         self._ranks[rank] = link
         connection = self._number(link)
-        self._turns.post(
-            RankAttached(rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid)
-        )
+        self._turns.post(RankAttached(rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid))
         try:
             while True:
                 message = await link.receive()
@@ -302,6 +301,11 @@ class SchedulerActor:
                 outbox = self._clients.get(effect.client_id)
                 if outbox is not None:
                     outbox.add(effect.delta)
+                    self._unsent.add(effect.client_id)
+            case SendTokens():
+                outbox = self._clients.get(effect.client_id)
+                if outbox is not None:
+                    outbox.add_tokens(effect.askings, effect.token_ids)
                     self._unsent.add(effect.client_id)
             case SendPlan():
                 self._num_plans += 1

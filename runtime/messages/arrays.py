@@ -7,6 +7,8 @@ import numpy as np
 
 # Spelt out, as the codec asks for the origin of this type: from numpy 2.5 on, that of NDArray is an alias.
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+Int64Array = np.ndarray[Any, np.dtype[np.int64]]
+"""Within one process: only int32 columns travel."""
 
 
 def int32_array(values: Iterable[int] | Int32Array) -> Int32Array:

@@ -123,7 +123,10 @@ class RequestDelta:
 class TokenFrame:
     """News of a client's requests: all of one scheduler turn, or a part of it where that is much.
 
-    Holds at most one delta of an asking; each is stale by itself.
+    First come single tokens, in columns: entry i is one more token of an asking, which may have several. Then come
+    deltas, at most one of an asking, whose tokens follow. Each is stale by itself.
     """
 
-    deltas: tuple[RequestDelta, ...]
+    askings: tuple[AskingId, ...] = ()
+    token_ids: Int32Array = field(default_factory=empty)
+    deltas: tuple[RequestDelta, ...] = ()

@@ -1,8 +1,7 @@
 """Messages to bytes and back: msgpack arrays `[tag, field, ...]`, fields in the order of their definition.
 
 int32 columns travel as an extension type of raw little-endian bytes and come back as read-only views; enums travel by
-value, nested dataclasses as arrays of their fields. A `TokenFrame` travels as columns over its deltas. Both ends must
-run the same build: tags are positions in `Message`.
+value, nested dataclasses as arrays of their fields. Both ends must run the same build: tags are positions in `Message`.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import (
     AbortRequest,
     PrefetchPrompt,
-    RequestDelta,
     StopRequest,
     SubmitRequest,
     TokenFrame,
@@ -152,7 +150,6 @@ for _cls in MESSAGE_TYPES:
 _BY_TAG: tuple[_Decoder, ...] = tuple(_DECODERS[cls] for cls in MESSAGE_TYPES)
 _GETTERS: dict[type, Getter] = {cls: _field_getter(cls) for cls in _DECODERS}
 _TAGS: dict[type, int] = {cls: tag for tag, cls in enumerate(MESSAGE_TYPES)}
-_FRAME_TAG = _TAGS[TokenFrame]
 
 
 def _pack_default(value: Any) -> Any:
@@ -169,52 +166,6 @@ def _pack_default(value: Any) -> Any:
     raise MessageError(f"{type(value).__name__} cannot travel in a message")
 
 
-def _columns(values: Any) -> bytes:
-    """The bytes of int32 columns, one after another."""
-    for array in values:
-        if array.dtype != _INT32 or array.ndim != 1:
-            raise MessageError(f"array of {array.dtype} with shape {array.shape}; expected one dimension of int32")
-    return b"".join([array.tobytes() for array in values])
-
-
-def _frame_fields(frame: TokenFrame) -> tuple[Any, ...]:
-    """Columns over the deltas, as most bring nothing but tokens: ids, counts, token ids, then the rest of a few."""
-    deltas = frame.deltas
-    for delta in deltas:
-        if type(delta) is not RequestDelta:
-            raise MessageError(f"{type(delta).__name__} cannot travel in a TokenFrame")
-    rest = {
-        index: (delta.logprobs, delta.cached_tokens_by_source, delta.queued_s, delta.finished, delta.failure)
-        for index, delta in enumerate(deltas)
-        if delta.finished is not None
-        or delta.logprobs
-        or delta.queued_s is not None
-        or delta.cached_tokens_by_source is not None
-        or delta.failure is not None
-    }
-    tokens = [delta.token_ids for delta in deltas]
-    counts = np.array([len(column) for column in tokens], dtype=_INT32)
-    askings = [delta.asking for delta in deltas]
-    return askings, [delta.request_id for delta in deltas], counts.tobytes(), _columns(tokens), rest
-
-
-def _decode_frame(values: tuple[Any, ...]) -> TokenFrame:
-    askings, request_ids, packed_counts, tokens, rest = values
-    counts = np.frombuffer(packed_counts, dtype=_INT32).tolist()
-    tokens = np.frombuffer(tokens, dtype=_INT32)
-    deltas, start = [], 0
-    for index, (asking, request_id, count) in enumerate(zip(askings, request_ids, counts, strict=True)):
-        column = tokens[start : start + count]
-        start += count
-        if index in rest:
-            deltas.append(_DECODERS[RequestDelta]((asking, request_id, column, *rest[index])))
-        else:
-            deltas.append(RequestDelta(asking=asking, request_id=request_id, token_ids=column))
-    if start != len(tokens):
-        raise MessageError(f"a frame counts {start} tokens and holds {len(tokens)}")
-    return TokenFrame(deltas=tuple(deltas))
-
-
 def encode(message: Message) -> bytes:
     """The frame body of a message. Raises MessageError for other types and for fields that cannot travel."""
     cls = type(message)
@@ -222,8 +173,7 @@ def encode(message: Message) -> bytes:
     if tag is None:
         raise MessageError(f"{cls.__name__} is not a message; list it in codec.Message")
     try:
-        fields_ = _frame_fields(message) if isinstance(message, TokenFrame) else _GETTERS[cls](message)
-        packed: bytes = msgpack.packb((tag, *fields_), default=_pack_default)
+        packed: bytes = msgpack.packb((tag, *_GETTERS[cls](message)), default=_pack_default)
     except (TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"{cls.__name__}: {error}") from error
     return packed
@@ -236,7 +186,7 @@ def decode(body: bytes) -> Message:
         tag = values[0]
         if type(tag) is not int or not 0 <= tag < len(_BY_TAG):
             raise MessageError(f"unknown message tag {tag!r}; this build knows {len(_BY_TAG)}")
-        message: Message = _decode_frame(values[1:]) if tag == _FRAME_TAG else _BY_TAG[tag](values[1:])
+        message: Message = _BY_TAG[tag](values[1:])
     except (msgpack.UnpackException, ValueError, TypeError, LookupError) as error:
         raise MessageError(f"malformed message of {len(body)} bytes: {error}") from error
     return message

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.scheduler.request import RequestState
 
 _NO_STOP = -1
@@ -193,7 +193,7 @@ class DecodeBatch:
             return [(self._clients[numbers[0]], np.ones(len(slots), dtype=np.bool_))]
         return [(self._clients[number], numbers == number) for number in np.unique(numbers).tolist()]
 
-    def askings(self, slots: Int32Array) -> NDArray[np.int64]:
+    def askings(self, slots: Int32Array) -> Int64Array:
         """The number by which each client knows its request."""
         return self._askings[slots]
 

@@ -1,12 +1,9 @@
 """What the Scheduler's core is told (events) and what it asks its shell to do (effects)."""
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from raydix.ids import ClientId, ConnectionId
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, RequestDelta, StopRequest, SubmitRequest
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
@@ -145,7 +142,7 @@ class SendTokens:
     """Send one more token of each of these requests to their client, which knows them by their askings."""
 
     client_id: ClientId
-    askings: np.ndarray[Any, np.dtype[np.int64]]
+    askings: Int64Array
     token_ids: Int32Array
 
 

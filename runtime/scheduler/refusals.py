@@ -28,8 +28,8 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
             "one generated token. Shorten it or raise model.max_model_len."
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
-    text = _wrong_prompt(message.token_ids, settings) or _wrong_limits(message) or _wrong_sampling(message, settings)
-    return None if text is None else _bad(text)
+    wrong = _wrong_prompt(message.token_ids, settings) or _wrong_limits(message) or _wrong_sampling(message, settings)
+    return None if wrong is None else _bad(wrong)
 
 
 def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> RequestFailure | None:
@@ -40,8 +40,8 @@ def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> Req
     if not settings.prefix_caching or not settings.has_host_memory:
         text = "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and cache.prefix_caching."
         return _bad(text)
-    text = _wrong_prompt(message.token_ids, settings)
-    return None if text is None else _bad(text)
+    wrong = _wrong_prompt(message.token_ids, settings)
+    return None if wrong is None else _bad(wrong)
 
 
 def _bad(text: str) -> RequestFailure:

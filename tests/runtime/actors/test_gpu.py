@@ -22,7 +22,7 @@ from raydix.runtime.actors.sleeping_runner import SleepingOutput, SleepingRunner
 from raydix.runtime.config import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import CopiesDrained
+from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, PageCopies, StepPlan, StepResult, TransfersDone
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
@@ -246,7 +246,7 @@ async def test_draining_waits_for_copies_to_end_and_be_reported(rank: Rank) -> N
     assert (await receive(link, TransfersDone)).transfer_ids.tolist() == [1]
 
 
-@pytest.mark.parametrize("make_bad", [lambda: rows(666, [0]), lambda: CopiesDrained(host_incarnation=1)])
+@pytest.mark.parametrize("make_bad", [lambda: rows(666, [0]), lambda: ProcessDrained(pid=1)])
 async def test_what_cannot_be_carried_out_ends_the_actor(rank: Rank, make_bad: Callable[[], Any]) -> None:
     link = rank.new_scheduler()
     rank.actor.serve(rank.dial)

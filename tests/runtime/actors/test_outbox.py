@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import CLIENT_MAX_BUFFERED_BYTES
@@ -126,3 +127,72 @@ def test_news_that_cannot_travel_costs_its_client_alone() -> None:
     assert outbox.flush()
     assert link.is_closed
     assert not outbox.was_too_slow
+
+
+def tokens(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Askings and their tokens, as the Scheduler's core gives them."""
+    return np.array([asking for asking, _ in pairs], dtype=np.int64), int32_array(token for _, token in pairs)
+
+
+def heard(link: RecordingLink, asking: int) -> list[int]:
+    """What a client makes of the frames, for one asking."""
+    found = []
+    for frame in link.frames:
+        found += [token for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True) if each == asking]
+        for each in frame.deltas:
+            found += each.token_ids.tolist() if each.asking == asking else []
+    return found
+
+
+def test_single_tokens_travel_in_columns() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    outbox.add_tokens(*tokens((1, 10), (2, 20)))
+    outbox.add_tokens(*tokens((1, 11)))
+    assert outbox.flush()
+    (frame,) = link.frames
+    assert (frame.askings, frame.token_ids.tolist(), frame.deltas) == ((1, 2, 1), [10, 20, 11], ())
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_order_of_tokens_and_deltas_of_an_asking_is_kept(is_slow: bool) -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    link.buffered_bytes = BUSY_BYTES + 1 if is_slow else 0
+    outbox.add_tokens(*tokens((1, 1), (2, 1)))
+    outbox.add(delta(1, 2))
+    outbox.add_tokens(*tokens((1, 3), (2, 2)))
+    outbox.flush()
+    outbox.add_tokens(*tokens((1, 4), (2, 3)))
+    outbox.add(delta(2, 4, finished=FinishReason.LENGTH))
+    link.buffered_bytes = 0
+    assert outbox.flush()
+    assert heard(link, 1) == [1, 2, 3, 4]
+    assert heard(link, 2) == [1, 2, 3, 4]
+    assert link.frames[-1].deltas[-1].finished is FinishReason.LENGTH
+
+
+def test_columns_of_a_client_that_does_not_read_count_and_are_bounded() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    link.buffered_bytes = BUSY_BYTES + 1
+    askings = np.arange(10_000, dtype=np.int64)
+    num_turns = 0
+    while not link.is_closed:
+        outbox.add_tokens(askings, int32_array(askings))
+        outbox.flush()
+        num_turns += 1
+        assert num_turns * len(askings) <= CLIENT_MAX_BUFFERED_BYTES
+    assert outbox.was_too_slow
+
+
+def test_columns_are_cut_into_frames() -> None:
+    link = RecordingLink()
+    outbox = ClientOutbox(link)
+    askings = np.arange(200_000, dtype=np.int64)
+    outbox.add_tokens(askings, int32_array(askings))
+    outbox.add(delta(3, 5))
+    assert outbox.flush()
+    assert [token for frame in link.frames for token in frame.token_ids.tolist()] == askings.tolist()
+    assert all(len(encode(frame)) <= FRAME_BYTES for frame in link.frames)
+    assert [len(frame.deltas) for frame in link.frames] == [0] * (len(link.frames) - 1) + [1]

@@ -14,7 +14,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import AbortRequest, RequestDelta, SubmitRequest, TokenFrame
 from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import CopiesDrained
+from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, TransfersDone
 
 _INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -81,9 +81,9 @@ def test_decoded_columns_are_read_only() -> None:
 
 
 def test_numpy_integers_travel_as_integers() -> None:
-    decoded = decode(encode(CopiesDrained(host_incarnation=np.int32(3))))  # type: ignore[arg-type]
+    decoded = decode(encode(ProcessDrained(pid=np.int32(3))))  # type: ignore[arg-type]
 
-    assert decoded == CopiesDrained(host_incarnation=3)
+    assert decoded == ProcessDrained(pid=3)
 
 
 @pytest.mark.parametrize(

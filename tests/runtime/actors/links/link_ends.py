@@ -13,7 +13,7 @@ from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import CopiesDrained
+from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import StepPlan
 
 SECRET = b"s3cret"
@@ -82,8 +82,8 @@ def short_folder() -> Iterator[str]:
         yield name
 
 
-def numbered(number: int) -> CopiesDrained:
-    return CopiesDrained(host_incarnation=number)
+def numbered(number: int) -> ProcessDrained:
+    return ProcessDrained(pid=number)
 
 
 def large(num_int32: int) -> StepPlan:

@@ -135,9 +135,9 @@ _PEER = """
 import sys, time
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import CopiesDrained
+from raydix.runtime.messages.host import ProcessDrained
 link = connect_blocking(sys.argv[1], Hello(secret=b"s3cret", role=Role.GPU, name="gpu0", incarnation=1, pid=1))
-link.send(CopiesDrained(host_incarnation=5))
+link.send(ProcessDrained(pid=5))
 link.receive()
 """
 
