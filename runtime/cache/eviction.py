@@ -1,13 +1,11 @@
 """Which leaf of a radix tree goes first: one key function per policy, and the order that they put leaves in."""
 
-import heapq
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Set
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.radix_node import RadixNode
+from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
+from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
 
-EvictionKey = float | tuple[float, float]
 PolicyKey = Callable[[RadixNode], EvictionKey]
 
 
@@ -50,84 +48,105 @@ EVICTION_POLICIES: dict[str, PolicyKey] = {
     policy.__name__: policy for policy in (lru, lfu, fifo, mru, filo, slru, priority)
 }
 
-OrderEntry = tuple[EvictionKey, int, RadixNode]
-
 
 class EvictionOrder:
-    """Owns: the order in which the evictable leaves of one tree go. Smallest policy key first, then first come.
+    """Owns: the order in which one tree's evictable leaves go, and which of them were inspected.
 
-    Most leaves wait in a sorted run, whose end is popped in constant time; newcomers wait in a heap, which becomes the
-    next run when this one is used up. (Sifting through one large heap cost three times as much: its entries are cold.)
-    An entry counts only while its node carries its ticket; outdated ones are skipped when they surface, and never
-    outnumber the live ones by more than a constant.
+    Smallest policy key first, then first come. The inspected leaves and the others wait in a queue
+    each: the smaller of the two first entries goes next, and the first of the others is inspected
+    next, wherever newcomers enter.
     """
 
-    _MAX_SPARE_ENTRIES = 64
-
     def __init__(self, policy_key: PolicyKey) -> None:
+        self.num_inspected_pages = 0
         self._policy_key = policy_key
-        self._run: list[OrderEntry] = []  # largest first
-        self._newcomers: list[OrderEntry] = []  # a heap
+        self._inspected = SortedEntries()
+        self._others = SortedEntries()
         self._last_ticket = 0
-        self._num_live = 0
 
     def add(self, node: RadixNode) -> None:
-        """Enter a leaf, or move it to where its key now belongs."""
-        if not node.ticket:
-            self._num_live += 1
+        """Enter a leaf, or move it to where its key now belongs, as one not yet inspected."""
+        if node.ticket:
+            self.discard(node)
+
         self._last_ticket += 1
         node.ticket = self._last_ticket
-        heapq.heappush(self._newcomers, (self._policy_key(node), node.ticket, node))
-        self.compact()
+        node.eviction_key = self._policy_key(node)
+        self._others.add(_entry_of(node))
 
     def discard(self, node: RadixNode) -> None:
-        """Take out a node that is in."""
+        """Take out a leaf that is in."""
+        if node.is_inspected:
+            self._inspected.remove(_entry_of(node))
+            self.note_loss(node, node.num_pages)
+            node.is_inspected = False
+        else:
+            self._others.remove(_entry_of(node))
         node.ticket = 0
-        self._num_live -= 1
-        self.compact()
 
-    def pop(self) -> OrderEntry | None:
-        """Take the first leaf out; None if there is none. Call `compact` after the last of a series."""
-        while self._run or self._newcomers:
-            run, newcomers = self._run, self._newcomers
-            if not run:
-                self._run = sorted((entry for entry in newcomers if _is_live(entry)), reverse=True)
-                self._newcomers = []
-                continue
-            entry = heapq.heappop(newcomers) if newcomers and newcomers[0] < run[-1] else run.pop()
-            node = entry[2]
-            if node.ticket == entry[1]:
-                node.ticket = 0
-                self._num_live -= 1
-                return entry
-        return None
+    def first(self) -> RadixNode | None:
+        """The leaf that goes next."""
+        inspected, other = self._inspected.first(), self._others.first()
+        if inspected is None or other is None:
+            entry = inspected or other
+        else:
+            entry = min(inspected, other)
+        return None if entry is None else entry[2]
 
-    def restore(self, entry: OrderEntry) -> None:
-        """Undo the `pop` that returned `entry`."""
-        entry[2].ticket = entry[1]
-        self._num_live += 1
-        heapq.heappush(self._newcomers, entry)
+    def inspect(self) -> RadixNode | None:
+        """The first leaf that was not returned by this method since it entered. It stays in."""
+        entry = self._others.first()
+        if entry is None:
+            return None
 
-    def compact(self) -> None:
-        """Drop the outdated entries once they are too many."""
-        if len(self._run) + len(self._newcomers) > 2 * self._num_live + self._MAX_SPARE_ENTRIES:
-            self._run = [entry for entry in self._run if _is_live(entry)]
-            self._newcomers = [entry for entry in self._newcomers if _is_live(entry)]
-            heapq.heapify(self._newcomers)
+        node = entry[2]
+        self._others.remove(entry)
+        self._inspected.add(entry)
+        node.is_inspected = True
+        self.num_inspected_pages += node.num_pages
+        return node
 
-    def check(self, num_expected: int) -> None:
-        """Raise AccountingError unless `num_expected` leaves are in, in order, and few outdated entries beside them."""
-        num_entries = len(self._run) + len(self._newcomers)
-        num_found = sum(_is_live(entry) for entry in self._run + self._newcomers)
-        max_entries = 2 * self._num_live + self._MAX_SPARE_ENTRIES
-        if not num_found == self._num_live == num_expected or num_entries > max_entries:
-            raise AccountingError(
-                f"the eviction order counts {self._num_live} leaves, holds {num_found} in {num_entries} entries; "
-                f"expected {num_expected} in at most {max_entries}"
-            )
-        if any(later > earlier for earlier, later in pairwise(self._run)):
-            raise AccountingError(f"the eviction order's run of {len(self._run)} entries is not sorted")
+    def inspect_ahead(self, num_pages: int) -> Iterator[RadixNode]:
+        """Inspect what holds the first `num_pages` pages of the order; yields what was not before.
+
+        All that goes before an inspected leaf is inspected, too: newcomers may go first.
+        """
+        while self.num_inspected_pages < num_pages or self._is_overtaken():
+            node = self.inspect()
+            if node is None:
+                return
+            yield node
+
+    def note_loss(self, node: RadixNode, num_pages: int) -> None:
+        """A node has so many pages less: if it waits here it keeps its place."""
+        if node.is_inspected:
+            self.num_inspected_pages -= num_pages
+
+    def check(self, leaves: Set[RadixNode]) -> None:
+        """Raise AccountingError unless just these leaves are in, sorted, their pages counted."""
+        for queue, is_inspected in ((self._inspected, True), (self._others, False)):
+            queue.check()
+            for key, ticket, node in queue:
+                place = (node.eviction_key, node.ticket, node.is_inspected)
+                if place != (key, ticket, is_inspected):
+                    raise AccountingError(
+                        f"a leaf of {node.num_pages} pages disagrees with its place in the eviction order"
+                    )
+
+        found = {node for _, _, node in (*self._inspected, *self._others)}
+        if found != leaves:
+            raise AccountingError(f"the eviction order holds {len(found)} leaves; expected {len(leaves)} unlocked ones")
+
+        num_found = sum(node.num_pages for _, _, node in self._inspected)
+        num_counted = self.num_inspected_pages
+        if num_found != num_counted:
+            raise AccountingError(f"inspected pages: counted {num_counted}, found {num_found}")
+
+    def _is_overtaken(self) -> bool:
+        """Whether a leaf that was not inspected goes before one that was."""
+        last, other = self._inspected.last(), self._others.first()
+        return last is not None and other is not None and other < last
 
 
-def _is_live(entry: OrderEntry) -> bool:
-    return entry[2].ticket == entry[1]
+def _entry_of(node: RadixNode) -> OrderEntry:
+    return node.eviction_key, node.ticket, node

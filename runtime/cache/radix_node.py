@@ -1,11 +1,17 @@
 """One run-length node of a radix tree, and what concerns a node and its neighbours alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+import numpy as np
 
 from raydix.ids import PageKey
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import KEY_BYTES
+
+EvictionKey = float | tuple[float, float]
+"""What an eviction policy makes of a leaf: the smallest goes first."""
 
 
 class Segment(Enum):
@@ -13,6 +19,24 @@ class Segment(Enum):
 
     PROMPT = "prompt"
     OUTPUT = "output"
+
+
+@dataclass(slots=True)
+class Victim:
+    """Cached pages that no lock protects, next to each other in one chain: evicted, or next to be.
+
+    Once evicted they are the caller's to release.
+    """
+
+    page_ids: tuple[Int32Array, ...]
+    """Per KV group."""
+    keys: bytes
+    """32 bytes per page."""
+
+    @property
+    def num_pages(self) -> int:
+        """The same in every KV group."""
+        return len(self.keys) // KEY_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +65,13 @@ class RadixNode:
     num_locks: int = 0
     """Locks on this node or below."""
     ticket: int = 0
-    """The node's entry in the eviction order; 0 if it has none."""
+    """The node's place in the eviction order among equal keys; 0 if it has none."""
+    eviction_key: EvictionKey = 0.0
+    """By which the node was put there."""
+    is_inspected: bool = False
+    """Whether it was handed out there for a look ahead."""
+    is_cut: bool = False
+    """Whether it has lost pages of its end. It then grows no more: a match of them stays refused."""
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
     """By the packed tokens of their first page."""
 
@@ -141,3 +171,22 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
     node.start = end
     upper.children[node.first_page] = node
     return upper
+
+
+def cut_tail(node: RadixNode, num_pages: int, page_bytes: int) -> Victim:
+    """Take the last `num_pages` pages off a leaf that keeps some."""
+    num_kept = node.num_pages - num_pages
+    assert num_kept > 0, "a leaf without pages is removed"
+    tail = Victim(tuple(ids[num_kept:] for ids in node.page_ids), node.keys[num_kept * KEY_BYTES :])
+
+    node.edge = node.edge[: num_kept * page_bytes]
+    node.page_ids = tuple(int32_array(ids[:num_kept]) for ids in node.page_ids)
+    node.keys = node.keys[: num_kept * KEY_BYTES]
+    node.end -= num_pages
+    node.is_cut = True
+    return tail
+
+
+def join_page_ids(runs: Sequence[tuple[Int32Array, ...]], num_pages: int) -> tuple[Int32Array, ...]:
+    """Per KV group, the first `num_pages` ids of the runs one after another, as one new array."""
+    return tuple([np.concatenate(group)[:num_pages] for group in zip(*runs, strict=True)])

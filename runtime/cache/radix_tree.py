@@ -4,19 +4,17 @@ Only leaves are evicted, so a chain loses its tail before its head. A split make
 one in place: locks and matches name the node where they end, which a split therefore never moves.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
-from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder, OrderEntry
+from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder
 from raydix.runtime.cache.page_key import TOKEN_BYTES
-from raydix.runtime.cache.radix_check import collect_nodes
-from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, new_root, split_node, use_path
+from raydix.runtime.cache.radix_forest import RadixForest
+from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, join_page_ids, use_path
 from raydix.runtime.cache.radix_node import Segment as Segment
+from raydix.runtime.cache.radix_node import Victim as Victim
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import KEY_BYTES
 
@@ -56,71 +54,58 @@ class Insertion:
     """Leading pages of the span that the tree held before."""
 
 
-@dataclass(slots=True)
-class Victim:
-    """A node to be evicted, or evicted: its pages are the caller's to release."""
-
-    page_ids: tuple[Int32Array, ...]
-    keys: bytes
-    """32 bytes per page."""
-    node: RadixNode = field(repr=False)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the node, the same in every KV group."""
-        return len(self.keys) // KEY_BYTES
-
-
 class RadixTree:
-    """Owns: which GPU pages hold which prefixes of one L1: run-length nodes, locks, hits, priority, last use.
+    """Owns: which prefixes of one L1 are locked, used and evicted; `RadixForest` holds its nodes.
 
-    Tokens are packed (see `page_key`); only whole pages are matched and kept. Page ids come in one array per KV group.
-    Page ids belong to the pool: whoever removes a node releases its pages.
+    Tokens are packed (see `page_key`); only whole pages are matched and kept. Page ids come in one
+    array per KV group. Page ids belong to the pool: whoever evicts pages releases them.
     """
 
     def __init__(self, *, page_size: int, num_groups: int = 1, eviction: str = "lru") -> None:
         if eviction not in EVICTION_POLICIES:
             raise ValueError(f"eviction is {eviction!r}; expected one of {', '.join(EVICTION_POLICIES)}")
+
         self.page_size = page_size
         self.num_groups = num_groups
-        self.num_cached_pages = 0
         self.num_locked_pages = 0
-        self.num_nodes = 0
         self.num_locks = 0
         self._page_bytes = page_size * TOKEN_BYTES
-        self._roots: dict[PageKey, RadixNode] = {}
+        self._forest = RadixForest(page_bytes=self._page_bytes, num_groups=num_groups)
         self._order = EvictionOrder(EVICTION_POLICIES[eviction])
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes with pages."""
+        return self._forest.num_nodes
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages that can be matched."""
+        return self._forest.num_cached_pages
 
     @property
     def num_evictable_pages(self) -> int:
         """Pages that no lock protects. All of them can be evicted."""
-        return self.num_cached_pages - self.num_locked_pages
+        return self._forest.num_cached_pages - self.num_locked_pages
+
+    @property
+    def num_inspected_pages(self) -> int:
+        """Pages of leaves that were inspected and not evicted, locked or touched since."""
+        return self._order.num_inspected_pages
 
     def match(self, identity: PageKey, packed_tokens: bytes) -> Match:
         """Find the longest cached prefix, in whole pages. Changes nothing."""
-        page_bytes = self._page_bytes
-        node = self._roots.get(identity)
-        path: list[RadixNode] = []
-        offset = 0
-        while node is not None:
-            node = node.children.get(packed_tokens[offset : offset + page_bytes])
-            if node is None:
-                break
-            path.append(node)
-            edge = node.edge
-            if not packed_tokens.startswith(edge, offset):
-                offset += count_shared_pages(edge, packed_tokens, offset, page_bytes) * page_bytes
-                break
-            offset += len(edge)
+        path, num_pages = self._forest.find(identity, packed_tokens)
         if not path:
             return Match(0, (empty(),) * self.num_groups, identity, None)
-        num_pages = offset // page_bytes
+
         last = path[-1]
         key_end = (num_pages - last.start) * KEY_BYTES
         last_key = PageKey(last.keys[key_end - KEY_BYTES : key_end])
         if len(path) == 1:
             return Match(num_pages, tuple([ids[:num_pages] for ids in last.page_ids]), last_key, last)
-        return Match(num_pages, self._join([found.page_ids for found in path], num_pages), last_key, last)
+        page_ids = join_page_ids([node.page_ids for node in path], num_pages)
+        return Match(num_pages, page_ids, last_key, last)
 
     def lock(self, match: Match, *, now_s: float) -> Lock:
         """Protect a match from eviction. Splits where it ends, counts as a use and one hit of each node of its path.
@@ -163,20 +148,21 @@ class RadixTree:
         """Add the full pages of `packed_tokens`, which follow the locked prefix; the lock then reaches to their end.
 
         `page_ids` and `keys` have one entry per full page. Pages that the tree has already are taken over from it. A
-        leaf that only this lock has ever used grows in place while the segment is the same. `priority` (lower is more
-        important) also raises that of the whole prefix.
+        leaf that only this lock has ever used, and that has lost nothing, grows in place while the
+        segment is the same. `priority` (lower is more important) also raises that of the whole prefix.
         Raises ValueError if the lengths disagree.
         """
         node = self._locked_node(lock)
         num_pages = len(packed_tokens) // self._page_bytes
         self._require_lengths(num_pages, page_ids, keys)
+
         existing = self._descend(node, packed_tokens, num_pages)
         num_existing = 0
         if existing:
             num_existing = existing[-1].end - node.end
             node = existing[-1]
+
         if num_existing < num_pages:
-            is_own_leaf = node.num_hits == node.num_locks == 1 and not node.children and node.parent is not None
             edge = packed_tokens[num_existing * self._page_bytes : num_pages * self._page_bytes]
             run = RadixNode(
                 parent=node,
@@ -191,14 +177,15 @@ class RadixTree:
                 last_use_s=now_s,
                 priority=priority,
             )
-            node = self._grow(node, run) if is_own_leaf and node.segment is segment else self._attach(node, run)
+            node = self._grow(node, run) if _may_grow(node, segment) else self._attach(node, run)
+
         use_path(node, priority, now_s)
         lock.node, lock.num_pages, lock.last_key = node, node.end, node.last_key
         if not num_existing:
             return Insertion(page_ids, 0)
         runs = [found.page_ids for found in existing]
         runs.append(tuple(ids[num_existing:] for ids in page_ids))
-        return Insertion(self._join(runs, num_pages), num_existing)
+        return Insertion(join_page_ids(runs, num_pages), num_existing)
 
     def touch(self, match: Match, *, now_s: float) -> None:
         """Count a match as a use of the nodes on its path, without a lock, a hit or a split."""
@@ -209,67 +196,43 @@ class RadixTree:
                 self._order.add(current)
             current = current.parent
 
-    def victims(self, num_pages: int) -> list[Victim]:
-        """What `evict` would remove, in order: leaves first, a parent after all its children. Changes nothing."""
-        popped: list[OrderEntry] = []
-        ripened: list[RadixNode] = []
-        num_taken_below: Counter[RadixNode] = Counter()
-        num_found = 0
-        while num_found < num_pages and (entry := self._order.pop()) is not None:
-            node = entry[2]
-            popped.append(entry)
-            num_found += node.num_pages
-            parent = node.parent
-            assert parent is not None, "a root is never evictable"
-            num_taken_below[parent] += 1
-            is_bare = num_taken_below[parent] == len(parent.children)
-            if is_bare and not parent.num_locks and parent.parent is not None:
-                self._order.add(parent)
-                ripened.append(parent)
-        for node in ripened:
-            if node.ticket:
-                self._order.discard(node)
-        for entry in popped:
-            if not entry[2].children:
-                self._order.restore(entry)
-        self._order.compact()
-        return [Victim(node.page_ids, node.keys, node) for _, _, node in popped]
+    def peek(self) -> Victim | None:
+        """The whole leaf that `evict` would begin with; None if nothing can go. Changes nothing."""
+        leaf = self._order.first()
+        return None if leaf is None else _all_of(leaf)
 
-    def remove(self, victims: Sequence[Victim]) -> None:
-        """Drop the nodes of victims, in their order.
+    def inspect(self) -> Victim | None:
+        """The next whole leaf in eviction order that was not inspected yet; None if there is none.
 
-        Raises AccountingError, and drops none, if one is locked, gone or changed since, or has children that do not
-        come before it.
+        It stays. One that is locked or touched counts as not inspected when it comes back.
         """
-        num_removed_below: Counter[RadixNode] = Counter()
-        seen: set[RadixNode] = set()
-        for index, victim in enumerate(victims):
-            node = victim.node
-            num_children = len(node.children) - num_removed_below[node]
-            is_current = node.parent is not None and node.keys == victim.keys and node not in seen
-            if node.parent is None or not is_current or node.num_locks or num_children:
-                raise AccountingError(
-                    f"victim {index} of {len(victims)} cannot be removed: {victim.num_pages} pages then, "
-                    f"{node.num_pages} now, {node.num_locks} locks, {num_children} children left, "
-                    f"{'still' if is_current else 'no longer'} the node that was chosen"
-                )
-            seen.add(node)
-            num_removed_below[node.parent] += 1
-        for victim in victims:
-            self._order.discard(victim.node)
-            self._detach(victim.node)
-        self._forget(len(victims), sum(victim.num_pages for victim in victims))
+        leaf = self._order.inspect()
+        return None if leaf is None else _all_of(leaf)
+
+    def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
+        """Inspect until all of the next `num_pages` pages to go are inspected; yields what was not.
+
+        `num_inspected_pages` alone does not tell: newcomers may go before the pages it counts.
+        """
+        return map(_all_of, self._order.inspect_ahead(num_pages))
+
+    def unlocked(self) -> Iterator[Victim]:
+        """All pages that no lock protects, heads of chains before their tails. Changes nothing."""
+        return (_all_of(node) for node in self._forest if not node.num_locks)
 
     def evict(self, num_pages: int) -> list[Victim]:
-        """Remove leaves in eviction order until `num_pages` pages are out, or all that no lock protects."""
+        """Remove pages in eviction order until `num_pages` are out, or all that no lock protects.
+
+        The first leaf loses its last pages. Once it has none left it is gone, and its parent may be
+        a leaf.
+        """
         victims: list[Victim] = []
-        num_found = 0
-        while num_found < num_pages and (entry := self._order.pop()) is not None:
-            node = entry[2]
-            num_found += node.end - node.start
-            victims.append(Victim(node.page_ids, node.keys, node))
-            self._detach(node)
-        self._forget(len(victims), num_found)
+        num_lacking = num_pages
+        while num_lacking > 0 and (leaf := self._order.first()) is not None:
+            is_enough = leaf.num_pages > num_lacking
+            victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
+            num_lacking -= victim.num_pages
+            victims.append(victim)
         return victims
 
     def flush(self) -> list[Victim]:
@@ -278,20 +241,15 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant of the tree holds."""
-        nodes = collect_nodes(self._roots, self._page_bytes, self.num_groups)
+        nodes = self._forest.check()
         found = (
-            len(nodes),
-            sum(node.num_pages for node in nodes),
             sum(node.num_pages for node in nodes if node.num_locks),
-            sum(root.num_locks for root in self._roots.values()),
+            sum(root.num_locks for root in self._forest.roots),
         )
-        counted = (self.num_nodes, self.num_cached_pages, self.num_locked_pages, self.num_locks)
+        counted = (self.num_locked_pages, self.num_locks)
         if found != counted:
-            raise AccountingError(f"nodes, cached pages, locked pages, locks: counted {counted}, found {found}")
-        evictable = {node for node in nodes if not node.children and not node.num_locks}
-        if {node for node in nodes if node.ticket} != evictable:
-            raise AccountingError(f"the eviction order does not hold exactly the {len(evictable)} unlocked leaves")
-        self._order.check(len(evictable))
+            raise AccountingError(f"locked pages, locks: counted {counted}, found {found}")
+        self._order.check({node for node in nodes if not node.children and not node.num_locks})
 
     def _require_lengths(self, num_pages: int, page_ids: tuple[Int32Array, ...], keys: bytes) -> None:
         lengths = [len(ids) for ids in page_ids]
@@ -311,7 +269,7 @@ class RadixTree:
         node = match.node
         while node is not None and node.start >= match.num_pages:
             node = node.parent
-        if node is None or node.parent is None:
+        if node is None or node.end < match.num_pages:
             raise AccountingError(f"a match of {match.num_pages} pages is used after some of them were evicted")
         return node
 
@@ -320,10 +278,7 @@ class RadixTree:
         if match.node is not None:
             node = self._containing_node(match)
             return node if node.end == match.num_pages else self._split(node, match.num_pages)
-        root = self._roots.get(match.last_key)
-        if root is None:
-            root = self._roots[match.last_key] = new_root(match.last_key, self.num_groups, now_s)
-        return root
+        return self._forest.root(match.last_key, now_s)
 
     def _lock_node(self, node: RadixNode) -> None:
         if not node.num_locks:
@@ -351,49 +306,49 @@ class RadixTree:
 
     def _attach(self, parent: RadixNode, run: RadixNode) -> RadixNode:
         """Add `run`, locked once, as a child."""
-        parent.children[run.first_page] = run
-        self.num_nodes += 1
-        self.num_cached_pages += run.num_pages
+        self._forest.attach(parent, run)
         self._lock_node(run)
         return run
 
     def _grow(self, node: RadixNode, run: RadixNode) -> RadixNode:
         """Append the pages of `run` to a locked leaf."""
-        node.edge += run.edge
-        node.page_ids = self._join((node.page_ids, run.page_ids), run.end - node.start)
-        node.keys += run.keys
-        node.end = run.end
-        self.num_cached_pages += run.num_pages
+        self._forest.grow(node, run)
         self.num_locked_pages += run.num_pages
         return node
 
     def _split(self, node: RadixNode, end: int) -> RadixNode:
-        self.num_nodes += 1
-        return split_node(node, end, self._page_bytes)
+        """Part a node; the lower part keeps its place in the eviction order."""
+        self._order.note_loss(node, end - node.start)
+        return self._forest.split(node, end)
 
-    def _detach(self, node: RadixNode) -> None:
-        """Unlink an unlocked leaf that is no longer in the eviction order; `_forget` then counts it out."""
-        parent = node.parent
-        assert parent is not None
-        del parent.children[node.first_page]
-        node.parent = None
-        if not parent.children:
-            self._settle(parent)
+    def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
+        """Evict the last pages of a leaf, which keeps its place: eviction goes on with it."""
+        self._order.note_loss(leaf, num_pages)
+        return self._forest.cut(leaf, num_pages)
 
-    def _forget(self, num_nodes: int, num_pages: int) -> None:
-        self.num_nodes -= num_nodes
-        self.num_cached_pages -= num_pages
-        self._order.compact()
+    def _remove(self, leaf: RadixNode) -> Victim:
+        """Evict a leaf."""
+        assert leaf.parent is not None, "a root is never evictable"
+        self._order.discard(leaf)
+        victim = self._forest.remove(leaf)
+        self._settle(leaf.parent)
+        return victim
 
     def _settle(self, node: RadixNode) -> None:
         """Once a node has lost a child or a lock: if it has neither left it may go, a root at once."""
         if node.children or node.num_locks:
             return
         if node.parent is None:
-            del self._roots[node.last_key]
+            self._forest.drop_root(node)
         else:
             self._order.add(node)
 
-    def _join(self, runs: Sequence[tuple[Int32Array, ...]], num_pages: int) -> tuple[Int32Array, ...]:
-        """Per group, the first `num_pages` ids of the runs one after another, as one new array."""
-        return tuple([np.concatenate([run[group] for run in runs])[:num_pages] for group in range(self.num_groups)])
+
+def _may_grow(node: RadixNode, segment: Segment) -> bool:
+    is_own = node.num_hits == node.num_locks == 1 and not node.is_cut
+    is_leaf = not node.children and node.parent is not None
+    return is_own and is_leaf and node.segment is segment
+
+
+def _all_of(node: RadixNode) -> Victim:
+    return Victim(node.page_ids, node.keys)

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raydix.ids import PageKey
+from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Segment, Victim
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.host import split_keys
+from raydix.runtime.messages.host import KEY_BYTES, split_keys
 
 Chain = tuple[PageKey, tuple[int, ...]]
 """An identity and all tokens up to a page boundary: what a page stands for."""
@@ -22,6 +24,9 @@ class PrefixModel:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.page_ids: dict[Chain, int] = {}
+        self.serials: dict[Chain, int] = {}
+        """Tells a page from a later one of the same chain, even in the same place."""
+        self.num_inserted = 0
         self.locks: list[Chain] = []
 
     def chains(self, identity: PageKey, tokens: Sequence[int]) -> list[Chain]:
@@ -38,6 +43,14 @@ class PrefixModel:
             page_ids.append(self.page_ids[chain])
         return page_ids
 
+    def insert(self, chain: Chain, page_id: int) -> int:
+        """Cache a page unless its chain has one; returns the one that it has now."""
+        if chain not in self.page_ids:
+            self.page_ids[chain] = page_id
+            self.num_inserted += 1
+            self.serials[chain] = self.num_inserted
+        return self.page_ids[chain]
+
     @property
     def locked(self) -> set[Chain]:
         """Cached chains that some lock protects."""
@@ -50,9 +63,70 @@ class PrefixModel:
         assert not gone & self.locked, "a locked page was evicted"
         for chain in gone:
             del self.page_ids[chain]
+            del self.serials[chain]
         for identity, tokens in self.page_ids:
             parent = (identity, tokens[: -self.page_size])
             assert not parent[1] or parent in self.page_ids, "a page was orphaned"
+
+
+class EvictionModel:
+    """In which order a tree's pages should go, and be inspected: everything is sorted anew each time.
+
+    Leaves with equal policy keys go as they came, which their tickets tell.
+    """
+
+    def __init__(self, tree: RadixTree, eviction: str) -> None:
+        self._tree = tree
+        self._policy_key = EVICTION_POLICIES[eviction]
+        self._handed_out: dict[RadixNode, int] = {}  # by its ticket then
+
+    def leaves(self) -> list[RadixNode]:
+        """All leaves that no lock protects, the first to go first."""
+        nodes = [node for node in self._tree._forest if not node.children and not node.num_locks]
+        return sorted(nodes, key=lambda node: (self._policy_key(node), node.ticket))
+
+    def victims(self, num_pages: int) -> list[bytes]:
+        """The keys of what `evict` should take, victim by victim."""
+        waiting: dict[RadixNode, tuple[EvictionKey, int]] = {
+            node: (self._policy_key(node), node.ticket) for node in self.leaves()
+        }
+        num_children = {node: len(node.children) for node in self._tree._forest}
+        next_ticket = max((node.ticket for node in waiting), default=0) + 1
+        victims = []
+        while num_pages > 0 and waiting:
+            node = min(waiting, key=lambda node: waiting[node])
+            num_taken = min(num_pages, node.num_pages)
+            victims.append(node.keys[-num_taken * KEY_BYTES :])
+            num_pages -= num_taken
+            if num_taken < node.num_pages:
+                break
+
+            del waiting[node]
+            parent = node.parent
+            assert parent is not None
+            if parent.parent is None:
+                continue
+            num_children[parent] -= 1
+            if not num_children[parent] and not parent.num_locks:
+                waiting[parent] = (self._policy_key(parent), next_ticket)
+                next_ticket += 1
+        return victims
+
+    def is_inspected(self, leaf: RadixNode) -> bool:
+        """Whether the leaf was handed out since it entered the order."""
+        return self._handed_out.get(leaf) == leaf.ticket
+
+    def inspect(self) -> RadixNode | None:
+        """Hand the next leaf out."""
+        leaf = next((leaf for leaf in self.leaves() if not self.is_inspected(leaf)), None)
+        if leaf is not None:
+            self._handed_out[leaf] = leaf.ticket
+        return leaf
+
+    @property
+    def num_inspected_pages(self) -> int:
+        """Pages of leaves that were handed out and are still there."""
+        return sum(leaf.num_pages for leaf in self.leaves() if self.is_inspected(leaf))
 
 
 @dataclass(slots=True)
@@ -152,7 +226,7 @@ class Cache:
         return victims
 
     def release(self, victims: Sequence[Victim]) -> None:
-        """Give the pages of removed nodes back."""
+        """Give evicted pages back."""
         for victim in victims:
             for pool, page_ids in zip(self.pools, victim.page_ids, strict=True):
                 pool.release(page_ids, after_step=-1)

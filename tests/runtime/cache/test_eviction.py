@@ -1,6 +1,6 @@
 """Which pages go first, under each policy, and at what cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -8,16 +8,16 @@ import pytest
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder
 from raydix.runtime.cache.page_key import root_key
-from raydix.runtime.cache.radix_node import RadixNode, new_root
+from raydix.runtime.cache.radix_node import RadixNode, Victim, new_root
 from tests.runtime.cache.model_radix_tree import Cache
 
 A, B, C = [1, 1], [2, 2], [3, 3]
 
 
 def order_of_eviction(cache: Cache) -> str:
-    """The names of A, B and C in the order in which they go."""
+    """Evict A, B and C; their names in the order in which they go."""
     names = {cache.match(tokens).page_ids[0][0]: name for name, tokens in (("A", A), ("B", B), ("C", C))}
-    return "".join(names[victim.page_ids[0][0]] for victim in cache.tree.victims(100))
+    return "".join(names[victim.page_ids[0][0]] for victim in cache.evict(100))
 
 
 def touch(cache: Cache, tokens: list[int]) -> None:
@@ -87,12 +87,11 @@ def test_a_prefix_is_as_important_as_its_most_important_request() -> None:
     cache.run([1, 2, 3, 8], priority=-1)
     cache.run([7, 7], priority=2)
 
-    suffix, bystander, urgent_suffix, prefix = cache.tree.victims(100)
-
-    assert suffix.num_pages == 2
-    assert bystander.num_pages == 2
-    assert urgent_suffix.num_pages == 1
-    assert (prefix.num_pages, prefix.node.priority) == (3, -1)
+    prefix = cache.match([1, 2, 3]).node
+    assert prefix is not None
+    assert prefix.priority == -1
+    suffix, bystander, urgent_suffix, last = cache.evict(100)
+    assert [victim.num_pages for victim in (suffix, bystander, urgent_suffix, last)] == [2, 2, 1, 3]
     cache.check()
 
 
@@ -116,10 +115,12 @@ def test_a_parent_goes_only_after_all_its_children(policy: str) -> None:
     cache.run(prefix + [21])
     cache.run(prefix + [22])
 
-    assert [victim.num_pages for victim in cache.tree.victims(3)] == [1, 1, 8]
-    first, second, parent = (cache.evict(1)[0] for _ in range(3))
+    for _ in range(2):
+        [victim] = cache.evict(1)
+        assert victim.num_pages == 1
+        assert cache.num_matched(prefix) == 8
+    [parent] = cache.evict(8)
     assert parent.num_pages == 8
-    assert {first.num_pages, second.num_pages} == {1}
     assert cache.tree.num_nodes == 0
     cache.check()
 
@@ -129,77 +130,18 @@ def test_eviction_frees_what_was_asked_for_or_all_that_there_is(num_pages: int) 
     cache = Cache()
     for tokens in ([1, 2, 3], [1, 2, 9, 9], [5] * 6):
         cache.run(tokens)
-    num_evictable = cache.tree.num_evictable_pages
-    cached_before = sorted(page_id for victim in cache.tree.victims(100) for page_id in victim.page_ids[0].tolist())
+    cached_before = sorted(page_ids_of(cache.tree.unlocked()))
 
-    victims = cache.evict(num_pages)
+    freed = page_ids_of(cache.evict(num_pages))
 
-    freed = [page_id for victim in victims for page_id in victim.page_ids[0].tolist()]
-    left = [page_id for victim in cache.tree.victims(100) for page_id in victim.page_ids[0].tolist()]
-    assert len(freed) >= min(num_pages, num_evictable)
-    assert sorted(freed + left) == cached_before
-    assert cache.tree.num_cached_pages == num_evictable - len(freed)
+    assert len(freed) == min(num_pages, 11)
+    assert sorted(freed + page_ids_of(cache.tree.unlocked())) == cached_before
+    assert cache.tree.num_cached_pages == 11 - len(freed)
     cache.check()
 
 
-def test_looking_at_victims_changes_nothing() -> None:
-    cache = Cache()
-    for tokens in ([1, 2, 3], [1, 2, 9, 9], [5] * 6, [5, 5, 6]):
-        cache.run(tokens)
-
-    for num_pages in (3, 1, 100, 100):
-        cache.tree.victims(num_pages)
-        cache.check()
-
-    peeked = [victim.page_ids[0].tolist() for victim in cache.tree.victims(100)]
-    assert [victim.page_ids[0].tolist() for victim in cache.evict(100)] == peeked
-
-
-def test_victims_can_be_removed_in_their_order() -> None:
-    cache = Cache()
-    for tokens in ([1, 2, 3], [1, 2, 9, 9], [5] * 6):
-        cache.run(tokens)
-    victims = cache.tree.victims(100)
-
-    cache.tree.remove(victims[:2])
-    cache.tree.check()
-    cache.tree.remove(victims[2:])
-
-    assert cache.tree.num_nodes == 0
-    cache.tree.check()
-
-
-def test_victims_are_removed_wholly_or_not_at_all() -> None:
-    cache = Cache()
-    for tokens in ([1, 2, 3], [1, 2, 9, 9], [5] * 6):
-        cache.run(tokens)
-    victims = cache.tree.victims(100)
-    parent_first = sorted(victims, key=lambda victim: victim.node.start)
-
-    for wrong in (parent_first, [victims[0], victims[0]]):
-        with pytest.raises(AccountingError, match="cannot be removed"):
-            cache.tree.remove(wrong)
-    request = cache.start([5] * 6)
-    with pytest.raises(AccountingError, match="1 locks"):
-        cache.tree.remove(victims)
-    cache.tree.unlock(request.lock)
-    cache.check()
-    assert cache.tree.num_cached_pages == 11
-
-    cache.evict(100)
-    with pytest.raises(AccountingError, match="no longer"):
-        cache.tree.remove(victims[:1])
-
-
-def test_a_victim_that_was_split_since_cannot_be_removed() -> None:
-    cache = Cache()
-    cache.run([5] * 6)
-    victims = cache.tree.victims(1)
-    cache.tree.unlock(cache.start([5, 5]).lock)
-
-    with pytest.raises(AccountingError, match="6 pages then, 4 now"):
-        cache.tree.remove(victims)
-    cache.check()
+def page_ids_of(victims: Iterable[Victim]) -> list[int]:
+    return [page_id for victim in victims for page_id in victim.page_ids[0].tolist()]
 
 
 def test_a_touch_of_a_path_keeps_prefixes_younger_than_their_suffixes() -> None:
@@ -229,10 +171,10 @@ def test_publishing_a_page_uses_the_whole_prefix() -> None:
     cache.extend(request, [9])
     cache.tree.unlock(request.lock)
 
-    assert [victim.num_pages for victim in cache.tree.victims(100)] == [2, 1, 2]
     prefix = cache.match([1, 1]).node
     assert prefix is not None
     assert prefix.last_use_s == cache.now_s
+    assert [victim.num_pages for victim in cache.evict(100)] == [2, 1, 2]
 
 
 def test_a_split_leaves_both_parts_their_hits() -> None:
@@ -258,6 +200,13 @@ def leaves(count: int) -> list[RadixNode]:
     return nodes
 
 
+def take_first(order: EvictionOrder) -> RadixNode | None:
+    first = order.first()
+    if first is not None:
+        order.discard(first)
+    return first
+
+
 def test_the_order_computes_one_key_per_entry_and_none_per_victim() -> None:
     keys_computed = 0
 
@@ -271,54 +220,20 @@ def test_the_order_computes_one_key_per_entry_and_none_per_victim() -> None:
     for node in nodes:
         order.add(node)
 
-    popped = [order.pop() for _ in nodes]
+    taken = [take_first(order) for _ in nodes]
 
     assert keys_computed == 500
-    assert order.pop() is None
-    uses = [entry[2].last_use_s for entry in popped if entry is not None]
+    assert order.first() is None
+    uses = [node.last_use_s for node in taken if node is not None]
     assert uses == sorted(node.last_use_s for node in nodes)
 
 
-def test_outdated_entries_do_not_pile_up() -> None:
-    order = EvictionOrder(EVICTION_POLICIES["lru"])
-    nodes = leaves(50)
-    for round_number in range(100):
-        for node in nodes:
-            node.last_use_s += round_number
-            order.add(node)
-        order.check(50)
-    for node in nodes[:49]:
-        order.discard(node)
-    order.check(1)
-    assert order.pop() is not None
-    order.compact()
-    order.check(0)
-
-
-def test_outdated_entries_behind_the_live_ones_go_with_them() -> None:
-    order = EvictionOrder(EVICTION_POLICIES["lru"])
-    nodes = leaves(100)
-    for node in nodes:
-        node.last_use_s = 2.0
-        order.add(node)
-    first = order.pop()
-    assert first is not None
-    order.restore(first)
-    for node in nodes:
-        node.last_use_s = 1.0
-        order.add(node)
-
-    for num_left in range(99, -1, -1):
-        assert order.pop() is not None
-        order.compact()
-        order.check(num_left)
-
-
-def test_the_order_holds_under_any_mixture_of_adds_discards_and_pops() -> None:
+def test_the_order_holds_under_any_mixture_of_adds_discards_and_inspections() -> None:
     rng = np.random.default_rng(11)
     order = EvictionOrder(EVICTION_POLICIES["lru"])
     nodes = leaves(200)
     waiting: dict[RadixNode, tuple[float, int]] = {}
+    inspected: set[RadixNode] = set()
     for serial in range(6000):
         node = nodes[int(rng.integers(len(nodes)))]
         draw = rng.random()
@@ -326,30 +241,143 @@ def test_the_order_holds_under_any_mixture_of_adds_discards_and_pops() -> None:
             node.last_use_s = float(rng.integers(1000))
             order.add(node)
             waiting[node] = (node.last_use_s, serial)
+            inspected.discard(node)
         elif draw < 0.6 and node in waiting:
             order.discard(node)
             del waiting[node]
-        elif draw < 0.9:
-            entry = order.pop()
-            if entry is None:
-                assert not waiting
-            elif draw < 0.7:
-                assert waiting[entry[2]] == min(waiting.values())
-                order.restore(entry)
-            else:
-                assert waiting.pop(entry[2]) <= min(waiting.values(), default=(1e9, 0))
+        elif draw < 0.75:
+            first = take_first(order)
+            assert first == min(waiting, key=lambda node: waiting[node], default=None)
+            waiting.pop(first, None)  # type: ignore[arg-type]
+        else:
+            others = [node for node in waiting if node not in inspected]
+            found = order.inspect()
+            assert found == min(others, key=lambda node: waiting[node], default=None)
+            inspected |= {found} if found else set()
+        inspected &= set(waiting)
         if not serial % 50:
-            order.compact()
-            order.check(len(waiting))
+            order.check(set(waiting))
 
 
-def test_check_finds_a_wrong_count_and_a_wrong_order() -> None:
+def test_an_inspected_leaf_that_comes_back_is_inspected_again() -> None:
+    cache = Cache()
+    cache.run(A)
+    for use in (touch, hit):
+        assert cache.tree.inspect() == cache.tree.peek()
+        assert cache.tree.inspect() is None
+        assert cache.tree.num_inspected_pages == 2
+
+        use(cache, A)
+
+        assert cache.tree.num_inspected_pages == 0
+        cache.check()
+
+
+def test_an_inspected_leaf_is_not_counted_while_it_is_locked() -> None:
+    cache = Cache()
+    cache.run(A)
+    cache.tree.inspect()
+
+    request = cache.start(A)
+
+    assert (cache.tree.num_inspected_pages, cache.tree.inspect()) == (0, None)
+    cache.tree.unlock(request.lock)
+    cache.check()
+
+
+def test_a_lock_inside_an_inspected_leaf_leaves_its_rest_inspected() -> None:
+    cache = Cache()
+    cache.run([1, 2, 3, 4, 5])
+    cache.tree.inspect()
+
+    request = cache.start([1, 2])
+
+    assert (cache.tree.num_inspected_pages, cache.tree.inspect()) == (3, None)
+    cache.check()
+    cache.tree.unlock(request.lock)
+
+
+def test_eviction_counts_inspected_pages_down() -> None:
+    cache = Cache()
+    cache.run([1, 2, 3, 4, 5])
+    cache.tree.inspect()
+
+    counts = []
+    for num_pages in (2, 1, 2):
+        cache.evict(num_pages)
+        counts.append(cache.tree.num_inspected_pages)
+
+    assert counts == [3, 2, 0]
+    cache.check()
+
+
+def test_looking_ahead_inspects_leaves_until_they_have_enough_pages_and_each_once() -> None:
+    cache = Cache()
+    for tokens in (A, B, C):
+        cache.run(tokens)
+
+    assert [len(list(cache.tree.inspect_ahead(num_pages))) for num_pages in (0, 1, 2, 3, 100)] == [0, 1, 0, 1, 1]
+    cache.check()
+
+
+def test_looking_ahead_finds_newcomers_that_overtake_what_was_inspected() -> None:
+    cache = Cache(eviction="mru")
+    cache.run(A)
+    cache.run(B)
+    assert len(list(cache.tree.inspect_ahead(3))) == 2
+    cache.run(C)
+
+    [newcomer] = cache.tree.inspect_ahead(3)
+
+    assert newcomer == cache.tree.peek()
+    assert list(cache.tree.inspect_ahead(3)) == []
+
+
+def test_looking_changes_nothing_but_what_was_inspected() -> None:
+    cache = Cache()
+    for tokens in ([1, 2, 3], [1, 2, 9, 9], [5] * 6, [5, 5, 6]):
+        cache.run(tokens)
+    twin = Cache()
+    for tokens in ([1, 2, 3], [1, 2, 9, 9], [5] * 6, [5, 5, 6]):
+        twin.run(tokens)
+
+    cache.tree.peek()
+    list(cache.tree.inspect_ahead(5))
+    list(cache.tree.unlocked())
+
+    cache.check()
+    assert page_ids_of(cache.evict(100)) == page_ids_of(twin.evict(100))
+
+
+def test_unlocked_pages_come_heads_of_chains_first() -> None:
+    cache = Cache()
+    cache.run([1, 2, 3])
+    cache.run([1, 2, 9])
+    cache.run([1, 2, 9, 7])
+    request = cache.start([1, 2])
+
+    found = page_ids_of(cache.tree.unlocked())
+
+    chain = cache.match([1, 2, 9, 7]).page_ids[0].tolist()
+    assert [page_id for page_id in found if page_id in chain] == chain[2:]
+    assert len(found) == 3
+    cache.tree.unlock(request.lock)
+    assert page_ids_of(cache.tree.unlocked())[:2] == chain[:2]
+
+
+def test_check_finds_a_wrong_leaf_a_wrong_count_and_a_wrong_place() -> None:
     order = EvictionOrder(EVICTION_POLICIES["lru"])
-    for node in leaves(9):
+    nodes = leaves(9)
+    for node in nodes:
         order.add(node)
+    order.inspect()
+    order.check(set(nodes))
+
     with pytest.raises(AccountingError, match="expected 8"):
-        order.check(8)
-    order.pop()
-    order._run.reverse()
-    with pytest.raises(AccountingError, match="not sorted"):
-        order.check(8)
+        order.check(set(nodes[:8]))
+    order.num_inspected_pages += 1
+    with pytest.raises(AccountingError, match="counted"):
+        order.check(set(nodes))
+    nodes[3].eviction_key = 99.0
+    with pytest.raises(AccountingError, match="disagrees"):
+        order.check(set(nodes))

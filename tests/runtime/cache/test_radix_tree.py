@@ -124,7 +124,7 @@ def test_an_identity_without_pages_or_locks_leaves_nothing_behind() -> None:
     cache.tree.unlock(idle.lock)
     cache.flush()
 
-    assert not cache.tree._roots
+    assert not cache.tree._forest.roots
     cache.check()
 
 
@@ -152,7 +152,9 @@ def test_a_locked_prefix_survives_eviction() -> None:
     request = cache.start(tokens(1, 8))
 
     assert cache.evict(100) == []
-    assert cache.tree.victims(100) == []
+    assert cache.tree.peek() is None
+    assert cache.tree.inspect() is None
+    assert list(cache.tree.unlocked()) == []
     assert cache.tree.num_locked_pages + cache.tree.num_evictable_pages == cache.tree.num_cached_pages == 8
     cache.tree.unlock(request.lock)
     assert cache.tree.num_evictable_pages == 8
@@ -266,7 +268,7 @@ def test_victims_carry_the_keys_of_their_pages() -> None:
 
     found = {
         page_id: key
-        for victim in cache.tree.victims(100)
+        for victim in cache.tree.unlocked()
         for page_id, key in zip(victim.page_ids[0].tolist(), split_keys(victim.keys), strict=True)
     }
 
@@ -282,7 +284,7 @@ def test_results_cannot_change_the_tree() -> None:
     with pytest.raises(ValueError, match="read-only"):
         cache.match(tokens(1, 4)).page_ids[0][0] = 77
     with pytest.raises(ValueError, match="read-only"):
-        cache.tree.victims(1)[0].page_ids[0][0] = 77
+        cache.evict(1)[0].page_ids[0][0] = 77
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

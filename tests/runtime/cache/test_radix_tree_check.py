@@ -12,10 +12,12 @@ def tokens(first: int, last: int) -> list[int]:
 
 
 def test_check_finds_broken_counts() -> None:
-    for name in ("num_cached_pages", "num_locked_pages", "num_nodes", "num_locks"):
+    for name in ("num_locked_pages", "num_locks", "num_cached_pages", "num_nodes", "num_inspected_pages"):
         cache = Cache()
         cache.run(tokens(1, 4))
-        setattr(cache.tree, name, getattr(cache.tree, name) + 1)
+        owners = (cache.tree._order, cache.tree._forest, cache.tree)
+        owner = next(owner for owner in owners if name in vars(owner))
+        setattr(owner, name, getattr(owner, name) + 1)
         with pytest.raises(AccountingError, match="counted"):
             cache.tree.check()
 
@@ -27,7 +29,8 @@ def test_check_finds_broken_nodes() -> None:
         "first_page": (b"1234", "misplaced"),
         "parent": (None, "misplaced"),
         "num_locks": (1, "locks"),
-        "ticket": (0, "eviction order"),
+        "ticket": (0, "disagrees with its place"),
+        "is_inspected": (True, "disagrees with its place"),
         "priority": (-5, "priority"),
         "page_ids": ((int32_array([1, 2, 2, 4]),), "twice"),
     }
@@ -35,7 +38,7 @@ def test_check_finds_broken_nodes() -> None:
         cache = Cache()
         cache.run(tokens(1, 4))
         cache.run(tokens(1, 8))
-        path = cache.match(tokens(1, 8 if name == "ticket" else 4))
+        path = cache.match(tokens(1, 8 if name in ("ticket", "is_inspected") else 4))
         assert path.node is not None
         if name == "priority":
             leaf = cache.match(tokens(1, 8)).node

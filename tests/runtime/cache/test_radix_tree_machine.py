@@ -1,6 +1,7 @@
 """Any order of requests, evictions and flushes, against a dict of chains and plain sets of pages."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,11 +13,22 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.radix_node import take_back_hit
 from raydix.runtime.cache.radix_tree import Match, Segment, Victim
 from raydix.runtime.messages.host import split_keys
-from tests.runtime.cache.model_radix_tree import Cache, PrefixModel, Request
+from tests.runtime.cache.model_radix_tree import Cache, EvictionModel, PrefixModel, Request
 
 IDENTITIES = (root_key(), root_key(cache_salt="tenant"))
+
+
+@dataclass(slots=True)
+class Found:
+    """A match, and which pages it was of."""
+
+    symbols: Sequence[int]
+    identity: PageKey
+    match: Match
+    serials: list[int | None]
 
 
 class CheckedCache:
@@ -29,6 +41,7 @@ class CheckedCache:
         self.cache = Cache(page_size=page_size, num_pages=300, eviction=eviction, num_groups=num_groups)
         self.tree = self.cache.tree
         self.model = PrefixModel(page_size)
+        self.order = EvictionModel(self.tree, eviction)
         self.running: list[Request] = []
 
     def tokens_of(self, symbols: Sequence[int], num_partial: int = 0) -> list[int]:
@@ -36,18 +49,23 @@ class CheckedCache:
         page_tokens = [token for symbol in symbols for token in [9] * (size - 1) + [symbol]]
         return page_tokens + [9] * min(num_partial, size - 1)
 
-    def match(self, symbols: Sequence[int], identity: PageKey, num_partial: int = 0) -> Match:
+    def match(self, symbols: Sequence[int], identity: PageKey, num_partial: int = 0) -> Found:
         tokens = self.tokens_of(symbols, num_partial)
         match = self.cache.match(tokens, identity)
         assert match.page_ids[0].tolist() == self.model.match(identity, tokens)
-        cached = pack_tokens(tokens[: match.num_pages * self.cache.page_size])
-        assert match.last_key == split_keys(identity + extend_keys(identity, cached, self.cache.page_size))[-1]
-        return match
+        cached = tokens[: match.num_pages * self.cache.page_size]
+        keys = identity + extend_keys(identity, pack_tokens(cached), self.cache.page_size)
+        assert match.last_key == split_keys(keys)[-1]
+        return Found(symbols, identity, match, self.serials(identity, cached))
 
-    def start(self, symbols: Sequence[int], identity: PageKey, match: Match) -> None:
+    def serials(self, identity: PageKey, tokens: Sequence[int]) -> list[int | None]:
+        return [self.model.serials.get(chain) for chain in self.model.chains(identity, tokens)]
+
+    def start(self, found: Found) -> None:
         """Lock a match, perhaps one made earlier: if its pages have gone since, it must be refused."""
-        tokens = self.tokens_of(symbols[: match.num_pages])
-        if self.model.match(identity, tokens) != match.page_ids[0].tolist():
+        match, identity = found.match, found.identity
+        tokens = self.tokens_of(found.symbols[: match.num_pages])
+        if self.serials(identity, tokens) != found.serials:
             with pytest.raises(AccountingError, match="evicted"):
                 self.tree.lock(match, now_s=self.cache.tick())
             return
@@ -65,7 +83,7 @@ class CheckedCache:
         chains = self.model.chains(request.identity, request.tokens)[num_before:]
         assert insertion.num_existing_pages == sum(chain in self.model.page_ids for chain in chains)
         for chain, page_id in zip(chains, insertion.page_ids[0].tolist(), strict=True):
-            assert self.model.page_ids.setdefault(chain, page_id) == page_id
+            assert self.model.insert(chain, page_id) == page_id
         assert request.lock.num_pages == num_before + len(symbols)
         self.model.locks[index] = (request.identity, tuple(request.tokens))
 
@@ -75,23 +93,37 @@ class CheckedCache:
 
     def serve(self, symbols: Sequence[int], identity: PageKey, priority: int) -> None:
         """A whole request."""
-        match = self.match(symbols, identity)
-        self.start(symbols, identity, match)
-        self.extend(-1, symbols[match.num_pages :], Segment.PROMPT, priority)
+        found = self.match(symbols, identity)
+        self.start(found)
+        self.extend(-1, symbols[found.match.num_pages :], Segment.PROMPT, priority)
         self.finish(-1)
 
+    def withdraw(self, index: int) -> None:
+        """Finish a request as if it had never come: its hits are taken back."""
+        take_back_hit(self.running[index].lock.node)
+        self.finish(index)
+
     def evict(self, num_pages: int) -> None:
-        expected = self.tree.victims(num_pages)
+        expected = self.order.victims(num_pages)
         victims = self.cache.evict(num_pages)
-        assert [victim.keys for victim in victims] == [victim.keys for victim in expected]
+        assert [victim.keys for victim in victims] == expected
         self.forget(num_pages, victims)
 
-    def remove(self, num_pages: int, num_removed: int) -> None:
-        """Remove the first few of the victims."""
-        victims = self.tree.victims(num_pages)[:num_removed]
-        self.tree.remove(victims)
-        self.cache.release(victims)
-        self.forget(0, victims)
+    def inspect(self) -> None:
+        expected, found = self.order.inspect(), self.tree.inspect()
+        assert (found and found.keys) == (expected and expected.keys)
+
+    def inspect_ahead(self, num_pages: int) -> None:
+        """Afterwards the first `num_pages` pages of leaves, in order, were inspected, and none was twice."""
+        for found in self.tree.inspect_ahead(num_pages):
+            expected = self.order.inspect()
+            assert expected is not None
+            assert found.keys == expected.keys
+        for leaf in self.order.leaves():
+            if num_pages <= 0:
+                break
+            assert self.order.is_inspected(leaf)
+            num_pages -= leaf.num_pages
 
     def flush(self) -> None:
         self.forget(self.tree.num_evictable_pages, self.cache.flush())
@@ -100,7 +132,7 @@ class CheckedCache:
     def forget(self, num_wanted: int, victims: list[Victim]) -> None:
         num_evictable = len(self.model.page_ids) - len(self.model.locked)
         page_ids = [page_id for victim in victims for page_id in victim.page_ids[0].tolist()]
-        assert len(page_ids) >= min(num_wanted, num_evictable)
+        assert len(page_ids) == min(num_wanted, num_evictable)
         keys = [key for victim in victims for key in split_keys(victim.keys)]
         by_page = {page_id: chain for chain, page_id in self.model.page_ids.items()}
         for page_id, key in zip(page_ids, keys, strict=True):
@@ -113,6 +145,9 @@ class CheckedCache:
         assert self.tree.num_cached_pages == len(self.model.page_ids)
         assert self.tree.num_locked_pages == len(self.model.locked)
         assert self.tree.num_locks == len(self.running)
+        leaves, first = self.order.leaves(), self.tree.peek()
+        assert (first and first.keys) == (leaves[0].keys if leaves else None)
+        assert self.tree.num_inspected_pages == self.order.num_inspected_pages
 
     def end(self) -> None:
         """Finish and flush everything: nothing may be left."""
@@ -139,17 +174,17 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def build(self, page_size: int, eviction: str, num_groups: int) -> None:
         self.checked = CheckedCache(page_size=page_size, eviction=eviction, num_groups=num_groups)
-        self.matches: list[tuple[list[int], PageKey, Match]] = []
+        self.matches: list[Found] = []
 
     @rule(symbols=SYMBOLS, identity=IDENTITY, num_partial=st.integers(0, 15))
     def match(self, symbols: list[int], identity: PageKey, num_partial: int) -> None:
-        self.matches.append((symbols, identity, self.checked.match(symbols, identity, num_partial)))
+        self.matches.append(self.checked.match(symbols, identity, num_partial))
 
     @precondition(lambda self: self.matches)
     @rule(data=st.data())
     def lock(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.matches) - 1))
-        self.checked.start(*self.matches.pop(index))
+        self.checked.start(self.matches.pop(index))
 
     @precondition(lambda self: self.checked.running)
     @rule(
@@ -170,6 +205,11 @@ class TreeMachine(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         self.checked.finish(data.draw(st.integers(0, len(self.checked.running) - 1)))
 
+    @precondition(lambda self: self.checked.running)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        self.checked.withdraw(data.draw(st.integers(0, len(self.checked.running) - 1)))
+
     @rule(symbols=SYMBOLS, identity=IDENTITY, priority=st.integers(-2, 2))
     def serve(self, symbols: list[int], identity: PageKey, priority: int) -> None:
         self.checked.serve(symbols, identity, priority)
@@ -177,17 +217,20 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(symbols=SYMBOLS, identity=IDENTITY)
     def touch(self, symbols: list[int], identity: PageKey) -> None:
         cache = self.checked.cache
-        cache.tree.touch(self.checked.match(symbols, identity), now_s=cache.tick())
+        cache.tree.touch(self.checked.match(symbols, identity).match, now_s=cache.tick())
 
     @precondition(lambda self: self.checked.tree.num_evictable_pages)
     @rule(num_pages=st.integers(0, 12))
     def evict(self, num_pages: int) -> None:
         self.checked.evict(num_pages)
 
-    @precondition(lambda self: self.checked.tree.num_evictable_pages)
-    @rule(num_pages=st.integers(1, 12), num_removed=st.integers(1, 4))
-    def remove(self, num_pages: int, num_removed: int) -> None:
-        self.checked.remove(num_pages, num_removed)
+    @rule()
+    def inspect(self) -> None:
+        self.checked.inspect()
+
+    @rule(num_pages=st.integers(0, 12))
+    def inspect_ahead(self, num_pages: int) -> None:
+        self.checked.inspect_ahead(num_pages)
 
     @precondition(lambda self: self.checked.tree.num_evictable_pages >= 24)
     @rule()
@@ -215,11 +258,11 @@ def test_a_long_random_run_loses_no_page(policy: str, page_size: int) -> None:
         symbols = rng.integers(0, 3, size=rng.integers(1, 9)).tolist()
         identity = IDENTITIES[int(rng.random() < 0.2)]
         num_running = len(checked.running)
-        match rng.integers(0, 8):
+        match rng.integers(0, 9):
             case 0 | 1:
                 checked.serve(symbols, identity, int(rng.integers(-2, 3)))
             case 2 | 3 if num_running < 5:
-                checked.start(symbols, identity, checked.match(symbols, identity))
+                checked.start(checked.match(symbols, identity))
             case 4 if num_running:
                 segment = list(Segment)[int(rng.integers(2))]
                 checked.extend(int(rng.integers(num_running)), symbols, segment, int(rng.integers(-2, 3)))
@@ -227,8 +270,10 @@ def test_a_long_random_run_loses_no_page(policy: str, page_size: int) -> None:
                 checked.finish(int(rng.integers(num_running)))
             case 6:
                 checked.evict(int(rng.integers(1, 13)))
+            case 7:
+                checked.inspect_ahead(int(rng.integers(1, 40)))
             case _:
-                checked.remove(int(rng.integers(1, 40)), int(rng.integers(1, 5)))
+                checked.inspect()
         checked.check()
     checked.end()
 
