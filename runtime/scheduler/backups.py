@@ -44,7 +44,7 @@ def clean_ahead(replica: Replica, lane: Lane) -> None:
     wanted = low_water - lane.pool.num_free
     if wanted <= 0 or not replica.host.is_usable:
         return
-    for victim in lane.tree.victims(wanted):
+    for victim in lane.tree.inspect_ahead(wanted):
         for key, page_id in zip(split_keys(victim.keys), victim.page_ids[0].tolist(), strict=True):
             is_selective = settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
             if not is_selective or lane.num_uses.get(key, 0) >= settings.write_threshold:
@@ -55,8 +55,8 @@ def back_up_all(replica: Replica, lane: Lane) -> None:
     """Before a clean stop: what `write_back` has kept in L1 alone goes to L2, heads of chains first."""
     if replica.settings.write_policy is not WritePolicy.WRITE_BACK:
         return
-    for victim in reversed(lane.tree.victims(lane.tree.num_evictable_pages)):
-        for key, page_id in zip(split_keys(victim.keys), victim.page_ids[0].tolist(), strict=True):
+    for run in lane.tree.unlocked():
+        for key, page_id in zip(split_keys(run.keys), run.page_ids[0].tolist(), strict=True):
             _mark_dirty(replica, lane, key, page_id)
 
 

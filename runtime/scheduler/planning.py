@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array, int32_array
-from raydix.runtime.messages.host import split_keys
+from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.scheduler.admission import admit_waiting
 from raydix.runtime.scheduler.backups import clean_ahead, count_dropped, start_backups
@@ -122,14 +122,16 @@ def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
 
     What L2 does not hold (yet) stays as long as it can.
     """
-    num_lacking = num_pages - lane.pool.num_free - lane.pool.num_quarantined
-    num_safe = 0
-    for victim in lane.tree.victims(num_lacking):
-        if replica.settings.has_host_memory and not all(map(replica.host.has, split_keys(victim.keys))):
-            break
-        num_safe += victim.num_pages
-    if num_safe:
-        count_dropped(replica, lane.make_room(num_safe + lane.pool.num_quarantined))
+    while (num_lacking := num_pages - lane.pool.num_free - lane.pool.num_quarantined) > 0:
+        victim = lane.tree.peek()
+        if victim is None:
+            return
+
+        num_going = min(num_lacking, victim.num_pages)
+        keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
+        if replica.settings.has_host_memory and not all(map(replica.host.has, keys)):
+            return
+        count_dropped(replica, lane.make_room(num_going + lane.pool.num_quarantined))
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
