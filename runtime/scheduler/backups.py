@@ -1,9 +1,11 @@
 """Which pages are copied from L1 to L2, and when."""
 
+from collections.abc import Iterable
+
 from raydix.ids import PageKey
 from raydix.runtime.cache.radix_tree import Victim
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import KEY_BYTES, split_keys
+from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
@@ -12,7 +14,9 @@ from raydix.runtime.scheduler.transfers import Backup
 
 _MAX_PAGES_PER_PLAN = 256
 _MAX_DIRTY_PAGES = 65_536
-_CLEAN_FRACTION = 16
+_MAX_INSPECTED_PAGES = 256
+"""Of those that go next, per step."""
+_PAGES_PER_CLEAN_PAGE = 16
 """One page in so many is kept free or clean ahead of need, and what one step may take up to a quarter of all."""
 
 
@@ -40,15 +44,43 @@ def clean_ahead(replica: Replica, lane: Lane) -> None:
     """Back up what will be evicted next, if L2 does not hold it (any more), before its page is needed."""
     settings = replica.settings
     per_step = -(-settings.prefill_budget_tokens // settings.page_size)
-    low_water = max(settings.num_pages // _CLEAN_FRACTION, min(per_step, settings.num_pages // 4), 1)
+    low_water = max(settings.num_pages // _PAGES_PER_CLEAN_PAGE, min(per_step, settings.num_pages // 4), 1)
     wanted = low_water - lane.pool.num_free
     if wanted <= 0 or not replica.host.is_usable:
         return
+
+    # The tree knows how far it was inspected, so that a step looks at what is new ahead, and at so much at most.
+    num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
     for victim in lane.tree.inspect_ahead(wanted):
+        num_left -= victim.num_pages
         for key, page_id in zip(split_keys(victim.keys), victim.page_ids[0].tolist(), strict=True):
-            is_selective = settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-            if not is_selective or lane.num_uses.get(key, 0) >= settings.write_threshold:
-                _mark_dirty(replica, lane, key, page_id)
+            lane.inspected[key[:MIRROR_KEY_BYTES]] = key, page_id
+            _clean(replica, lane, key, page_id)
+        if num_left <= 0 or len(lane.dirty) >= _MAX_DIRTY_PAGES:
+            return
+
+
+def clean_again(replica: Replica, lost: Iterable[bytes]) -> None:
+    """L2 has lost pages, named by halves of their keys: those that go next in L1 are to be backed up once more."""
+    for lane in replica.lanes:
+        if lane.inspected:
+            for short in lost:
+                entry = lane.inspected.get(short)
+                if entry is not None:
+                    _clean(replica, lane, *entry)
+
+
+def clean_all_again(replica: Replica) -> None:
+    """A HostMemory is there that may hold nothing."""
+    for lane in replica.lanes:
+        for key, page_id in lane.inspected.values():
+            _clean(replica, lane, key, page_id)
+
+
+def _clean(replica: Replica, lane: Lane, key: PageKey, page_id: int) -> None:
+    is_selective = replica.settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+    if not is_selective or lane.num_uses.get(key, 0) >= replica.settings.write_threshold:
+        _mark_dirty(replica, lane, key, page_id)
 
 
 def back_up_all(replica: Replica, lane: Lane) -> None:

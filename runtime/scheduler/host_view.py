@@ -96,12 +96,13 @@ class HostView:
                 return index - start
         return stop - start
 
-    def mirror(self, update: MirrorUpdate) -> list[PageKey]:
-        """Follow HostMemory's changes; returns what became READY, in halves of keys."""
+    def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
+        """Follow HostMemory's changes; returns what became READY and what was dropped, in halves of keys."""
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
-        self._mirror.difference_update(split_keys(update.dropped, MIRROR_KEY_BYTES))
+        dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
+        self._mirror.difference_update(dropped)
         self._mirror.update(ready)
-        return ready
+        return ready, dropped
 
     def stock(self, grant: PagesGranted) -> None:
         """Take granted free host pages."""

@@ -12,7 +12,7 @@ from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
-from raydix.runtime.messages.host import KEY_BYTES, split_keys
+from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.request import TOKEN_BYTES, Phase, RequestState
@@ -106,6 +106,8 @@ class Lane:
         """Of waiting requests, oldest first."""
         self.dirty: dict[PageKey, int] = {}
         """Pages to be backed up, oldest first: key to page id. An evicted page leaves it."""
+        self.inspected: dict[bytes, tuple[PageKey, int]] = {}
+        """Pages that go next and that L2 has or is to get: key and page id, by as much of the key as the mirror has."""
         self.backing_up: set[PageKey] = set()
         self.num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
@@ -221,11 +223,11 @@ class Lane:
 
     def _forget(self, victim: Victim) -> None:
         self.pool.release(victim.page_ids[0], after_step=self.last_step)
-        if self.dirty or self.num_uses:
-            for start in range(0, len(victim.keys), KEY_BYTES):
-                key = PageKey(victim.keys[start : start + KEY_BYTES])
+        if self.dirty or self.num_uses or self.inspected:
+            for key in split_keys(victim.keys):
                 self.dirty.pop(key, None)
                 self.num_uses.pop(key, None)
+                self.inspected.pop(key[:MIRROR_KEY_BYTES], None)
 
     def publish(self, request: RequestState, now_s: float) -> list[tuple[PageKey, int]]:
         """Put the request's full computed pages into the tree; returns keys and ids of the pages that are new there.
