@@ -177,10 +177,10 @@ def cut_tail(node: RadixNode, num_pages: int, page_bytes: int) -> Victim:
     """Take the last `num_pages` pages off a leaf that keeps some."""
     num_kept = node.num_pages - num_pages
     assert num_kept > 0, "a leaf without pages is removed"
-    tail = Victim(tuple(ids[num_kept:] for ids in node.page_ids), node.keys[num_kept * KEY_BYTES :])
+    tail = Victim(tuple([ids[num_kept:] for ids in node.page_ids]), node.keys[num_kept * KEY_BYTES :])
 
     node.edge = node.edge[: num_kept * page_bytes]
-    node.page_ids = tuple(int32_array(ids[:num_kept]) for ids in node.page_ids)
+    node.page_ids = tuple([ids[:num_kept] for ids in node.page_ids])
     node.keys = node.keys[: num_kept * KEY_BYTES]
     node.end -= num_pages
     node.is_cut = True
