@@ -33,6 +33,7 @@ BASE = SchedulerSettings(
 )
 """Small, without L2; tests change what they are about."""
 CLIENT = ClientId("client")
+GREEDY = DeviceSampling(seed=0)
 
 
 def mirror_keys(keys: bytes) -> bytes:
@@ -140,7 +141,16 @@ class CoreDriver:
 
     # Clients and time --------------------------------------------------------------------------------------------
 
-    def submit(self, tokens: list[int], *, max_tokens: int | None = 4, name: str | None = None, **fields: Any) -> str:
+    def submit(
+        self,
+        tokens: list[int],
+        *,
+        max_tokens: int | None = 4,
+        name: str | None = None,
+        client: str = CLIENT,
+        sampling: DeviceSampling = GREEDY,
+        **fields: Any,
+    ) -> str:
         """A request arrives, a moment after the last event; returns its name."""
         self._num_requests += 1
         name = self._last_submitted = name or f"r{self._num_requests}"
@@ -148,12 +158,12 @@ class CoreDriver:
             asking=self.new_asking(name),
             request_id=RequestId(name),
             token_ids=int32_array(tokens),
-            sampling=DeviceSampling(seed=0),
+            sampling=sampling,
             max_tokens=max_tokens,
             **fields,
         )
         self.now_s += 1e-6
-        self.send(events.ClientMessage(client_id=CLIENT, message=message))
+        self.send(events.ClientMessage(client_id=ClientId(client), message=message))
         return name
 
     def new_asking(self, name: str) -> AskingId:
