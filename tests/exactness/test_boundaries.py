@@ -42,7 +42,7 @@ async def test_eviction_leaves_any_number_of_pages(references: References) -> No
     async with in_process_engine(config) as engine:
         for filler_pages in range(total_pages - NUM_PAGES - 3, total_pages):
             await engine.flush_l1()
-            for num_pages in range(1, NUM_PAGES + 1):  # a node of the radix tree for each page: nodes leave whole
+            for num_pages in range(1, NUM_PAGES + 1):  # a node of the radix tree for each page
                 await run(engine, [PROMPT[: num_pages * PAGE_SIZE]], 1)
             await run(engine, make_prompts(filler_pages, [filler_pages * PAGE_SIZE]), 1)
             outputs = await run(engine, [PROMPT], NUM_TOKENS)
