@@ -5,8 +5,10 @@
 Replays the first 6,000 requests one after another at page size 16 and 4M tokens of capacity, and reports medians over
 the second half: `match` as the prompt arrives, `match_fully_cached` once all of it is in. Preparing the key (packing
 tokens, hashing page keys) is timed apart. The eviction load inserts prompts of 1,024 tokens behind 1,000 distinct first
-blocks into trees of 1k and of 30k nodes. Everything runs `--repeats` times and the best median counts: other processes
-share the machine's caches.
+blocks into trees of 1k and of 30k nodes. `evict_per_victim` is one call's time by what it took: whole leaves, and the
+tail of the last one. The step load holds 65,536 leaves of one page, inspected a sixteenth ahead as before backups; each
+of 100,000 rounds adds a leaf and evicts a page. The tail load takes one leaf of 131,072 tokens page by page. Everything
+runs `--repeats` times and the best median counts: other processes share the machine's caches.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_tree import RadixTree, Segment
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import KEY_BYTES
 
 TRACE = Path(__file__).parent / "traces" / "conversation.jsonl.gz"
@@ -35,6 +37,9 @@ SWEEP_PROMPT_TOKENS = 1024
 SWEEP_FIRST_BLOCKS = 1000
 SWEEP_NODES = (1_000, 30_000)
 SWEEP_REQUESTS = 4000
+NUM_STEP_LEAVES = 65_536
+NUM_STEPS = 100_000
+TAIL_TOKENS = 131_072
 
 Times = dict[str, list[float]]
 
@@ -113,7 +118,7 @@ class Replay:
         victims = self.tree.evict(num_missing)
         elapsed = perf_counter() - started
         self.times["evict"].append(elapsed)
-        self.times["evict_per_leaf"].append(elapsed / len(victims))
+        self.times["evict_per_victim"].append(elapsed / len(victims))
         self.pool.release(np.concatenate([victim.page_ids[0] for victim in victims]), after_step=-1)
 
 
@@ -128,7 +133,7 @@ def replay_trace(eviction: str, *, page_size: int, capacity_tokens: int, num_req
         num_tokens += len(prompt)
     replay.tree.check()
     replay.pool.check()
-    bars = {"match": 8.0, "insert": 40.0, "evict_per_leaf": 5.0}
+    bars = {"match": 8.0, "insert": 40.0, "evict_per_victim": 5.0}
     figures = [
         Figure(name=f"{eviction}_{name}", value=median(times) * 1e6, unit="us", max_value=bars.get(name))
         for name, times in replay.times.items()
@@ -155,12 +160,12 @@ def best_of(replays: list[list[Figure]]) -> list[Figure]:
 
 
 def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figure]:
-    """Time per evicted leaf in trees of two sizes, and their ratio."""
+    """Time per victim in trees of two sizes, and their ratio."""
     tails_s = [min(_time_eviction(eviction, num_nodes, page_size) for _ in range(repeats)) for num_nodes in SWEEP_NODES]
     ratio = Figure(name=f"{eviction}_evict_ratio_30k_to_1k", value=tails_s[1] / tails_s[0], unit="times", max_value=1.5)
     return [
         *(
-            Figure(name=f"{eviction}_evict_per_leaf_{num_nodes}_nodes", value=tail_s * 1e6, unit="us", max_value=5.0)
+            Figure(name=f"{eviction}_evict_per_victim_{num_nodes}_nodes", value=tail_s * 1e6, unit="us", max_value=5.0)
             for num_nodes, tail_s in zip(SWEEP_NODES, tails_s, strict=True)
         ),
         ratio,
@@ -168,7 +173,7 @@ def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figur
 
 
 def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
-    """Median seconds per leaf once the tree holds about `num_nodes` nodes: a full one takes one leaf per prompt."""
+    """Median seconds per victim once the tree holds about `num_nodes` nodes: a full one takes one leaf per prompt."""
     num_first_blocks = min(SWEEP_FIRST_BLOCKS, num_nodes // 2)
     prompt_pages = SWEEP_PROMPT_TOKENS // page_size
     first_pages = BLOCK_TOKENS // page_size
@@ -185,7 +190,60 @@ def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
         prompt[BLOCK_TOKENS] = -1 - index
         replay.serve(prompt, keys)
     replay.tree.check()
-    return median(replay.times["evict_per_leaf"])
+    return median(replay.times["evict_per_victim"])
+
+
+def time_steps(eviction: str) -> list[Figure]:
+    """Percentiles of taking one page and of looking ahead, with as many leaves as an L1 may hold."""
+    tree = RadixTree(page_size=1, eviction=eviction)
+    times: Times = defaultdict(list)
+    for number in range(NUM_STEP_LEAVES + NUM_STEPS):
+        _put_leaf(tree, number)
+        if number < NUM_STEP_LEAVES:
+            continue
+
+        started = perf_counter()
+        tree.evict(1)
+        times["evict_1"].append(perf_counter() - started)
+
+        while tree.num_inspected_pages < NUM_STEP_LEAVES // 16:
+            started = perf_counter()
+            if tree.inspect() is None:
+                break
+            times["inspect"].append(perf_counter() - started)
+    tree.check()
+
+    return [
+        Figure(name=f"{eviction}_{name}_{label}", value=float(np.percentile(seconds, percentile)) * 1e6, unit="us")
+        for name, seconds in times.items()
+        for label, percentile in (("p50", 50), ("p99", 99), ("max", 100))
+    ]
+
+
+def _put_leaf(tree: RadixTree, number: int) -> None:
+    """One request of one page that no other shares."""
+    packed = pack_tokens([number])
+    lock = tree.lock(tree.match(root_key(), packed), now_s=float(number))
+    page_ids = (int32_array([number + 1]),)
+    tree.insert(lock, packed, page_ids, bytes(KEY_BYTES), segment=Segment.PROMPT, now_s=float(number))
+    tree.unlock(lock)
+
+
+def time_tails(page_size: int) -> list[Figure]:
+    """Time per page of a long leaf that goes one page at a time: each shortens what is left."""
+    num_pages = TAIL_TOKENS // page_size
+    replay = Replay(page_size=page_size, num_pages=num_pages, eviction="lru")
+    replay.serve(np.arange(TAIL_TOKENS, dtype=np.int32))
+
+    seconds = []
+    for _ in range(num_pages):
+        started = perf_counter()
+        replay.tree.evict(1)
+        seconds.append(perf_counter() - started)
+    return [
+        Figure(name="tail_of_128k_tokens_p50", value=median(seconds) * 1e6, unit="us"),
+        Figure(name="tail_of_128k_tokens_p99", value=float(np.percentile(seconds, 99)) * 1e6, unit="us"),
+    ]
 
 
 def main() -> int:
@@ -208,6 +266,8 @@ def main() -> int:
         ]
         figures += best_of(replays)
         figures += sweep_eviction(eviction, page_size=options.page_size, repeats=options.repeats)
+        figures += best_of([time_steps(eviction) for _ in range(options.repeats)])
+    figures += best_of([time_tails(options.page_size) for _ in range(options.repeats)])
     return report("radix_tree", vars(options), figures)
 
 
