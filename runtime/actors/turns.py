@@ -1,4 +1,8 @@
-"""The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the next turn."""
+"""The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the next turn.
+
+A deadline is judged only after the actor has listened: what its peers had sent by then is taken first, however long the
+actor itself was busy. Time that passes in its own turn is nobody's silence.
+"""
 
 import asyncio
 import logging
@@ -7,6 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
+
+_QUIET_PASSES = 4
+"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in the next; one more."""
+_MAX_PASSES = 64
+"""Peers that never stop talking do not put a deadline off for ever."""
 
 Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
@@ -23,7 +32,10 @@ class Core(Protocol[Event, Effect]):
 
 
 class Turns(Generic[Event, Effect]):
-    """Owns: the events that wait for a core, and the timer of the next turn. Nothing awaits during a turn."""
+    """Owns: the events that wait for a core, and what brings the next turn. Nothing awaits during a turn.
+
+    The tick comes alone in its turn, after passes of the event loop that have brought no event.
+    """
 
     def __init__(
         self,
@@ -33,7 +45,7 @@ class Turns(Generic[Event, Effect]):
         finish: Callable[[float], float | None] = lambda now_s: None,
         on_fatal: Callable[[], None],
     ) -> None:
-        """`tick`: the event for a deadline that has come. `finish(now_s)` ends each turn and may ask for the next one.
+        """`tick`: the event for a deadline that has come, all that was heard before it being taken. `finish(now_s)` ends each turn and may ask for the next one.
 
         A turn that raises is the actor's end: `on_fatal`.
         """
@@ -46,6 +58,11 @@ class Turns(Generic[Event, Effect]):
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
+        self._is_listening = False
+        self._has_heard = False
+        self._num_passes = 0
+        self._num_quiet = 0
+        self._is_stopped = False
 
     def start(self, core: Core[Event, Effect]) -> None:
         """Take turns with this core from now on; no event may come before."""
@@ -54,6 +71,7 @@ class Turns(Generic[Event, Effect]):
     def post(self, event: Event) -> None:
         """Let the next turn take an event; it comes once the loop is through with what is ready now."""
         self._waiting.append(event)
+        self._has_heard = True
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._take)
@@ -64,42 +82,81 @@ class Turns(Generic[Event, Effect]):
         self._take()
 
     def stop(self) -> None:
-        """No timer brings a turn any more."""
+        """Nothing but an event brings a turn any more."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _take(self) -> None:
+        """A turn with the events that wait."""
         self._is_due = False
+        events, self._waiting = self._waiting, []
+        self._turn(events)
+
+    def _turn(self, events: Iterable[Event]) -> None:
         try:
             core = self._core
             assert core is not None, "events come after the start"
             now_s = time.monotonic()
-            events, self._waiting = self._waiting, []
             for event in events:
                 for effect in core.handle(event, now_s):
                     self._carry_out(effect)
-            deadline_s = core.next_deadline_s()
-            if deadline_s is not None and deadline_s <= now_s:
-                for effect in core.handle(self._tick, now_s):
-                    self._carry_out(effect)
-                deadline_s = core.next_deadline_s()
+
             wanted_s = self._finish(now_s)
-            self._arm_timer(min((time_s for time_s in (deadline_s, wanted_s) if time_s is not None), default=None))
+            self._await_next(core.next_deadline_s(), wanted_s)
         except Exception:  # the actor's top loop: its state is broken
             logger.exception("a turn failed")
             self._on_fatal()
 
-    def _arm_timer(self, deadline_s: float | None) -> None:
+    def _await_next(self, deadline_s: float | None, wanted_s: float | None) -> None:
+        """Listen if the core's deadline has come, and set the timer for what is to come."""
+        if deadline_s is not None and deadline_s <= time.monotonic():
+            deadline_s = None
+            self._listen()
+        self._arm_timer(min((time_s for time_s in (deadline_s, wanted_s) if time_s is not None), default=None))
+
+    def _arm_timer(self, due_s: float | None) -> None:
         if self._timer is not None:
-            if deadline_s == self._timer_due_s:
+            if due_s == self._timer_due_s:
                 return
             self._timer.cancel()
             self._timer = None
-        if deadline_s is not None:
-            self._timer_due_s = deadline_s
-            delay_s = max(deadline_s - time.monotonic(), 0.0)
+        if due_s is not None and not self._is_stopped:
+            self._timer_due_s = due_s
+            delay_s = max(due_s - time.monotonic(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
+        """A deadline of the core has come, or the time that `finish` wanted."""
         self._timer = None
-        self._take()
+        if self._is_core_due():
+            self._listen()
+        else:
+            self._take()
+
+    def _listen(self) -> None:
+        if not self._is_listening and not self._is_stopped:
+            self._is_listening = True
+            self._has_heard = False
+            self._num_passes = self._num_quiet = 0
+            asyncio.get_running_loop().call_soon(self._pass)
+
+    def _pass(self) -> None:
+        """Count a pass of the event loop; after enough of them that brought nothing, the tick may be judged."""
+        self._num_passes += 1
+        self._num_quiet = 0 if self._has_heard else self._num_quiet + 1
+        self._has_heard = False
+        if self._is_stopped:
+            return
+        if self._num_quiet < _QUIET_PASSES and self._num_passes < _MAX_PASSES:
+            asyncio.get_running_loop().call_soon(self._pass)
+            return
+
+        self._is_listening = False
+        # What was heard may have made the tick needless.
+        self._turn((self._tick,) if self._is_core_due() else ())
+
+    def _is_core_due(self) -> bool:
+        deadline_s = None if self._core is None else self._core.next_deadline_s()
+        return deadline_s is not None and deadline_s <= time.monotonic()

@@ -64,11 +64,62 @@ async def test_an_event_can_be_taken_at_once_after_those_before_it() -> None:
     assert bench.log == ["a", "b", "|"]
 
 
-async def test_a_deadline_that_has_come_is_a_tick_of_the_same_turn() -> None:
+async def passes(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_deadline_that_has_come_is_a_tick_once_nothing_more_is_heard() -> None:
     bench = Bench()
     bench.core.deadline_s = time.monotonic() - 1.0
     bench.turns.take_now("a")
-    assert bench.log == ["a", "TICK", "|"]
+    assert bench.log == ["a", "|"]
+    await bench.ticked.wait()
+    assert bench.log == ["a", "|", "TICK", "|"]
+
+
+async def test_what_is_heard_while_a_deadline_waits_is_taken_before_the_tick() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    bench.turns.take_now("a")
+    for event in "bcd":
+        await passes(2)
+        bench.turns.post(event)
+    await bench.ticked.wait()
+    assert [each for each in bench.log if each != "|"] == [*"abcd", "TICK"]
+
+
+async def test_peers_that_never_stop_talking_do_not_put_a_tick_off_for_ever() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    bench.turns.take_now("a")
+    for _ in range(1000):
+        bench.turns.post("b")
+        await passes(1)
+        if bench.ticked.is_set():
+            break
+    assert 1 < bench.log.count("b") < 100
+    assert bench.log.count("TICK") == 1
+
+
+async def test_a_deadline_that_what_was_heard_puts_off_brings_no_tick() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    bench.turns.take_now("a")
+    bench.core.deadline_s = None
+    bench.turns.post("b")
+    await passes(20)
+    assert "TICK" not in bench.log
+
+
+async def test_a_stop_while_a_deadline_waits_leaves_nothing_behind() -> None:
+    bench = Bench()
+    bench.core.deadline_s = time.monotonic() - 1.0
+    bench.turns.take_now("a")
+    bench.turns.stop()
+    bench.turns.take_now("b")
+    await passes(20)
+    assert bench.log == ["a", "|", "b", "|"]
 
 
 async def test_a_later_deadline_brings_a_turn_by_itself() -> None:
