@@ -11,14 +11,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessHandle:
-    """One process, told apart from later ones with the same pid. Raises ProcessLookupError if it is gone already."""
+    """One process, told apart from later ones with the same pid. Raises ProcessLookupError if it is gone already.
+
+    Holds a descriptor until the process has been seen to end, or until `close`.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._fd = os.pidfd_open(pid)
+        self._fd: int | None = os.pidfd_open(pid)
 
     def kill(self) -> None:
         """End the process, stopped or not; nothing happens if it has ended."""
+        if self._fd is None:
+            return
         try:
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
         except ProcessLookupError:
@@ -26,6 +31,10 @@ class ProcessHandle:
 
     async def wait(self) -> None:
         """Return once the process has ended: its memory maps and copies are no more."""
+        if self._fd is None:
+            return
+
+        # Each waiter has a descriptor of its own: the first one to see the end closes the handle's.
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         fd = os.dup(self._fd)
@@ -35,10 +44,13 @@ class ProcessHandle:
         finally:
             loop.remove_reader(fd)
             os.close(fd)
+        self.close()
 
     def close(self) -> None:
-        """Forget the process."""
-        os.close(self._fd)
+        """Forget the process; to `kill` and `wait` it counts as ended. May be called twice."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def _settle(future: "asyncio.Future[None]") -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import signal
 import subprocess
@@ -24,6 +25,25 @@ async def test_waiting_for_a_process_that_is_gone_returns_at_once() -> None:
     child = subprocess.run(SLEEP, stdin=subprocess.DEVNULL, check=False, capture_output=True)
     assert child.returncode != 0
     await wait_for_exit(2**22 - 1)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_handle_of_an_ended_process_keeps_no_descriptor_however_many_waited() -> None:
+    before = num_descriptors()
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as child:
+        handle = ProcessHandle(child.pid)
+        waits = [asyncio.create_task(handle.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        handle.kill()
+        await asyncio.gather(*waits[1:])
+    assert num_descriptors() == before
+    handle.kill()
+    await handle.wait()
+    handle.close()
 
 
 def test_handle_of_a_missing_process_is_an_error() -> None:
