@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from raydix.errors import EngineDead, RaydixError
+from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.restarts import CrashHistory, Supervision
 from raydix.runtime.actors.spawn import RunningActor
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Make = Callable[[int], Awaitable[RunningActor]]
-"""Starts the process of the given incarnation."""
+"""Starts the process of the given incarnation. If it fails or is cancelled, no process is left."""
 BringUp = Callable[[RunningActor, int], Awaitable[None]]
 """Makes that incarnation serve."""
 
@@ -35,9 +38,13 @@ class Keeper:
         self._supervision = supervision
         self._history = CrashHistory(supervision)
         self._serving = asyncio.Event()
+        self._made: RunningActor | None = None
+        """The current incarnation, from its start on."""
         self._condemned: asyncio.Future[str] | None = None
         self._gone = asyncio.Event()
         self._has_served = False
+        self._over: RaydixError | None = None
+        """Why the actor is not kept any more."""
 
     @property
     def num_restarts(self) -> int:
@@ -45,8 +52,10 @@ class Keeper:
         return max(self.incarnation - 1, 0)
 
     async def serving(self) -> RunningActor:
-        """The actor, once it serves."""
+        """The actor, once it serves. Raises what ended the keeping if it is not kept any more."""
         while self.actor is None:
+            if self._over is not None:
+                raise self._over
             await self._serving.wait()
         return self.actor
 
@@ -66,11 +75,24 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep the actor until cancelled. Raises EngineDead if it ends too often, and its error if it never served."""
+        try:
+            await self._keep()
+        except RaydixError as error:
+            self._over = error
+            raise
+        finally:
+            if self._over is None:
+                self._over = EngineDead(f"{self.label} is not kept any more")
+            # Whoever waits for it to serve would wait for ever.
+            self._serving.set()
+
+    async def _keep(self) -> None:
         while True:
             self.incarnation += 1
             error = await self._live()
             if not self._has_served and isinstance(error, RaydixError):
                 raise error
+
             delay_s = self._history.record(time.monotonic())
             if delay_s is None:
                 raise EngineDead(f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}") from error
@@ -81,60 +103,66 @@ class Keeper:
         """One incarnation, from its start to the end of its process. Returns why it ended."""
         self._condemned = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
-        actor: RunningActor | None = None
+        self._made = None
+        bring_up_s = self._supervision.bring_up_timeout_s
         try:
-            actor = await self._make(self.incarnation)
-            async with asyncio.timeout(self._supervision.bring_up_timeout_s):
-                await self._first_of(actor, self._bring_up(actor, self.incarnation))
+            actor = await within(bring_up_s, self._unless_ended(self._start()))
+            await within(bring_up_s, self._unless_ended(self._bring_up(actor, self.incarnation), actor))
             self.actor = actor
             self._has_served = True
             self._serving.set()
-            await self._first_of(actor, self._beat(actor))
+
+            await self._unless_ended(self._beat(actor), actor)
             raise AssertionError("unreachable: the heartbeat never ends by itself")
         except Exception as error:  # noqa: BLE001  whatever the cluster, the actor or its end raises; cancellation passes
             return error
         finally:
             self.actor = None
             self._serving.clear()
-            self._on_end()
-            if actor is not None:
-                await self._end(actor)
-            self._condemned = None
-            self._gone.set()
+            try:
+                self._on_end()
+                if self._made is not None:
+                    await self._end(self._made)
+            finally:
+                self._condemned = None
+                self._gone.set()
 
-    async def _first_of(self, actor: RunningActor, work: Coroutine[Any, Any, None] | Awaitable[None]) -> None:
-        """Do `work` unless the actor ends or is condemned first, which raises EngineDead."""
+    async def _start(self) -> RunningActor:
+        # Noted here: whoever waits for this may be cancelled in the moment in which it is done.
+        self._made = await self._make(self.incarnation)
+        return self._made
+
+    async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
+        """Do `work` unless the incarnation is condemned or its process ends first, which raises EngineDead."""
         assert self._condemned is not None
         doing = asyncio.ensure_future(work)
-        ended = asyncio.ensure_future(actor.wait_ended())
+        ended = None if actor is None else asyncio.ensure_future(actor.wait_ended())
+        tasks: list[asyncio.Future[Any]] = [doing, *([] if ended is None else [ended])]
         try:
-            waits: list[asyncio.Future[Any]] = [doing, ended, self._condemned]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*tasks, self._condemned], return_when=asyncio.FIRST_COMPLETED)
             if self._condemned.done():
                 raise EngineDead(self._condemned.result())
             if doing.done():
                 return doing.result()
             raise EngineDead("its process ended")
         finally:
-            for task in (doing, ended):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(doing, ended, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _beat(self, actor: RunningActor) -> None:
         """Ask the actor for a sign of life, again and again. Raises EngineDead without one."""
+        deadline_s = self._supervision.heartbeat_deadline_s
         while True:
             try:
-                async with asyncio.timeout(self._supervision.heartbeat_deadline_s):
-                    await actor.ping()
+                await within(deadline_s, actor.ping())
             except TimeoutError:
-                deadline_s = self._supervision.heartbeat_deadline_s
                 raise EngineDead(f"its event loop did not answer for {deadline_s} s") from None
             await asyncio.sleep(self._supervision.heartbeat_interval_s)
 
     async def _end(self, actor: RunningActor) -> None:
         actor.kill()
         try:
-            async with asyncio.timeout(self._supervision.exit_timeout_s):
-                await actor.wait_ended()
+            await within(self._supervision.exit_timeout_s, actor.wait_ended())
         except TimeoutError:
             logger.error("%s, process %d, does not end after SIGKILL", self.label, actor.pid)

@@ -209,14 +209,26 @@ class RaySpawner:
             arguments["exporter"] = MetricsExporter(self._engine)
         try:
             handle = ray.remote(cls).options(**self.options(kind, name)).remote(**arguments)
-            pid = await handle.__ray_call__.remote(enter_process, os.getpid())
-            if kind is ActorKind.GPU and self._device == "cuda":
-                await handle.__ray_call__.remote(use_assigned_device)
-            elif kind is ActorKind.GPU:
-                await handle.__ray_call__.remote(use_cores, self._num_ranks)
-            return RayActor(handle, name, pid)
         except RayError as error:
             raise typed_error(error, name) from error
+        try:
+            return await self._enter(kind, handle, name)
+        except BaseException as error:
+            # Also if this is cancelled: nobody else knows of the actor.
+            ray.kill(handle)
+            if isinstance(error, RayError):
+                raise typed_error(error, name) from error
+            raise
+
+    async def _enter(self, kind: ActorKind, handle: Any, name: str) -> RunningActor:
+        """Set a new actor's process up."""
+        pid = await handle.__ray_call__.remote(enter_process, os.getpid())
+        if kind is ActorKind.GPU and self._device == "cuda":
+            await handle.__ray_call__.remote(use_assigned_device)
+        elif kind is ActorKind.GPU:
+            await handle.__ray_call__.remote(use_cores, self._num_ranks)
+        try:
+            return RayActor(handle, name, pid)
         except ProcessLookupError as error:
             raise EngineDead(f"{name} ended at once") from error
 

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,11 +58,18 @@ class Bench:
     def __init__(self, bring_up_error: Exception | None = None, fails_from: int = 1) -> None:
         self.made: list[FakeActor] = []
         self.num_ends = 0
+        self.hangs_in_make = False
+        self.num_left_in_make = 0
         self._error = bring_up_error
         self._fails_from = fails_from
         self.keeper = Keeper("gpu0", self._make, self._bring_up, on_end=self._on_end, supervision=QUICK)
 
     async def _make(self, incarnation: int) -> FakeActor:
+        if self.hangs_in_make:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.num_left_in_make += 1
         self.made.append(FakeActor(incarnation))
         return self.made[-1]
 
@@ -134,3 +142,51 @@ async def test_end_returns_once_the_process_is_gone() -> None:
     assert bench.made[0].is_ended
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_stall_of_the_keepers_own_loop_is_not_the_actors_silence() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    await bench.keeper.serving()
+    for _ in range(3):
+        await asyncio.sleep(0.002)
+        time.sleep(4 * QUICK.heartbeat_deadline_s)  # the stall: nothing can be heard
+    await asyncio.sleep(0.002)
+    assert bench.keeper.incarnation == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_waits_for_an_actor_that_is_given_up_hears_why() -> None:
+    bench = Bench(OSError("the arena is gone"), fails_from=2)
+    task = asyncio.create_task(bench.keeper.run())
+    (await bench.keeper.serving()).kill()
+    with pytest.raises(EngineDead, match="gpu0 ended 4 times"):
+        while True:
+            await bench.keeper.serving()
+            await asyncio.sleep(0)
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_waits_for_an_actor_when_the_engine_ends_is_let_go() -> None:
+    bench = Bench()
+    bench.hangs_in_make = True
+    task = asyncio.create_task(bench.keeper.run())
+    waiting = asyncio.create_task(bench.keeper.serving())
+    await until(lambda: bench.keeper.incarnation == 1)
+    task.cancel()
+    with pytest.raises(EngineDead, match="not kept"):
+        await waiting
+    assert bench.num_left_in_make == 1
+
+
+async def test_an_actor_that_is_never_made_counts_as_ended_and_can_be_condemned() -> None:
+    bench = Bench()
+    bench.hangs_in_make = True
+    task = asyncio.create_task(bench.keeper.run())
+    await until(lambda: bench.keeper.incarnation == 1)
+    await asyncio.sleep(0)
+    with pytest.raises(EngineDead, match="tired of waiting"):
+        await asyncio.gather(bench.keeper.end("tired of waiting"), task)
+    assert bench.num_left_in_make == 1
+    assert bench.made == []
