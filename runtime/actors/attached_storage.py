@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from raydix.errors import ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors.keeper import Keeper, Make
+from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.restarts import Supervision
 from raydix.runtime.actors.spawn import ActorKind, RunningActor
 from raydix.runtime.config_l3 import L3Section
@@ -54,13 +55,24 @@ class AttachedStorage:
         self.keeper = Keeper(label, make, self._bring_up, on_end=lambda: None, supervision=supervision)
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def has_ended(self) -> bool:
+        """It was ended or given up."""
+        return self._task is not None and self._task.done()
+
     def start(self) -> None:
         """Make the actor and keep it until `end`."""
         self._task = asyncio.create_task(self._keep())
 
+    def start_again(self) -> None:
+        """Make the actor of a backend that served before: nobody waits to hear whether it can be opened."""
+        self._opened.set()
+        self.serve()
+        self.start()
+
     async def opened(self) -> None:
         """Return once the backend has been opened for the first time. Raises ConfigError if it cannot work."""
-        await self._unless_given_up(self._opened.wait())
+        await self.unless_given_up(self._opened.wait())
 
     def serve(self) -> None:
         """HostMemory may use the backend, through this and all later incarnations of the actor."""
@@ -68,7 +80,10 @@ class AttachedStorage:
 
     async def serving(self) -> RunningActor:
         """The actor, once it serves. Raises ConfigError if the backend cannot work, EngineDead if it is given up."""
-        return await self._unless_given_up(self.keeper.serving())
+        try:
+            return await self.unless_given_up(self.keeper.serving())
+        except EngineDead as error:
+            raise EngineDead(f"the storage backend {self.section.backend} was given up: {error}") from error
 
     async def end(self) -> None:
         """End the actor and return once its process has ended."""
@@ -76,17 +91,20 @@ class AttachedStorage:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
+    async def unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`, which waits for the backend. Raises ConfigError if that cannot work, EngineDead if it has ended."""
         assert self._task is not None, "it has been started"
         doing = asyncio.create_task(work)
         try:
             await asyncio.wait({doing, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-            self._task.result()
-            raise EngineDead(f"the storage backend {self.section.backend} was given up: its actor ended too often")
+            if not self._task.cancelled():
+                self._task.result()
+            raise EngineDead(f"the storage backend {self.section.backend} was given up, or the engine ends")
         finally:
             doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
 
     async def _keep(self) -> None:
         try:
@@ -112,7 +130,10 @@ class StorageSwitch:
         self._supervision = supervision
         self._num_attached = 0
         self._switching = asyncio.Lock()
+        self._storages: list[AttachedStorage] = []
+        """Those that may have a process."""
         self.current: AttachedStorage | None = None
+        self._has_ended = False
 
     def start(self, section: L3Section) -> None:
         """Use this backend from the engine's start on."""
@@ -123,43 +144,94 @@ class StorageSwitch:
     async def attach(self, section: L3Section) -> str | None:
         """Open this backend, then leave the one in use, then use this one. Returns the name of the one left.
 
-        Raises ConfigError, and changes nothing, if the backend cannot work.
+        Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory does not answer in time;
+        then the engine goes on with the backend that it had.
         """
         async with self._switching:
+            if self._has_ended:
+                raise EngineDead("the engine ends")
             storage = self._attached(section)
             storage.start()
             try:
                 await self._open(storage)
-                former = await self._retire()
             except BaseException:
                 await storage.end()
                 raise
-            self.current = storage
-            storage.serve()
-            await storage.serving()
-            await self._around.tell_host("wait_storage")
-            return former
+
+            former = self.current
+            try:
+                name = await self._retire()
+                self.current = storage
+                storage.serve()
+                await self._meet_host(storage)
+            except BaseException as error:
+                await self._go_back(former, error)
+                raise
+            return name
 
     async def _open(self, storage: AttachedStorage) -> None:
         timeout_s = self._supervision.open_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                await storage.opened()
+            await within(timeout_s, storage.opened())
         except TimeoutError:
             raise ConfigError(
                 f"cache.l3: the backend {storage.section.backend} was not open after {timeout_s:g} s. "
                 "See whether its service answers at the address that is configured."
             ) from None
 
+    async def _meet_host(self, storage: AttachedStorage) -> None:
+        """Return once HostMemory uses the backend."""
+        await self._bounded(storage.serving(), f"the storage backend {storage.section.backend} did not serve")
+        await self._bounded(
+            storage.unless_given_up(self._around.tell_host("wait_storage")),
+            f"HostMemory did not meet the storage backend {storage.section.backend}",
+        )
+
+    async def _go_back(self, former: AttachedStorage | None, error: BaseException) -> None:
+        """Use again what was in use before a switch that failed."""
+        backend = "none" if former is None else former.section.backend
+        logger.error("the storage backend is not changed and stays %s: %s", backend, error)
+        await self._end_all()
+        self.current = None
+        if self._has_ended:
+            return
+        if former is None:
+            try:
+                await self._forget()
+            except RaydixError as also:
+                # It will see that no storage actor comes, and goes on without one.
+                logger.error("HostMemory was not told that there is no storage: %s", also)
+            return
+
+        # A new actor in any case: HostMemory may have stopped to order anything of the old one.
+        self.current = self._attached(former.section)
+        self.current.start_again()
+
+    async def _bounded(self, work: Coroutine[Any, Any, T], what: str, *, more_s: float = 0.0) -> T:
+        """Nothing is waited for without a bound while the switch is locked. Raises EngineDead past it."""
+        timeout_s = self._supervision.open_timeout_s + more_s
+        try:
+            return await within(timeout_s, work)
+        except TimeoutError:
+            raise EngineDead(f"{what} within {timeout_s:g} s") from None
+
     async def detach(self) -> str | None:
         """Leave the backend in use. Returns its name; None, and nothing happens, if there is none."""
         async with self._switching:
-            return await self._retire()
+            former = self.current
+            try:
+                return await self._retire()
+            except BaseException as error:
+                await self._go_back(former, error)
+                raise
 
     async def end(self) -> None:
-        """End the actor now."""
-        if self.current is not None:
-            await self.current.end()
+        """End the actors now: that of the backend in use, and that of one which is being attached."""
+        self._has_ended = True
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(*(storage.end() for storage in self._storages))
 
     def _attached(self, section: L3Section) -> AttachedStorage:
         self._num_attached += 1
@@ -168,16 +240,21 @@ class StorageSwitch:
         async def make(incarnation: int) -> RunningActor:
             return await self._around.make_storage(number, incarnation)
 
-        return AttachedStorage(
+        storage = AttachedStorage(
             section, make, self._around.open_storage, on_failure=self._lose, supervision=self._supervision
         )
+        self._storages = [each for each in self._storages if not each.has_ended]
+        self._storages.append(storage)
+        return storage
 
     async def _retire(self) -> str | None:
         """Let what is under way end, within bounds, then the actor; then HostMemory knows of no L3."""
         storage = self.current
         if storage is None:
             return None
-        if not await self._around.tell_host("retire_storage", self._supervision.drain_timeout_s):
+        drain_s = self._supervision.drain_timeout_s
+        what = f"HostMemory did not leave the storage backend {storage.section.backend}"
+        if not await self._bounded(self._around.tell_host("retire_storage", drain_s), what, more_s=drain_s):
             logger.warning("%s is left with operations under way", storage.section.backend)
         await storage.end()
         await self._forget()
@@ -185,10 +262,14 @@ class StorageSwitch:
 
     async def _lose(self, storage: AttachedStorage) -> None:
         """The actor cannot be kept: the engine goes on without L3."""
-        if self.current is storage:
+        if self.current is not storage:
+            return
+        try:
             await self._forget()
+        except RaydixError as error:
+            logger.error("HostMemory was not told that there is no storage: %s", error)
 
     async def _forget(self) -> None:
         # First, so that a HostMemory which is being made now knows it.
         self.current = None
-        await self._around.tell_host("detach_storage")
+        await self._bounded(self._around.tell_host("detach_storage"), "HostMemory did not let go of its storage backend")

@@ -341,7 +341,7 @@ class SupervisorActor:
         await asyncio.gather(*serving)
         waits: list[Awaitable[Any]] = [(await self._scheduler.serving()).call("wait_ready")]
         if self._host is not None and storage is not None:
-            waits.append((await self._host.serving()).call("wait_storage"))
+            waits.append(storage.unless_given_up(self.tell_host("wait_storage")))
         await asyncio.gather(*waits)
 
     async def _drain(self) -> None:

@@ -13,6 +13,7 @@ from raydix.runtime.config_l3 import FakeL3Section, L3Section
 QUICK = Supervision(
     heartbeat_interval_s=0.0,
     open_timeout_s=0.05,
+    drain_timeout_s=0.05,
     first_backoff_s=0.0,
     max_backoff_s=0.0,
     max_crashes=1,
@@ -145,3 +146,83 @@ async def test_backend_that_is_given_up_while_it_is_attached_is_an_error_of_the_
     with pytest.raises(EngineDead, match="was given up"):
         await bench.switch.attach(SECTION)
     assert bench.switch.current is None
+
+
+class MuteHost(Bench):
+    """A HostMemory that takes calls of one name and never answers them."""
+
+    def __init__(self, mute: str) -> None:
+        super().__init__()
+        self.mute: str | None = mute
+
+    async def tell_host(self, method: str, *arguments: Any) -> Any:
+        await super().tell_host(method, *arguments)
+        if method == self.mute:
+            await asyncio.Event().wait()
+        return True
+
+
+@pytest.mark.parametrize("mute", ["retire_storage", "detach_storage", "wait_storage"])
+async def test_attach_that_host_memory_does_not_answer_ends_and_the_former_backend_serves_again(mute: str) -> None:
+    bench = MuteHost("")
+    await bench.switch.attach(SECTION)
+    former = bench.switch.current
+    bench.mute = mute
+    with pytest.raises(EngineDead, match="HostMemory did not"):
+        await bench.switch.attach(SECTION.model_copy(update={"latency_s": 0.5}))
+
+    bench.mute = None
+    assert bench.switch.current is not None
+    assert former is not None
+    assert bench.switch.current.section is former.section
+    await bench.until("open 3", "serve 3")
+    assert all(actor.ended.is_set() for actor in bench.actors[:2])
+    assert await bench.switch.attach(SECTION) == "fake"
+    await bench.switch.end()
+
+
+async def test_attach_without_a_former_backend_that_fails_leaves_none() -> None:
+    bench = MuteHost("wait_storage")
+    with pytest.raises(EngineDead, match="did not meet"):
+        await bench.switch.attach(SECTION)
+    assert bench.switch.current is None
+    assert bench.log[-2:] == ["end 1", "detach_storage"]
+    bench.mute = None
+    assert await bench.switch.attach(SECTION) is None
+    await bench.switch.end()
+
+
+async def test_backend_that_dies_for_good_before_host_memory_met_it_does_not_hold_the_switch() -> None:
+    bench = MuteHost("wait_storage")
+    attaching = asyncio.create_task(bench.switch.attach(SECTION))
+    await bench.until("wait_storage")
+    bench.open_error = OSError("gone")
+    bench.actors[0].ended.set()
+    with pytest.raises(EngineDead):
+        await attaching
+    assert bench.switch.current is None
+    assert await bench.switch.detach() is None
+
+
+async def test_detach_that_host_memory_does_not_answer_leaves_the_backend_in_use() -> None:
+    bench = MuteHost("retire_storage")
+    await bench.switch.attach(SECTION)
+    with pytest.raises(EngineDead, match="did not leave"):
+        await bench.switch.detach()
+    assert bench.switch.current is not None
+    await bench.until("open 2", "serve 2")
+    bench.mute = None
+    assert await bench.switch.detach() == "fake"
+
+
+async def test_the_end_of_the_engine_ends_an_attach_and_its_actor() -> None:
+    bench = MuteHost("wait_storage")
+    attaching = asyncio.create_task(bench.switch.attach(SECTION))
+    await bench.until("wait_storage")
+    await bench.switch.end()
+    with pytest.raises(EngineDead):
+        await attaching
+    assert len(bench.actors) == 1
+    assert bench.actors[0].ended.is_set()
+    with pytest.raises(EngineDead):
+        await bench.switch.attach(SECTION)
