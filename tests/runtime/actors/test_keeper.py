@@ -31,13 +31,18 @@ class FakeActor:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.is_hung = False
+        self.is_asked = False
         self._ended = asyncio.Event()
 
     async def call(self, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
     async def ping(self) -> None:
+        self.is_asked = True
         await asyncio.sleep(0.001)
+        self.is_asked = False
+        for _ in range(5):  # an answer comes by a thread and is heard in steps
+            await asyncio.sleep(0)
         if self.is_hung:
             await asyncio.Event().wait()
 
@@ -149,9 +154,9 @@ async def test_a_stall_of_the_keepers_own_loop_is_not_the_actors_silence() -> No
     task = asyncio.create_task(bench.keeper.run())
     await bench.keeper.serving()
     for _ in range(3):
-        await asyncio.sleep(0.002)
+        await until(lambda: bench.made[0].is_asked)
         time.sleep(4 * QUICK.heartbeat_deadline_s)  # the stall: nothing can be heard
-    await asyncio.sleep(0.002)
+        await asyncio.sleep(0.01)
     assert bench.keeper.incarnation == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -161,10 +166,9 @@ async def test_who_waits_for_an_actor_that_is_given_up_hears_why() -> None:
     bench = Bench(OSError("the arena is gone"), fails_from=2)
     task = asyncio.create_task(bench.keeper.run())
     (await bench.keeper.serving()).kill()
+    await until(lambda: bench.keeper.actor is None)
     with pytest.raises(EngineDead, match="gpu0 ended 4 times"):
-        while True:
-            await bench.keeper.serving()
-            await asyncio.sleep(0)
+        await bench.keeper.serving()
     await asyncio.gather(task, return_exceptions=True)
 
 

@@ -22,7 +22,7 @@ async def test_an_error_in_time_is_raised() -> None:
 
 async def test_work_that_takes_longer_is_cancelled() -> None:
     work = asyncio.create_task(asyncio.Event().wait())
-    with pytest.raises(TimeoutError, match="within 0.02 s"):
+    with pytest.raises(TimeoutError, match=r"within 0\.02 s"):
         await within(SHORT_S, work)
     assert work.cancelled()
 
