@@ -60,8 +60,8 @@ MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
 _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
-_CHECKED = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
-"""What clients send is checked field by field: a wrong type would end the Scheduler, which serves others, too."""
+_FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
+"""Their tuples are checked entry by entry, too: what a client makes up reaches actors that serve others."""
 
 Convert = Callable[[Any], Any]
 Getter = Callable[[Any], tuple[Any, ...]]
@@ -94,18 +94,26 @@ class _Decoder:
         self._names = [field.name for field in fields(cls)]
         converts = [(i, _convert_for(hints[name])) for i, name in enumerate(self._names)]
         self._converts: list[tuple[int, Convert]] = [(i, convert) for i, convert in converts if convert is not None]
-        self._types = [_types_of(hints[name]) for name in self._names] if cls in _CHECKED else []
+        self._types = [_types_of(hints[name]) for name in self._names]
+        tuples = [(name, get_args(hints[name])[0]) for name in self._names if get_origin(hints[name]) is tuple]
+        self._entries = [(name, _types_of(hint)) for name, hint in tuples] if cls in _FROM_CLIENTS else []
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         if len(values) != len(self._names):
             raise MessageError(f"{self._cls.__name__} with {len(values)} fields; expected {len(self._names)}")
-        for name, value, types in zip(self._names, values, self._types, strict=False):
+        for name, value, types in zip(self._names, values, self._types, strict=True):
             if type(value) not in types:
                 raise MessageError(f"{self._cls.__name__}.{name} is a {type(value).__name__}")
+
         row = list(values)
         for index, convert in self._converts:
             row[index] = convert(row[index])
-        return self._cls(**dict(zip(self._names, row, strict=True)))
+        message = self._cls(**dict(zip(self._names, row, strict=True)))
+
+        for name, types in self._entries:
+            if any(type(entry) not in types for entry in getattr(message, name)):
+                raise MessageError(f"{self._cls.__name__}.{name} has an entry of another type than {types[0].__name__}")
+        return message
 
 
 def _types_of(hint: Any) -> tuple[type, ...]:
@@ -116,6 +124,8 @@ def _types_of(hint: Any) -> tuple[type, ...]:
         return tuple(type_ for option in get_args(hint) for type_ in _types_of(option))
     if is_dataclass(hint):
         return (tuple,)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return tuple({type(member.value) for member in hint})
     return (float, int) if hint is float else (get_origin(hint) or hint,)
 
 

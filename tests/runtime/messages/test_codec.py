@@ -50,6 +50,19 @@ def _instances(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{field.name: _strategy(hints[field.name]) for field in fields(cls)})
 
 
+def _example(cls: type) -> Any:
+    """One message of a type, the same each time."""
+    found: list[Any] = []
+
+    @settings(max_examples=1, deadline=None, derandomize=True)
+    @given(_instances(cls))
+    def note(message: Any) -> None:
+        found.append(message)
+
+    note()
+    return found[0]
+
+
 def _same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
@@ -173,6 +186,28 @@ def test_what_clients_send_is_refused_if_a_field_has_the_wrong_type(field: str, 
     wrong = encode(replace(right, **{field: value}))
     with pytest.raises(MessageError, match=f"SubmitRequest.{field}"):
         decode(wrong)
+
+
+@pytest.mark.parametrize(
+    "cls", [each for each in MESSAGE_TYPES if each is not TokenFrame], ids=lambda cls: cls.__name__
+)
+def test_every_message_is_refused_if_any_field_has_the_wrong_type(cls: type) -> None:
+    message = _example(cls)
+    packed = msgpack.unpackb(encode(message), use_list=False, strict_map_key=False, ext_hook=msgpack.ExtType)
+    for index, field in enumerate(fields(cls), start=1):
+        wrong = [*packed[:index], {"odd": "value"}, *packed[index + 1 :]]
+        with pytest.raises(MessageError, match=rf"{cls.__name__}\.{field.name} is a dict"):
+            decode(msgpack.packb(wrong))
+
+
+def test_entries_of_a_clients_tuples_are_checked() -> None:
+    submit = _example(SubmitRequest)
+    for odd in ("word", 1.5, None, True):
+        with pytest.raises(MessageError, match="stop_token_ids"):
+            decode(encode(replace(submit, stop_token_ids=(1, odd))))
+        sampling = replace(submit.sampling, masked_until_min_tokens=(odd,))
+        with pytest.raises(MessageError, match="masked_until_min_tokens"):
+            decode(encode(replace(submit, sampling=sampling)))
 
 
 def test_a_hello_does_not_print_its_secret() -> None:
