@@ -65,7 +65,7 @@ async def _judge(near: Link, far: BlockingLink) -> list[str]:
     return core.heard
 
 
-ANSWERED = ["ask", "CopiesDrained", *["StepPlan"] * 8, "tick"]
+ANSWERED = ["ask", "ProcessDrained", *["StepPlan"] * 8, "tick"]
 
 
 async def test_answers_in_a_socket_are_heard_before_the_deadline_is_judged() -> None:
