@@ -127,15 +127,16 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Chat through all three tiers with a small random model, across a restart of the engine."""
-    from raydix.runtime.actors.private_folder import make_private_folder, remove_private_folder
+    from raydix.runtime.actors.private_folder import PrivateFolder
     from raydix.runtime.demo import DemoOptions, run_demo
 
     with contextlib.ExitStack() as stack:
         out, stdout = stack.enter_context(_standard_output(as_json))
         if folder is None:
             # Should this process be killed, the next engine on this host removes it.
-            folder = Path(make_private_folder())
-            stack.callback(remove_private_folder, str(folder))
+            private = PrivateFolder()
+            stack.callback(private.remove)
+            folder = Path(private.path)
         options = DemoOptions(folder=folder, sections=_sections(settings), verify=verify, hold=hold)
         record = asyncio.run(run_demo(options, out))
         if as_json:

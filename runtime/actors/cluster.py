@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors import reaper
 from raydix.runtime.actors.engine_facts import NAMESPACE
-from raydix.runtime.actors.private_folder import make_private_folder, private_folders
+from raydix.runtime.actors.private_folder import PrivateFolder, read_of_living_owners
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
 _DIAL_S = 10.0
@@ -33,8 +33,8 @@ class PrivateCluster:
     """
 
     def __init__(self) -> None:
-        self._folder = make_private_folder()
-        reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder, str(os.getpid())]
+        self._folder = PrivateFolder()
+        reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
         _on_lasting_thread(
             lambda: ray.init(
@@ -42,7 +42,7 @@ class PrivateCluster:
                 namespace=NAMESPACE,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=self._folder,
+                _temp_dir=self._folder.path,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
@@ -51,13 +51,14 @@ class PrivateCluster:
     def register(self, engine: str) -> None:
         """Let other processes of this user find the engine by its name."""
         address = ray.get_runtime_context().gcs_address
-        Path(self._folder, _REGISTER).write_text(json.dumps({"engine": engine, "address": address}))
+        Path(self._folder.path, _REGISTER).write_text(json.dumps({"engine": engine, "address": address}))
 
     def stop(self) -> None:
         """End the cluster."""
         ray.shutdown()
         if self._reaper.stdin is not None:
             self._reaper.stdin.close()
+        self._folder.abandon()
 
 
 def join_cluster(address: str | None) -> PrivateCluster | None:
@@ -135,11 +136,20 @@ def _job_address() -> str | None:
 
 
 def _registered_address(engine: str) -> str | None:
-    for folder in private_folders():
-        try:
-            entry = json.loads((folder / _REGISTER).read_text())
-        except (OSError, ValueError):
-            continue
-        if entry["engine"] == engine:
-            return str(entry["address"])
+    for content in read_of_living_owners(_REGISTER):
+        address = _address_of(engine, content)
+        if address is not None:
+            return address
+    return None
+
+
+def _address_of(engine: str, content: bytes) -> str | None:
+    """The cluster's address in what `PrivateCluster.register` wrote; None if it is of another engine, or no such."""
+    try:
+        entry = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    match entry:
+        case {"engine": str(name), "address": str(address)} if name == engine:
+            return address
     return None

@@ -1,38 +1,116 @@
 """Short folders for sockets and for a private cluster's files, and the removal of those that a killed owner left."""
 
 import contextlib
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/tmp")  # not the user's TMPDIR: a unix socket's path has 107 bytes at most
 _PREFIX = "raydix-"
+_LOCK = "owner.lock"
+_MODE = 0o700
+_MAX_FILE_BYTES = 1 << 16
 
 
-def make_private_folder() -> str:
-    """Make a folder that this process owns and nobody else may enter; first remove those of dead owners."""
-    for folder in _ROOT.glob(f"{_PREFIX}*-*"):
-        if not _is_owned(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
+class PrivateFolder:
+    """Owns: a folder that nobody else may enter, and in it a locked file, which says that the owner lives.
+
+    The kernel keeps the lock: it ends with this process, however that ends, and holds for other pid namespaces, too.
+    What stands in the temporary folder under such a name, but is not this user's, not closed to others or without that
+    file, is neither believed nor removed: anybody may put it there.
+    """
+
+    def __init__(self) -> None:
+        """Make a new one; first remove those of dead owners."""
+        for path, fd in _folders():
+            if _is_abandoned(fd):
+                shutil.rmtree(path, ignore_errors=True)
+        while True:
+            self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
+            lock = os.path.join(self.path, _LOCK)
+            self._fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            # Before it was locked another process may have found, and removed, a folder without an owner.
+            if os.path.exists(lock):
+                return
+            os.close(self._fd)
+
+    def remove(self) -> None:
+        """Remove the folder and all in it; nothing happens the second time."""
+        if self._fd >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the folder to whoever removes those of dead owners; nothing happens the second time."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
-def remove_private_folder(folder: str) -> None:
-    """Remove a folder and all in it."""
-    shutil.rmtree(folder, ignore_errors=True)
+def read_of_living_owners(name: str) -> list[bytes]:
+    """What file `name` holds in each of this user's private folders whose owner lives, the newest folder first."""
+    found: list[tuple[float, bytes]] = []
+    for _, fd in _folders():
+        if _has_owner(fd):
+            with contextlib.suppress(OSError):
+                found.append((os.fstat(fd).st_mtime, _read(fd, name)))
+    return [content for _, content in sorted(found, reverse=True)]
 
 
-def private_folders() -> list[Path]:
-    """Folders of living owners, newest first."""
-    times: list[tuple[float, Path]] = []
-    for folder in _ROOT.glob(f"{_PREFIX}*-*"):
-        with contextlib.suppress(OSError):
-            if _is_owned(folder):
-                times.append((folder.stat().st_mtime, folder))
-    return [folder for _, folder in sorted(times, reverse=True)]
+def _folders() -> Iterator[tuple[Path, int]]:
+    """This user's private folders, each with a descriptor that is open for its turn."""
+    for path in _ROOT.glob(f"{_PREFIX}*"):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found = os.fstat(fd)
+            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == _MODE:
+                yield path, fd
+        finally:
+            os.close(fd)
 
 
-def _is_owned(folder: Path) -> bool:
-    owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-    return not owner.isdecimal() or os.path.exists(f"/proc/{owner}")
+def _is_abandoned(folder: int) -> bool:
+    """Whether the owner of a folder is dead. What has no lock file was not made here, or not yet."""
+    return _try_lock(folder) is True
+
+
+def _has_owner(folder: int) -> bool:
+    return _try_lock(folder) is False
+
+
+def _try_lock(folder: int) -> bool | None:
+    """Whether the lock of a folder can be had; None if it has none."""
+    try:
+        fd = _open_in(folder, _LOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return True
+
+
+def _read(folder: int, name: str) -> bytes:
+    fd = _open_in(folder, name)
+    try:
+        return os.read(fd, _MAX_FILE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _open_in(folder: int, name: str) -> int:
+    # Neither follows a link out of the folder nor waits for the other end of a pipe.
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

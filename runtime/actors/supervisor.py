@@ -16,7 +16,7 @@ from raydix.runtime.actors.engine_facts import EngineFacts, actor_name
 from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
 from raydix.runtime.actors.host_memory import ArenaLocation, HostMemorySetup
 from raydix.runtime.actors.keeper import Keeper
-from raydix.runtime.actors.private_folder import make_private_folder, remove_private_folder
+from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.restarts import Supervision
 from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.spawn import ActorKind, RunningActor, Spawner
@@ -41,7 +41,7 @@ class SupervisorActor:
         self._config = config
         self._spawner = spawner
         self._supervision = supervision
-        self._folder = make_private_folder()
+        self._folder = PrivateFolder()
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._facts: EngineFacts | None = None
         self._failure: BaseException | None = None
@@ -155,7 +155,7 @@ class SupervisorActor:
             self._guard.cancel()
             await asyncio.gather(self._guard, return_exceptions=True)
         await self._storage.end()
-        remove_private_folder(self._folder)
+        self._folder.remove()
 
     # Keepers ---------------------------------------------------------------------------------------------------------
 
@@ -321,11 +321,11 @@ class SupervisorActor:
 
     @property
     def _scheduler_address(self) -> str:
-        return f"unix:{self._folder}/scheduler.sock"
+        return f"unix:{self._folder.path}/scheduler.sock"
 
     @property
     def _storage_address(self) -> str:
-        return f"unix:{self._folder}/host.sock"
+        return f"unix:{self._folder.path}/host.sock"
 
     # Waiting ---------------------------------------------------------------------------------------------------------
 
