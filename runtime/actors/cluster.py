@@ -42,7 +42,8 @@ class PrivateCluster:
                 namespace=NAMESPACE,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=self._folder.path,
+                # Ray opens its own folder to everybody.
+                _temp_dir=f"{self._folder.path}/ray",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
