@@ -71,7 +71,7 @@ class RedisBackend:
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One round trip for up to 1024 names; a server that does not answer is no MISSING."""
-        return [_found(reply) for reply in self._ask([(b"EXISTS", self._key(name)) for name in names])]
+        return [self._found(reply) for reply in self._ask([(b"EXISTS", self._key(name)) for name in names])]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Receive values straight into the arena."""
@@ -83,7 +83,7 @@ class RedisBackend:
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Unlink."""
-        return [_found(reply) for reply in self._ask([(b"UNLINK", self._key(name)) for name in names])]
+        return [self._found(reply) for reply in self._ask([(b"UNLINK", self._key(name)) for name in names])]
 
     def clear(self) -> ObjectStatus:
         """Scan the whole database for the namespace's keys: takes long where others keep many."""
@@ -149,7 +149,7 @@ class RedisBackend:
                 reply = connection.call(deadline_s, *words)
                 if isinstance(reply, ErrorReply) and not reply.message.startswith("LOADING"):
                     raise _Refused(reply.message)
-        except OSError:
+        except BaseException:
             connection.close()
             raise
         return connection
@@ -260,6 +260,17 @@ class RedisBackend:
             replies += [failure] * (len(commands) - len(replies))
         return [self._refusal(reply) if isinstance(reply, ErrorReply) else reply for reply in replies]
 
+    def _found(self, reply: object) -> ObjectStatus:
+        """What EXISTS or UNLINK of one key says. A status is an int too, hence the order."""
+        if isinstance(reply, ObjectStatus):
+            return reply
+        if reply == 0:
+            return ObjectStatus.MISSING
+        if reply == 1:
+            return ObjectStatus.OK
+        self._note_error(f"a count of one key is {reply!r}")
+        return ObjectStatus.IO_ERROR
+
     def _refusal(self, reply: ErrorReply) -> ObjectStatus:
         if reply.message.startswith("OOM"):
             self._count("store_full")
@@ -287,10 +298,3 @@ def _chunks(refs: Sequence[ObjectRef]) -> Iterator[Sequence[ObjectRef]]:
             start, size_bytes = index, len(ref.page)
     if refs:
         yield refs[start:]
-
-
-def _found(reply: object) -> ObjectStatus:
-    """What EXISTS or UNLINK of one key says. A status is an int too, hence the order."""
-    if isinstance(reply, ObjectStatus):
-        return reply
-    return ObjectStatus.OK if reply == 1 else ObjectStatus.MISSING

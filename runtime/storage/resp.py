@@ -1,12 +1,14 @@
 """The Redis protocol (RESP2) over one socket, receiving bulk values straight into the caller's memory."""
 
 import errno
+import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from raydix.errors import ConfigError
 
@@ -14,9 +16,14 @@ _LINE_BUFFER_BYTES = 4096
 _SCRATCH_BYTES = 1 << 16
 _MAX_REPLY_BYTES = 64 << 20
 """Of a value that is not received into the caller's memory."""
+_MAX_REPLY_ITEMS = 1 << 20
+"""Of all arrays of one reply together; a page of SCAN has about a thousand."""
+_MAX_REPLY_DEPTH = 8
 _MAX_IOVECS = 512
 _TIMEVAL = struct.Struct("@ll")
 _DEFAULT_PORT = 6379
+_MAX_SOCKET_PATH_BYTES = 107
+_INTEGER = re.compile(rb"-?[0-9]{1,19}")
 
 
 class ProtocolError(OSError):
@@ -48,27 +55,66 @@ class RespAddress:
 
     @classmethod
     def parse(cls, url: str) -> "RespAddress":
-        """Take `redis://...` or `unix:///...` apart. Raises ConfigError."""
-        parts = urlsplit(url)
-        if parts.scheme == "unix" and parts.path and not parts.netloc:
-            return cls(endpoint=parts.path)
-        database = parts.path.strip("/") or "0"
+        """Take `redis://...` or `unix:///...` apart. Raises ConfigError for anything else, and for what is left."""
         try:
-            port = parts.port or _DEFAULT_PORT
-        except ValueError:
-            port = 0
-        if parts.scheme != "redis" or not parts.hostname or not port or not database.isdecimal():
-            # Without the address itself, which may hold a password.
+            return cls._parse(url)
+        except ValueError as error:
             raise ConfigError(
-                "cache.l3.url is no address of a Redis server; expected "
+                f"cache.l3.url is no address of a Redis server: {error}. Expected "
                 "redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or unix:///SOCKET"
-            )
+            ) from None
+
+    @classmethod
+    def _parse(cls, url: str) -> "RespAddress":
+        """Raises ValueError, without any part of the address: each may be a password that was written wrongly."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise ValueError("it is no URL, or its port is no number up to 65535") from None
+        if parts.scheme == "unix":
+            return cls._of_socket(parts)
+        return cls._of_host(parts, _DEFAULT_PORT if port is None else port)
+
+    @classmethod
+    def _of_socket(cls, parts: SplitResult) -> "RespAddress":
+        path = unquote(parts.path)
+        if parts.netloc or parts.query or parts.fragment or len(path) < 2 or "\0" in path:
+            raise ValueError("a socket has a path and nothing else")
+        if len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"the path of a socket has {_MAX_SOCKET_PATH_BYTES} bytes at most")
+        return cls(endpoint=path)
+
+    @classmethod
+    def _of_host(cls, parts: SplitResult, port: int) -> "RespAddress":
+        if parts.scheme != "redis" or not parts.hostname:
+            raise ValueError("scheme or host is missing or unknown")
+        if parts.query or parts.fragment:
+            raise ValueError("it has options, such as ?db=; the database follows the host and a slash")
+        if not re.fullmatch("/?|/[0-9]{1,9}", parts.path, re.ASCII):
+            raise ValueError("the database is no number")
+        if parts.username and not parts.password:
+            raise ValueError("it has a user without a password")
+        _require_host_name(parts.hostname)
+        if not port:
+            raise ValueError("the port is 0")
+
         return cls(
             endpoint=(parts.hostname, port),
             username=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password) if parts.password else None,
-            database=int(database),
+            database=int(parts.path.strip("/") or "0"),
         )
+
+
+def _require_host_name(name: str) -> None:
+    """Raises ValueError for what no resolver takes; the error of the codec would show the name, and more."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        raise ValueError("the host is no name") from None
+    if not name.isprintable() or " " in name:
+        raise ValueError("the host is no name")
 
 
 def encode_command(*words: bytes) -> bytes:
@@ -87,20 +133,23 @@ class RespConnection:
         self._clock = clock
         self._buffer = bytearray(_LINE_BUFFER_BYTES)
         self._start = self._end = 0
-        timeout_s = self._remaining_s(deadline_s)
-        if isinstance(address.endpoint, str):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                self._socket.settimeout(timeout_s)
-                self._socket.connect(address.endpoint)
-            except OSError:
-                self._socket.close()
-                raise
-        else:
-            self._socket = socket.create_connection(address.endpoint, timeout_s)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = self._connect(address, deadline_s)
         # The kernel minds the deadlines: one call then moves a whole page without the interpreter.
         self._socket.settimeout(None)
+
+    def _connect(self, address: RespAddress, deadline_s: float) -> socket.socket:
+        """Try the server's addresses in turn, all of them before the deadline; the resolver has its own."""
+        if isinstance(address.endpoint, str):
+            return _dial(socket.AF_UNIX, address.endpoint, self._remaining_s(deadline_s))
+
+        failure = OSError(errno.EHOSTUNREACH, "the server's name has no address")
+        found = socket.getaddrinfo(*address.endpoint, type=socket.SOCK_STREAM)
+        for index, (family, _, _, _, where) in enumerate(found):
+            try:
+                return _dial(family, where, self._remaining_s(deadline_s) / (len(found) - index))
+            except OSError as error:
+                failure = error
+        raise failure
 
     def close(self) -> None:
         """Close the socket."""
@@ -141,6 +190,10 @@ class RespConnection:
 
     def read_reply(self, deadline_s: float) -> Reply:
         """The next reply, whole."""
+        return self._read_reply(deadline_s, _MAX_REPLY_DEPTH, [_MAX_REPLY_ITEMS])
+
+    def _read_reply(self, deadline_s: float, depth: int, items_left: list[int]) -> Reply:
+        """A reply in which arrays are `depth` deep at most. `items_left`: one number, which all of them draw on."""
         kind, text = self._read_line(deadline_s)
         match kind:
             case b"+":
@@ -152,7 +205,13 @@ class RespConnection:
             case b"$":
                 return self._read_value(_to_int(text), deadline_s)
             case b"*":
-                return [self.read_reply(deadline_s) for _ in range(_to_int(text))]
+                count = _to_int(text)
+                if count < 0:
+                    return None
+                items_left[0] -= count
+                if not depth or items_left[0] < 0:
+                    raise ProtocolError(f"arrays deeper than {_MAX_REPLY_DEPTH}, or of more than {_MAX_REPLY_ITEMS}")
+                return [self._read_reply(deadline_s, depth - 1, items_left) for _ in range(count)]
         raise ProtocolError(f"reply of unknown kind {kind!r}")
 
     def read_length(self, kind: bytes, deadline_s: float) -> int | ErrorReply | None:
@@ -235,8 +294,21 @@ class RespConnection:
         return min(remaining_s, 1e6)
 
 
-def _to_int(text: bytes) -> int:
+def _dial(family: int, where: str | tuple[Any, ...], timeout_s: float) -> socket.socket:
+    """A connected socket. Raises OSError, and leaves none."""
+    connection = socket.socket(family, socket.SOCK_STREAM)
     try:
-        return int(text)
-    except ValueError:
-        raise ProtocolError(f"{text[:40]!r} is no number") from None
+        connection.settimeout(timeout_s)
+        connection.connect(where)
+        if family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _to_int(text: bytes) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ProtocolError(f"{text[:40]!r} is no number")
+    return int(text)

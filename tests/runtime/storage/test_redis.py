@@ -247,3 +247,12 @@ def test_refused_command_keeps_the_connection(reply: bytes, status: ObjectStatus
     assert backend.stats()["idle_connections"] == 1
     server.last_word.set()
     backend.close()
+
+
+@pytest.mark.parametrize("reply", [b"$-1\r\n", b"+OK\r\n", b":7\r\n", b"*0\r\n"])
+def test_answer_that_is_no_count_is_not_a_miss(reply: bytes) -> None:
+    server = ScriptedServer([reply, b""])
+    backend = opened(server.url)
+    assert backend.batch_exists([targets(1)[0].name]) == [IO_ERROR]
+    server.last_word.set()
+    backend.close()
