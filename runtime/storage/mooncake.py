@@ -74,28 +74,38 @@ class MooncakeBackend:
         self._connect()
 
     def _connect(self) -> Any:
-        """The client; None while no master answers, or while another thread sets one up."""
+        """The client; None while no master answers, or while another thread sets one up.
+
+        Raises ConfigError the first time, if the arena cannot be registered; later that is one more failure.
+        """
         if self._client is None and self._is_setting_up.acquire(blocking=False):
             try:
                 if self._client is None and self._is_open and self._clock() >= self._next_try_s:
-                    self._client = self._set_up()
-                    self._next_try_s = self._clock() + _RECONNECT_S
+                    # Counted from the end of the try, which may take as long as the pause.
+                    try:
+                        self._client = self._set_up()
+                    finally:
+                        self._next_try_s = self._clock() + _RECONNECT_S
             finally:
                 self._is_setting_up.release()
         return self._client
 
+    def _reconnect(self) -> Any:
+        """The client, for an operation; None if there is none."""
+        try:
+            return self._connect()
+        except ConfigError as error:
+            logger.warning("%s", error)
+            return None
+
     def _set_up(self) -> Any:
         section = self._section
-        name, _, port = section.master.rpartition(":")
-        try:
-            with socket.create_connection((name, int(port)), timeout=_PROBE_S) as probe:
-                address = section.host or str(probe.getsockname()[0])
-        except OSError as error:
-            logger.warning("the Mooncake master %s does not answer: %s", section.master, error)
+        address = _address_towards(section.master)
+        if address is None:
             return None
         client = _store_class()()
         code = client.setup(
-            address,
+            section.host or address,
             section.metadata,
             section.segment_bytes or 0,
             _COPY_BUFFER_BYTES,
@@ -104,6 +114,7 @@ class MooncakeBackend:
             section.master,
         )
         if code:
+            client.close()
             logger.warning("no Mooncake client could be set up with master %s: code %d", section.master, code)
             return None
         code = client.register_buffer(self._address, len(self._arena))
@@ -123,7 +134,7 @@ class MooncakeBackend:
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One call to the master."""
-        client = self._connect()
+        client = self._reconnect()
         if client is None or not names:
             return self._all_failed(len(names))
         found = {1: ObjectStatus.OK, 0: ObjectStatus.MISSING}
@@ -132,7 +143,7 @@ class MooncakeBackend:
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Have objects written into the arena by whoever holds them."""
-        client = self._connect()
+        client = self._reconnect()
         if client is None or not refs:
             return self._all_failed(len(refs))
         if self._clock() >= deadline_s:
@@ -156,7 +167,7 @@ class MooncakeBackend:
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Have pages read from the arena. The first writer wins; a later one is told the same."""
-        client = self._connect()
+        client = self._reconnect()
         if client is None or not refs:
             return self._all_failed(len(refs))
         if self._clock() >= deadline_s:
@@ -174,7 +185,7 @@ class MooncakeBackend:
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Remove, whoever has a lease: its reader finds other bytes by their header."""
-        client = self._connect()
+        client = self._reconnect()
         if client is None or not names:
             return self._all_failed(len(names))
         codes = client.batch_remove([self._key(name) for name in names], True)
@@ -182,7 +193,7 @@ class MooncakeBackend:
 
     def clear(self) -> ObjectStatus:
         """One call to the master."""
-        client = self._connect()
+        client = self._reconnect()
         if client is None:
             return self._all_failed(1)[0]
         num_removed = client.remove_by_regex(f"^{self._prefix}", True)
@@ -190,7 +201,7 @@ class MooncakeBackend:
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
         """Sizes, by one call each; the master tells no times."""
-        client = self._connect()
+        client = self._reconnect()
         if client is None:
             return [None] * len(names)
         sizes = [client.get_size(self._key(name)) for name in names]
@@ -232,6 +243,17 @@ class MooncakeBackend:
     def _count(self, name: str, amount: int = 1) -> None:
         with self._lock:
             self._counters[name] += amount
+
+
+def _address_towards(master: str) -> str | None:
+    """The address of this host that the master sees; None if the master does not answer."""
+    name, _, port = master.rpartition(":")
+    try:
+        with socket.create_connection((name.strip("[]"), int(port)), timeout=_PROBE_S) as probe:
+            return str(probe.getsockname()[0])
+    except (OSError, OverflowError, UnicodeError) as error:
+        logger.warning("the Mooncake master %s does not answer: %s", master, error)
+        return None
 
 
 def _store_class() -> Any:

@@ -43,6 +43,7 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeClient:
     """A client that remembers what it was set up and called with."""
 
+    setup_code = 0
     register_code = 0
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class FakeClient:
 
     def setup(self, *arguments: object) -> int:
         self.calls.append(arguments)
-        return 0
+        return self.setup_code
 
     def register_buffer(self, address: int, size_bytes: int) -> int:
         self.calls.append((address, size_bytes))
@@ -96,6 +97,40 @@ def test_arena_that_cannot_be_registered_is_a_config_error(monkeypatch: pytest.M
     backend = MooncakeBackend(MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{master_port}"))
     with pytest.raises(ConfigError, match="locked memory"):
         backend.open(memoryview(bytearray(4096)), NAMESPACE)
+
+
+def test_client_that_cannot_be_set_up_is_closed_and_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, master_port: int
+) -> None:
+    client = FakeClient()
+    client.setup_code = -1
+    monkeypatch.setattr(mooncake, "_store_class", lambda: lambda: client)
+    now_s = [0.0]
+    section = MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{master_port}")
+    backend = MooncakeBackend(section, clock=lambda: now_s[0])
+    backend.open(memoryview(bytearray(4096)), NAMESPACE)
+    assert client.calls[1:] == [()]
+    client.setup_code, client.register_code = 0, -1
+    now_s[0] = 6.0
+    for _ in range(3):
+        assert backend.clear() is IO_ERROR, "the arena cannot be registered now: no ConfigError after open"
+    assert len(client.calls) == 5, "it looks again only after some time"
+    client.register_code = 0
+    now_s[0] = 12.0
+    backend.query([])
+    assert backend.stats()["is_connected"] == 1
+    backend.close()
+
+
+@pytest.mark.parametrize("master", ["localhost:99999", "a..b:50051", "[::1]:1"])
+def test_master_whose_address_cannot_be_is_one_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    monkeypatch.setattr(mooncake, "_store_class", lambda: FakeClient)
+    backend = MooncakeBackend(MooncakeL3Section(backend="mooncake", master=master))
+    backend.open(memoryview(bytearray(4096)), NAMESPACE)
+    assert backend.stats()["is_connected"] == 0
+    backend.close()
 
 
 def test_absent_master_fails_operations_at_once_and_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
