@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
+from raydix.runtime.storage.file_modes import OWNER_ALONE
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Slab:
     def __init__(self, path: Path, slot_bytes: int) -> None:
         """Open or create the file; all its slots are free until `claim`."""
         self.slot_bytes = slot_bytes
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file)
         self._num_slots = os.fstat(self.fd).st_size // slot_bytes
         self._taken: set[int] = set()
         self._free = list(range(self._num_slots - 1, -1, -1))
@@ -81,9 +82,10 @@ class Slab:
     def take(self) -> int:
         """A free slot; the file grows if there is none. Raises OSError if it cannot."""
         if not self._free:
-            first, self._num_slots = self._num_slots, self._num_slots + _GROWTH_SLOTS
-            os.ftruncate(self.fd, self._num_slots * self.slot_bytes)
-            self._free = list(range(self._num_slots - 1, first - 1, -1))
+            num_slots = self._num_slots + _GROWTH_SLOTS
+            os.ftruncate(self.fd, num_slots * self.slot_bytes)
+            self._free = list(range(num_slots - 1, self._num_slots - 1, -1))
+            self._num_slots = num_slots
         slot = self._free.pop()
         self._taken.add(slot)
         return slot
@@ -139,14 +141,10 @@ class SlabIndex:
     def __init__(self, path: Path) -> None:
         """Replay the log up to the first record that is not whole, and write it anew."""
         self._path = path
-        self._places: dict[SlabName, SlabPlace] = {}
-        for name, place in _replay(path):
-            if place is None:
-                self._places.pop(name, None)
-            else:
-                self._places[name] = place
+        self._places = _replay(path)
         self._fd = -1
         self._num_records = 0
+        self._compact_at_records = 0
         self._compact()
 
     def __contains__(self, name: SlabName) -> bool:
@@ -164,14 +162,20 @@ class SlabIndex:
         added = dict(objects)
         self._append(b"".join(_record(name, place) for name, place in added.items()))
         self._places.update(added)
+        self._tidy()
 
     def remove(self, names: Iterable[SlabName]) -> list[SlabPlace]:
-        """Take objects off the index; returns their places, which may be used again."""
+        """Take objects off the index; returns their places, which may be used again.
+
+        A removal that cannot be logged is still made: after a restart the object fails verification, or gives way to
+        the one that was written into its slot.
+        """
         places = {name: self._places.pop(name) for name in names}
         try:
             self._append(b"".join(_record(name, None) for name in places))
         except OSError as error:
             logger.warning("removals are not logged, and after a restart fail verification: %s", error)
+        self._tidy()
         return list(places.values())
 
     def _append(self, records: bytes) -> None:
@@ -182,18 +186,31 @@ class SlabIndex:
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - done)
             raise OSError(f"the log {self._path} takes {done} of {len(records)} bytes")
         self._num_records += len(records) // _RECORD_BYTES
-        if self._num_records > 4 * len(self._places) + _COMPACT_SLACK_RECORDS:
+
+    def _tidy(self) -> None:
+        """Replace a log of which most is removals. What is in it is good, so that a failure costs its length alone."""
+        if self._num_records <= self._compact_at_records:
+            return
+        try:
             self._compact()
+        except OSError as error:
+            self._compact_at_records = 2 * self._num_records
+            logger.warning("the log %s cannot be replaced and grows: %s", self._path, error)
 
     def _compact(self) -> None:
-        """Replace the log by one that holds no removals."""
+        """Replace the log by one that holds no removals. Raises OSError, and then it is as it was."""
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_bytes(b"".join(_record(name, place) for name, place in self._places.items()))
-        fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        temporary.rename(self._path)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, OWNER_ALONE.file)
+        try:
+            _write_all(fd, b"".join(_record(name, place) for name, place in self._places.items()))
+            temporary.rename(self._path)
+        except BaseException:
+            os.close(fd)
+            raise
         self.close()
         self._fd = fd
         self._num_records = len(self._places)
+        self._compact_at_records = 4 * self._num_records + _COMPACT_SLACK_RECORDS
 
     def close(self) -> None:
         """Close the log."""
@@ -208,7 +225,31 @@ def _record(name: SlabName, place: SlabPlace | None) -> bytes:
     return fields + zlib.crc32(fields).to_bytes(4, "little")
 
 
-def _replay(path: Path) -> Iterator[tuple[SlabName, SlabPlace | None]]:
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _replay(path: Path) -> dict[SlabName, SlabPlace]:
+    """What the log says is where. Of two names in one slot the later one holds: the removal of the other got lost."""
+    places: dict[SlabName, SlabPlace] = {}
+    owners: dict[tuple[int, int], SlabName] = {}
+    for name, place in _records(path):
+        former = places.pop(name, None)
+        if former is not None:
+            del owners[former.slot_bytes, former.slot]
+        if place is None:
+            continue
+        slot = place.slot_bytes, place.slot
+        if slot in owners:
+            del places[owners[slot]]
+        places[name] = place
+        owners[slot] = name
+    return places
+
+
+def _records(path: Path) -> Iterator[tuple[SlabName, SlabPlace | None]]:
     data = path.read_bytes() if path.exists() else b""
     for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
         fields = data[start : start + _RECORD.size]

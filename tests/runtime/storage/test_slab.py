@@ -1,5 +1,7 @@
 """Slots and their index: what is handed out when, and what a restart finds."""
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -124,6 +126,60 @@ def test_log_of_removals_is_compacted(tmp_path: Path, monkeypatch: pytest.Monkey
         if turn:
             index.remove([name(turn - 1)])
     assert path.stat().st_size < 40 * 64
+    index.close()
+    assert list(SlabIndex(path)) == [(name(99), place(0))]
+
+
+def test_of_two_names_in_one_slot_the_later_one_is_left_after_a_restart(tmp_path: Path) -> None:
+    """The first one's removal was not logged, and its slot was used again."""
+    index = SlabIndex(tmp_path / "index.log")
+    index.add([(name(1), place(1)), (name(2), place(2))])
+    index._append = lambda records: None  # type: ignore[method-assign]
+    index.remove([name(1)])
+    del index._append  # type: ignore[method-assign]
+    index.add([(name(3), place(1))])
+    index.close()
+    again = SlabIndex(tmp_path / "index.log")
+    assert list(again) == [(name(2), place(2)), (name(3), place(1))]
+    again.close()
+
+
+def test_slab_that_cannot_grow_loses_no_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slab = Slab(tmp_path / "slab", 4096)
+
+    def refuse(fd: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                slab.take()
+            slab.check()
+    assert [slab.take() for _ in range(3)] == [0, 1, 2]
+    slab.check()
+    slab.close()
+
+
+def test_log_that_cannot_be_replaced_grows_and_stays_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab_module, "_COMPACT_SLACK_RECORDS", 4)
+    path = tmp_path / "index.log"
+    index = SlabIndex(path)
+    num_open = len(os.listdir("/proc/self/fd"))
+    num_tries = [0]
+
+    def refuse(self: Path, target: Path) -> None:
+        num_tries[0] += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        for turn in range(50):
+            index.add([(name(turn), place(0))])
+            index.remove([name(turn)])
+    index.add([(name(99), place(0))])
+    assert 1 < num_tries[0] < 8
+    assert len(os.listdir("/proc/self/fd")) == num_open
     index.close()
     assert list(SlabIndex(path)) == [(name(99), place(0))]
 
