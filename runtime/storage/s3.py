@@ -41,6 +41,7 @@ class S3Backend:
         self._api: Any = obstore
         self._section = section
         self._clock = clock
+        self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -96,7 +97,7 @@ class S3Backend:
             status = self._status(answer)
             if status is ObjectStatus.OK and not isinstance(answer, ObjectStatus):
                 ref.page[:] = memoryview(answer)  # type: ignore[arg-type]
-                self._counters["objects_read"] += 1
+                self._count("objects_read")
             statuses.append(status)
         return statuses
 
@@ -104,7 +105,7 @@ class S3Backend:
         """Copy pages and store them side by side, unless their names exist."""
         answers = self._run([self._put(ref) for ref in refs], deadline_s)
         statuses = [self._status(answer) for answer in answers]
-        self._counters["objects_written"] += sum(isinstance(answer, dict) for answer in answers)
+        self._count("objects_written", sum(isinstance(answer, dict) for answer in answers))
         return statuses
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
@@ -137,7 +138,8 @@ class S3Backend:
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the service nothing."""
-        return dict(self._counters)
+        with self._lock:
+            return dict(self._counters)
 
     def tidy(self) -> bool:
         """The bucket's rules make room."""
@@ -200,7 +202,7 @@ class S3Backend:
         match answer:
             case ObjectStatus():
                 if answer is ObjectStatus.TIMED_OUT:
-                    self._counters["timeouts"] += 1
+                    self._count("timeouts")
                 return answer
             case FileNotFoundError():
                 return ObjectStatus.MISSING
@@ -209,9 +211,13 @@ class S3Backend:
             case Exception():
                 if not self._counters["io_errors"]:
                     logger.warning("S3: %s; further errors are only counted", _brief(answer))
-                self._counters["io_errors"] += 1
+                self._count("io_errors")
                 return ObjectStatus.IO_ERROR
         return ObjectStatus.OK
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counters[name] += amount
 
 
 def _brief(error: Exception) -> str:
