@@ -13,11 +13,17 @@ class BoundedL3Section(Section):
     max_bytes: Size = Field(2**30, description="Most bytes of objects, over all models; the least used go.")
 
 
+Access = Annotated[
+    Literal["owner", "group"], Field(description="Who may read, write and delete objects besides their owner.")
+]
+
+
 class FileL3Section(BoundedL3Section):
     """L3 in files below one folder."""
 
     backend: Literal["file"]
     path: str = Field(description="Folder of the objects; created if absent. Engines and models may share it.")
+    access: Access = "owner"
 
 
 class RedisL3Section(Section):
@@ -76,6 +82,7 @@ class NixlL3Section(BoundedL3Section):
 
     backend: Literal["nixl"]
     path: str = Field(description="NIXL: folder of the objects, laid out as by backend `file`.")
+    access: Access = "owner"
     plugin: str = Field("POSIX", description="NIXL: the plugin for files.")
     plugin_options: dict[str, str] = Field(
         default_factory=lambda: {"use_uring": "true"}, description="NIXL: what the plugin is started with."

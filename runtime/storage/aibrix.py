@@ -1,6 +1,7 @@
 """L3 in RocksDB, through the connector of AIBrix's KV cache."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -13,8 +14,10 @@ from typing import Any
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
-from raydix.runtime.storage.bytes_lru import BytesLru
+from raydix.runtime.storage.file_modes import OWNER_ALONE
 from raydix.runtime.storage.namespace import Namespace
+from raydix.runtime.storage.room import Reservation, Room
+from raydix.runtime.storage.stored_bound import agree_on_bound
 
 logger = logging.getLogger(__name__)
 
@@ -62,36 +65,57 @@ class AibrixBackend:
         self._ttl_s = ttl_s
         self._clock = clock
         self._prefix = b""
-        self._lru = BytesLru(max_bytes)
+        self._room = Room(max_bytes, self._remove)
         self._writing: set[bytes] = set()
         self._connector: Any = None
+        self._as_status: Any = None
+        """Makes an error that is raised a status; RocksDB's have no type of their own."""
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Open the database. Raises ConfigError if AIBrix is not installed, or the folder is in use or unusable."""
         self._prefix = namespace.digest
-        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="aibrix")
-        self._connector = self._make_connector(self._executor)
-        status = self._connector.open()
-        if not status.is_ok():
-            raise ConfigError(
-                f"cache.l3.path {self._root} cannot be opened by RocksDB: {status}. Give every engine its own folder."
-            )
-        self._lru = BytesLru(self._max_bytes)
-        self._lru.add({key.hex(): len(value) for key, value in self._connector.store.items()})
-        self._drop(self._lru.reserve([0])[1])
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="aibrix")
+            connector = self._make_connector(self._executor)
+            try:
+                self._root.parent.mkdir(parents=True, exist_ok=True)
+                OWNER_ALONE.make_folder(str(self._root))
+                status = connector.open()
+                if not status.is_ok():
+                    raise ConfigError(
+                        f"cache.l3.path {self._root} cannot be opened by RocksDB: {status}. "
+                        "Give every engine its own folder."
+                    )
+                self._connector = connector
+                self._take_stock()
+            except OSError as error:
+                raise ConfigError(
+                    f"cache.l3.path {self._root} cannot be used: {error}. Set it to a folder that can be written."
+                ) from error
+            undo.pop_all()
+
+    def _take_stock(self) -> None:
+        sizes = {key.hex(): len(value) for key, value in self._connector.store.items()}
+        agree_on_bound(self._root, self._max_bytes, sum(sizes.values()), OWNER_ALONE)
+        self._room = Room(self._max_bytes, self._remove)
+        self._room.add(sizes)
+        self._room.enforce()
 
     def _make_connector(self, executor: ThreadPoolExecutor) -> Any:
         # Not by `from_envs`: AIBrix's environment variables would hold for the whole process.
         try:
             import rocksdict
             from aibrix_kvcache.l2.connectors.rocksdb import RocksDBConnector
+            from aibrix_kvcache.status import Status
         except ImportError as error:
             raise ConfigError(
                 f"cache.l3.backend is aibrix, but the library cannot be imported ({error}). Install raydix[aibrix]."
             ) from error
+        self._as_status = Status.capture_exception
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
@@ -122,8 +146,7 @@ class AibrixBackend:
 
     def _touch(self, refs: Sequence[ObjectRef]) -> None:
         """Mark a chain as used, the last object first."""
-        with self._lock:
-            self._lru.touch(self._key(ref.name).hex() for ref in reversed(refs))
+        self._room.touch(self._key(ref.name).hex() for ref in reversed(refs))
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Delete; a value that is being read was copied before."""
@@ -146,8 +169,7 @@ class AibrixBackend:
         region = _Region(page)
         result = self._result(await self._connector.get(key, region))
         if result is ObjectStatus.MISSING:
-            with self._lock:
-                self._lru.remove(key.hex())  # past its time to live
+            self._room.forget([key.hex()])  # past its time to live
         if result is not ObjectStatus.OK:
             return result
         if region.filled_bytes != len(page):
@@ -164,73 +186,74 @@ class AibrixBackend:
         with self._lock:
             if key in self._writing:
                 return ObjectStatus.OK
-            self._lru.remove(key.hex())
-            num_fitting, victims = self._lru.reserve([len(page)])
-            if not num_fitting:
-                self._count("store_full")
-                return ObjectStatus.FULL
-            self._drop(victims)
             self._writing.add(key)
+        try:
+            self._room.forget([key.hex()])
+            with self._room.reserve([len(page)]) as reservation:
+                return await self._write(key, page, reservation)
+        finally:
+            with self._lock:
+                self._writing.remove(key)
+
+    async def _write(self, key: bytes, page: memoryview, reservation: Reservation) -> ObjectStatus:
+        if not reservation.sizes:
+            self._count("store_full")
+            return ObjectStatus.FULL
         result = self._result(await self._connector.put(key, _Region(page)))
-        with self._lock:
-            self._writing.remove(key)
-            self._lru.release(len(page))
-            if result is ObjectStatus.OK:
-                self._lru.add({key.hex(): len(page)})
-                self._counters["objects_written"] += 1
+        if result is ObjectStatus.OK:
+            self._room.settle(reservation, {key.hex(): len(page)})
+            self._count("objects_written")
         return result
 
     async def _delete(self, key: bytes) -> ObjectStatus:
         found = await self._exists(key)
         if found is ObjectStatus.OK:
             found = self._result(await self._connector.delete(key))
-        with self._lock:
-            self._lru.remove(key.hex())
+        if found in (ObjectStatus.OK, ObjectStatus.MISSING):
+            self._room.forget([key.hex()])
         return found
 
-    def _drop(self, victims: Sequence[str]) -> None:
-        """Delete what the index has given up."""
-        for victim in victims:
-            self._connector.store.delete(bytes.fromhex(victim))
-        self._count("objects_evicted", len(victims))
+    def _remove(self, names: Sequence[str]) -> Sequence[str]:
+        """For the room: delete objects, and tell which could not be."""
+        store = self._connector.store
+        failures = {name: self._as_status(store.delete)(bytes.fromhex(name)) for name in names}
+        stuck = [name for name, failure in failures.items() if failure is not None]
+        for name in stuck:
+            self._result(failures[name])
+        return stuck
 
     def clear(self) -> ObjectStatus:
         """Delete one object after the other."""
-        with self._lock:
-            keys = [key for key in map(bytes.fromhex, self._lru.names()) if key.startswith(self._prefix)]
+        keys = [key for key in map(bytes.fromhex, self._room.names()) if key.startswith(self._prefix)]
         statuses = self._each([self._delete(key) for key in keys])
         return ObjectStatus.IO_ERROR if ObjectStatus.IO_ERROR in statuses else ObjectStatus.OK
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
         """Sizes as they were written; the database tells no times."""
-        with self._lock:
-            sizes = [self._lru.size(self._key(name).hex()) for name in names]
+        sizes = [self._room.size(self._key(name).hex()) for name in names]
         return [None if size is None else ObjectInfo(size, None) for size in sizes]
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
         with self._lock:
-            known = {"objects": len(self._lru), "bytes": self._lru.total_bytes, "max_bytes": self._max_bytes or 0}
-            return known | self._counters
+            return self._room.figures() | self._counters
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
-        with self._lock:
-            self._lru.check()
+        self._room.check()
 
     def tidy(self) -> bool:
         """Evict down to the low mark."""
-        with self._lock:
-            victims = self._lru.trim()
-            self._drop(victims)
-        return bool(victims)
+        return self._room.trim()
 
     def close(self) -> None:
         """Close the database, so that another process may open it."""
         if self._executor is not None:
             self._executor.shutdown()
+            self._executor = None
         if self._connector is not None:
             self._connector.close()
+            self._connector = None
 
     def _result(self, status: Any) -> ObjectStatus:
         """What AIBrix's status says."""

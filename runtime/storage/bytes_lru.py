@@ -43,7 +43,12 @@ class BytesLru:
         """Bytes of all objects, without those being written."""
         return self._total_bytes
 
-    def reserve(self, sizes: Sequence[int]) -> tuple[int, list[str]]:
+    @property
+    def is_over(self) -> bool:
+        """More is taken than there is room: objects that were given up came back."""
+        return self._total_bytes + self._reserved_bytes > self._max_bytes
+
+    def reserve(self, sizes: Sequence[int]) -> tuple[int, dict[str, int]]:
         """Hold room for the first of some objects: for how many there can be room, and what was given up for them."""
         room_bytes = self._max_bytes - self._reserved_bytes
         num_objects = len(sizes)
@@ -56,20 +61,20 @@ class BytesLru:
         """The other end of `reserve`: objects are written, and may be added, or they will not be."""
         self._reserved_bytes -= size_bytes
 
-    def trim(self) -> list[str]:
+    def trim(self) -> dict[str, int]:
         """Give up to TRIM_OBJECTS up if there are too many; none when that is done. No writer has to wait for it."""
         low_bytes = self._max_bytes * 15 // 16
         mark_bytes = low_bytes if self._is_trimming else self._max_bytes * 31 // 32
         self._is_trimming = self._total_bytes + self._reserved_bytes > mark_bytes
-        return self._give_up(low_bytes, TRIM_OBJECTS) if self._is_trimming else []
+        return self._give_up(low_bytes, TRIM_OBJECTS) if self._is_trimming else {}
 
-    def _give_up(self, target_bytes: int, max_objects: int) -> list[str]:
-        """The least recently used go until all that is taken is at most `target_bytes`."""
-        victims: list[str] = []
+    def _give_up(self, target_bytes: int, max_objects: int) -> dict[str, int]:
+        """The least recently used go, first of all the oldest, until all that is taken is at most `target_bytes`."""
+        victims: dict[str, int] = {}
         while self._total_bytes + self._reserved_bytes > target_bytes and len(victims) < max_objects and self._sizes:
             name, size_bytes = self._sizes.popitem(last=False)
             self._total_bytes -= size_bytes
-            victims.append(name)
+            victims[name] = size_bytes
         return victims
 
     def add(self, sizes: Mapping[str, int]) -> None:

@@ -23,6 +23,7 @@ from raydix.runtime.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.storage.file import FileBackend
+from raydix.runtime.storage.file_modes import GROUP_TOO, OWNER_ALONE
 from raydix.runtime.storage.hf3fs import Hf3fsBackend
 from raydix.runtime.storage.mooncake import MooncakeBackend
 from raydix.runtime.storage.nixl import NixlTransfers
@@ -30,13 +31,14 @@ from raydix.runtime.storage.redis import RedisBackend
 from raydix.runtime.storage.s3 import S3Backend
 
 ENTRY_POINT_GROUP = "raydix.storage"
+_MODES = {"owner": OWNER_ALONE, "group": GROUP_TOO}
 
 
 def create_backend(section: L3Section) -> StorageBackend:
     """The backend that section `cache.l3` describes. Raises ConfigError if it cannot be made."""
     match section:
         case FileL3Section():
-            return FileBackend(Path(section.path), section.max_bytes)
+            return FileBackend(Path(section.path), section.max_bytes, modes=_MODES[section.access])
         case RedisL3Section():
             return RedisBackend(section.url, ttl_s=section.ttl_s, timeout_s=section.timeout_s)
         case S3L3Section():
@@ -47,7 +49,8 @@ def create_backend(section: L3Section) -> StorageBackend:
             return Hf3fsBackend(Path(section.path), section.max_bytes)
         case NixlL3Section():
             transfers = NixlTransfers(section.plugin, section.plugin_options)
-            return FileBackend(Path(section.path), section.max_bytes, transfers=transfers)
+            modes = _MODES[section.access]
+            return FileBackend(Path(section.path), section.max_bytes, transfers=transfers, modes=modes)
         case AibrixL3Section():
             return AibrixBackend(Path(section.path), section.max_bytes, ttl_s=section.ttl_s)
         case FakeL3Section():

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
-from raydix.runtime.storage.bytes_lru import BytesLru
 from raydix.runtime.storage.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import Namespace
+from raydix.runtime.storage.room import Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class Faults:
     """Of reads. The stored object stays good unless the reader deletes it."""
     refuses_writes: bool = False
     """Every write finds the store full."""
+    refuses_deletes: bool = False
+    """Nothing can be evicted."""
 
 
 class FakeBackend:
@@ -45,8 +47,7 @@ class FakeBackend:
     ) -> None:
         self._faults = faults or Faults()
         self._random = random.Random(self._faults.seed)
-        self._max_bytes = max_bytes
-        self._lru = BytesLru(max_bytes)
+        self._room = Room(max_bytes, self._remove)
         self._objects: dict[str, bytes] = {}
         self._namespace = ""
         self._clock = clock
@@ -84,7 +85,7 @@ class FakeBackend:
         """Put these bytes in the place of an object."""
         with self._lock:
             self._objects[self._name(name)] = data
-            self._lru.add({self._name(name): len(data)})
+        self._room.add({self._name(name): len(data)})
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """After the latency, without faults."""
@@ -108,8 +109,7 @@ class FakeBackend:
         faults = self._begin()
         earliest_s = self._clock() + faults.latency_s
         statuses = [self._fault(faults, ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
-        with self._lock:
-            self._lru.touch(self._name(ref.name) for ref in reversed(refs))
+        self._room.touch(self._name(ref.name) for ref in reversed(refs))
         return statuses
 
     def _fault(self, faults: Faults, ref: ObjectRef, earliest_s: float, deadline_s: float) -> ObjectStatus | None:
@@ -153,20 +153,24 @@ class FakeBackend:
                 return ObjectStatus.OK
             if self._faults.refuses_writes:
                 return ObjectStatus.FULL
-            num_fitting, victims = self._lru.reserve([len(ref.page)])
-            if not num_fitting:
+
+        with self._room.reserve([len(ref.page)]) as reservation:
+            if not reservation.sizes:
                 return ObjectStatus.FULL
-            self._lru.release(len(ref.page))
-            self._evict(victims)
-            self._objects[name] = bytes(ref.page)
-            self._lru.add({name: len(ref.page)})
-            self._counters["objects_written"] += 1
+            with self._lock:
+                self._objects.setdefault(name, bytes(ref.page))
+                self._counters["objects_written"] += 1
+            self._room.settle(reservation, {name: len(ref.page)})
         return ObjectStatus.OK
 
-    def _evict(self, victims: Sequence[str]) -> None:
-        for victim in victims:
-            del self._objects[victim]
-        self._counters["objects_evicted"] += len(victims)
+    def _remove(self, names: Sequence[str]) -> Sequence[str]:
+        """For the room: delete objects, and tell which could not be."""
+        with self._lock:
+            if self._faults.refuses_deletes:
+                return names
+            for name in names:
+                self._objects.pop(name, None)
+        return ()
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Forget objects."""
@@ -174,7 +178,7 @@ class FakeBackend:
             return [self._delete(self._name(name)) for name in names]
 
     def _delete(self, name: str) -> ObjectStatus:
-        self._lru.remove(name)
+        self._room.forget([name])
         return ObjectStatus.MISSING if self._objects.pop(name, None) is None else ObjectStatus.OK
 
     def clear(self) -> ObjectStatus:
@@ -193,20 +197,15 @@ class FakeBackend:
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
         with self._lock:
-            known = {"objects": len(self._lru), "bytes": self._lru.total_bytes, "max_bytes": self._max_bytes or 0}
-            return known | self._counters
+            return self._room.figures() | self._counters
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
-        with self._lock:
-            self._lru.check()
+        self._room.check()
 
     def tidy(self) -> bool:
         """Evict down to the low mark."""
-        with self._lock:
-            victims = self._lru.trim()
-            self._evict(victims)
-        return bool(victims)
+        return self._room.trim()
 
     def close(self) -> None:
         """Objects stay."""

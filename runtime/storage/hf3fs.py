@@ -1,5 +1,6 @@
 """L3 in a slab on 3FS, through its user-space rings (USRBIO), from and into the arena's own memory."""
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -7,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
-from raydix.runtime.storage.bytes_lru import BytesLru
+from raydix.runtime.storage.file_modes import OWNER_ALONE
 from raydix.runtime.storage.namespace import Namespace
+from raydix.runtime.storage.room import Reservation, Room
 from raydix.runtime.storage.slab import Slab, SlabIndex, SlabName, SlabPlace, slot_bytes_for
+from raydix.runtime.storage.stored_bound import agree_on_bound
 from raydix.runtime.storage.usrbio import MAX_IOS, SHARED_MEMORY, SlotIo, UsrbioArena
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class Hf3fsBackend:
         self._path = path
         self._max_bytes = max_bytes
         self._clock = clock
-        self._lru = BytesLru(max_bytes)
+        self._room = Room(max_bytes, self._remove)
         self._namespace = b""
         self._arena: UsrbioArena | None = None
         self._index: SlabIndex | None = None
@@ -62,26 +65,26 @@ class Hf3fsBackend:
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Share the arena with 3FS and read the index. Raises ConfigError if `path` or the arena does not allow it."""
         self._namespace = namespace.digest
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            mount = self._usrbio.extract_mount_point(str(self._path))
-            if mount is None:
-                raise ConfigError(f"cache.l3.path {self._path} is not on a 3FS mount. Set it to a folder on one.")
-            self._take_folder()
-            self._arena = UsrbioArena(self._usrbio, mount, arena)
-            self._read_index()
-        except OSError as error:
-            self.close()
-            raise ConfigError(
-                f"cache.l3.path {self._path} cannot be used, or the arena is not in {SHARED_MEMORY}: {error}"
-            ) from error
-        except ConfigError:
-            self.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                OWNER_ALONE.make_folder(str(self._path))
+                mount = self._usrbio.extract_mount_point(str(self._path))
+                if mount is None:
+                    raise ConfigError(f"cache.l3.path {self._path} is not on a 3FS mount. Set it to a folder on one.")
+                self._take_folder()
+                self._arena = UsrbioArena(self._usrbio, mount, arena)
+                self._read_index()
+            except OSError as error:
+                raise ConfigError(
+                    f"cache.l3.path {self._path} cannot be used, or the arena is not in {SHARED_MEMORY}: {error}"
+                ) from error
+            undo.pop_all()
 
     def _take_folder(self) -> None:
         """Two engines that wrote one slab would overwrite each other's slots."""
-        self._lock_fd = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock_fd = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,19 +94,25 @@ class Hf3fsBackend:
 
     def _read_index(self) -> None:
         self._index = SlabIndex(self._path / "index.log")
-        self._lru = BytesLru(self._max_bytes)
+        sizes = {str(name): place.size_bytes for name, place in self._index}
+        agree_on_bound(self._path, self._max_bytes, sum(sizes.values()), OWNER_ALONE)
+        self._room = Room(self._max_bytes, self._remove)
+        self._room.add(sizes)
         taken: dict[int, list[int]] = {}
-        for name, place in self._index:
+        for _, place in self._index:
             taken.setdefault(place.slot_bytes, []).append(place.slot)
-            self._lru.add({str(name): place.size_bytes})
         for slot_bytes, slots in taken.items():
             self._slab(slot_bytes).claim(slots)
-        self._drop(self._lru.reserve([0])[1])
+        self._room.enforce()
 
     def _slab(self, slot_bytes: int) -> Slab:
         if slot_bytes not in self._slabs:
             slab = Slab(self._path / f"slots-{slot_bytes}.slab", slot_bytes)
-            self._usrbio.register_fd(slab.fd)
+            try:
+                self._usrbio.register_fd(slab.fd)
+            except BaseException:
+                slab.close()
+                raise
             self._slabs[slot_bytes] = slab
         return self._slabs[slot_bytes]
 
@@ -120,17 +129,19 @@ class Hf3fsBackend:
     def _name(self, name: ObjectName) -> SlabName:
         return SlabName(self._namespace, name.group, name.key)
 
-    def _drop(self, victims: Sequence[str]) -> None:
-        """Evict objects, by the LRU's names for them."""
-        names = [SlabName.parse(victim) for victim in victims]
-        self._forget(names)
-        self._counters["objects_evicted"] += len(names)
+    def _remove(self, names: Sequence[str]) -> Sequence[str]:
+        """For the room: take objects off the index. That never fails, though the log may not say so."""
+        with self._lock:
+            self._release(SlabName.parse(name) for name in names)
+        return ()
 
     def _forget(self, names: Sequence[SlabName]) -> None:
-        for place in self._objects.remove(names):
+        self._release(names)
+        self._room.forget(map(str, names))
+
+    def _release(self, names: Iterable[SlabName]) -> None:
+        for place in self._objects.remove(name for name in names if name in self._objects):
             self._slabs[place.slot_bytes].give_back(place.slot)
-        for name in names:
-            self._lru.remove(str(name))
 
     # Operations ------------------------------------------------------------------------------------------------
 
@@ -188,67 +199,78 @@ class Hf3fsBackend:
                     self._slabs[transfer.place.slot_bytes].end_read(transfer.place.slot)
         for transfer, result in zip(transfers, results, strict=True):
             statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.TOO_SHORT)
+        self._room.touch(str(transfer.name) for transfer in reversed(transfers))
         with self._lock:
-            self._lru.touch(str(transfer.name) for transfer in reversed(transfers))
             self._counters["objects_read"] += statuses.count(ObjectStatus.OK)
         return statuses
 
     def _put(self, refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         statuses = [ObjectStatus.OK] * len(refs)
-        transfers: list[_Transfer] = []
         with self._lock:
-            for position, ref in enumerate(refs):
-                name = self._name(ref.name)
-                if name in self._objects:
-                    continue
-                place = self._take_slot(len(ref.page))
-                if isinstance(place, ObjectStatus):
-                    statuses[position] = place
-                    continue
-                transfers.append(_Transfer(position, ref, name, place))
-        results = [-errno.EIO] * len(transfers)
-        try:
-            results = self._shared_arena.write(self._ios(transfers))
-        finally:
-            with self._lock:
-                for transfer in transfers:
-                    self._lru.release(transfer.place.size_bytes)
-                self._publish(transfers, results)
-        for transfer, result in zip(transfers, results, strict=True):
-            statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.IO_ERROR)
+            waiting = [position for position, ref in enumerate(refs) if self._name(ref.name) not in self._objects]
+        while waiting:
+            # What is being written cannot be given up for the rest; once it is there it can.
+            with self._room.reserve([len(refs[position].page) for position in waiting]) as reservation:
+                fitting = waiting[: len(reservation.sizes)]
+                if fitting:
+                    self._write(refs, fitting, reservation, statuses)
+                else:
+                    self._counters["store_full"] += 1
+                    statuses[waiting[0]] = ObjectStatus.FULL
+            waiting = waiting[len(fitting) or 1 :]
         return statuses
 
-    def _take_slot(self, size_bytes: int) -> SlabPlace | ObjectStatus:
-        """Hold room for an object; what it gets if there is none."""
-        num_fitting, victims = self._lru.reserve([size_bytes])
-        if not num_fitting:
-            self._counters["store_full"] += 1
-            return ObjectStatus.FULL
-        self._drop(victims)
-        slot_bytes = slot_bytes_for(size_bytes)
+    def _write(
+        self,
+        refs: Sequence[ObjectRef],
+        positions: Sequence[int],
+        reservation: Reservation,
+        statuses: list[ObjectStatus],
+    ) -> None:
+        """Write objects for which there is room, and publish them. Amends `statuses`."""
+        transfers: list[_Transfer] = []
+        results: list[int] = []
         try:
-            return SlabPlace(slot_bytes, self._slab(slot_bytes).take(), size_bytes)
-        except OSError as error:
-            self._lru.release(size_bytes)
-            return self._failure(error.errno or errno.EIO)
+            for position in positions:
+                ref = refs[position]
+                try:
+                    place = self._take_slot(len(ref.page))
+                except OSError as error:
+                    statuses[position] = self._failure(error.errno or errno.EIO)
+                    continue
+                transfers.append(_Transfer(position, ref, self._name(ref.name), place))
+            results = self._shared_arena.write(self._ios(transfers))
+        finally:
+            results += [-errno.EIO] * (len(transfers) - len(results))
+            self._publish(transfers, results, reservation)
+        for transfer, result in zip(transfers, results, strict=True):
+            statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.IO_ERROR)
 
-    def _publish(self, transfers: Sequence[_Transfer], results: Sequence[int]) -> None:
+    def _take_slot(self, size_bytes: int) -> SlabPlace:
+        """A slot that no name points at. Raises OSError."""
+        slot_bytes = slot_bytes_for(size_bytes)
+        with self._lock:
+            return SlabPlace(slot_bytes, self._slab(slot_bytes).take(), size_bytes)
+
+    def _publish(self, transfers: Sequence[_Transfer], results: Sequence[int], reservation: Reservation) -> None:
         """Enter what was written whole and not by another writer meanwhile; give the other slots back."""
         new: dict[SlabName, SlabPlace] = {}
-        for transfer, result in zip(transfers, results, strict=True):
-            is_new = transfer.name not in self._objects and transfer.name not in new
-            if is_new and result == transfer.place.size_bytes:
-                new[transfer.name] = transfer.place
-            else:
-                self._slabs[transfer.place.slot_bytes].give_back(transfer.place.slot)
-        try:
-            self._objects.add(new.items())
-        except OSError:
-            for place in new.values():
-                self._slabs[place.slot_bytes].give_back(place.slot)
-            raise
-        self._lru.add({str(name): place.size_bytes for name, place in reversed(new.items())})
-        self._counters["objects_written"] += len(new)
+        with self._lock:
+            try:
+                for transfer, result in zip(transfers, results, strict=True):
+                    is_new = transfer.name not in self._objects and transfer.name not in new
+                    if is_new and result == transfer.place.size_bytes:
+                        new[transfer.name] = transfer.place
+                self._objects.add(new.items())
+            except BaseException:
+                new.clear()
+                raise
+            finally:
+                for transfer in transfers:
+                    if new.get(transfer.name) != transfer.place:
+                        self._slabs[transfer.place.slot_bytes].give_back(transfer.place.slot)
+            self._room.settle(reservation, {str(name): place.size_bytes for name, place in reversed(new.items())})
+            self._counters["objects_written"] += len(new)
 
     def _ios(self, transfers: Sequence[_Transfer]) -> list[SlotIo]:
         return [
@@ -303,22 +325,18 @@ class Hf3fsBackend:
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
         with self._lock:
-            known = {"objects": len(self._lru), "bytes": self._lru.total_bytes, "max_bytes": self._max_bytes or 0}
-            return known | self._counters
+            return self._room.figures() | self._counters
 
     def check(self) -> None:
         """Raises AccountingError if slots, index and bytes on record disagree."""
+        self._room.check()
         with self._lock:
-            self._lru.check()
             for slab in self._slabs.values():
                 slab.check()
 
     def tidy(self) -> bool:
         """Evict down to the low mark."""
-        with self._lock:
-            victims = self._lru.trim()
-            self._drop(victims)
-        return bool(victims)
+        return self._room.trim()
 
     def close(self) -> None:
         """Take the arena back from 3FS and close all files."""

@@ -1,5 +1,7 @@
 """What the conformance suite must know of AIBrix's RocksDB connector."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,22 @@ def require_aibrix() -> None:
     pytest.importorskip(
         "aibrix_kvcache.l2.connectors.rocksdb", reason="aibrix-kvcache is not installed", exc_type=ImportError
     )
+
+
+class _Undeletable:
+    """A database that deletes nothing."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._database
+
+    def delete(self, key: bytes) -> None:
+        raise Exception("IO error: Read-only file system")
 
 
 class AibrixStore(Store):
@@ -45,6 +63,15 @@ class AibrixStore(Store):
 
     def set_raw(self, name: int, data: bytes) -> None:
         self._database().put(self._key(name), data)
+
+    @contextmanager
+    def refuse_deletes(self, backend: StorageBackend) -> Iterator[None]:
+        assert self.backend is not None
+        connector = self.backend._connector
+        database = connector.store
+        connector.store = _Undeletable(database)
+        yield
+        connector.store = database
 
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, AibrixBackend)

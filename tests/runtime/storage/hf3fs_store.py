@@ -47,7 +47,7 @@ class Hf3fsStore(Store):
         assert self.backend is not None
         assert slot_bytes_for(len(data) or 1) == place.slot_bytes
         self.backend._objects.add([(slab_name, SlabPlace(place.slot_bytes, place.slot, len(data)))])
-        self.backend._lru.add({str(slab_name): len(data)})
+        self.backend._room.add({str(slab_name): len(data)})
         with open(self.path / f"slots-{place.slot_bytes}.slab", "r+b") as file:
             os.pwrite(file.fileno(), data, place.offset)
 

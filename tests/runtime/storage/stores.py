@@ -1,7 +1,11 @@
 """A real arena and worker around a backend, and what the conformance suite must know of a backend."""
 
+import errno
+import os
 import queue
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from raydix.ids import BatchId, HostPageId, PageKey
@@ -79,6 +83,10 @@ class Store(ABC):
     def set_raw(self, name: int, data: bytes) -> None:
         """Put `data` in the place of an object of NAMESPACE."""
 
+    def refuse_deletes(self, backend: StorageBackend) -> AbstractContextManager[None] | None:
+        """Have everything that is to make room fail for a while; None where that cannot be, or not be brought about."""
+        return None
+
     def wait_for_dead_writers(self) -> None:
         """Wait until the service has given up what a process that was killed had begun to write. Most do at once."""
         return None
@@ -107,6 +115,19 @@ class FileStore(Store):
     def set_raw(self, name: int, data: bytes) -> None:
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         self.path(name).write_bytes(data)
+
+    @contextmanager
+    def refuse_deletes(self, backend: StorageBackend) -> Iterator[None]:
+        unlink = os.unlink
+
+        def refuse(path: str) -> None:
+            raise OSError(errno.EROFS, "Read-only file system", path)
+
+        os.unlink = refuse  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            os.unlink = unlink
 
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, FileBackend)
@@ -137,6 +158,13 @@ class FakeStore(Store):
     def set_raw(self, name: int, data: bytes) -> None:
         assert self.backend is not None
         self.backend.set_raw(ObjectName(make_key(name), 0), data)
+
+    @contextmanager
+    def refuse_deletes(self, backend: StorageBackend) -> Iterator[None]:
+        assert isinstance(backend, FakeBackend)
+        backend.set_faults(Faults(refuses_deletes=True))
+        yield
+        backend.set_faults(Faults())
 
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, FakeBackend)

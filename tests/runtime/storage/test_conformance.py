@@ -1,5 +1,6 @@
 """What every L3 backend must do, seen through the worker. Runs on every backend that this machine can run."""
 
+import os
 import threading
 
 import pytest
@@ -159,6 +160,41 @@ def test_object_above_the_bound_is_refused_and_nothing_is_lost(store: Store) -> 
     assert bench.find([1]) == [MISSING]
     assert bench.worker.stats()["bytes"] == 0
     bench.close()
+
+
+def test_store_that_can_delete_nothing_is_full_for_as_long_and_no_longer(store: Store) -> None:
+    require_bound(store)
+    bench = Bench(store.make(max_bytes=8 * OBJECT_BYTES))
+    assert bench.write(list(range(8))) == [OK] * 8
+    trouble = store.refuse_deletes(bench.backend)
+    if trouble is None:
+        pytest.skip("its deletions cannot fail")
+    with trouble:
+        for turn in range(20):
+            assert bench.write([10 + turn, 40 + turn]) == [ObjectStatus.FULL] * 2
+            assert not bench.backend.tidy()
+        assert bench.worker.stats()["bytes"] == 8 * OBJECT_BYTES
+        assert bench.read(list(range(8))) == [OK] * 8
+    while bench.backend.tidy():
+        pass
+    assert bench.write(list(range(50, 58))) == [OK] * 8
+    assert bench.read(list(range(50, 58))) == [OK] * 8
+    assert bench.worker.stats()["bytes"] == 8 * OBJECT_BYTES
+    store.check(bench.backend)
+    bench.close()
+
+
+def test_closing_leaves_no_descriptor_open(store: Store) -> None:
+    def use() -> None:
+        bench = Bench(store.make())
+        bench.write([1, 2])
+        bench.read([1, 9])
+        bench.close()
+
+    use()  # what libraries keep for the process
+    num_open = len(os.listdir("/proc/self/fd"))
+    use()
+    assert len(os.listdir("/proc/self/fd")) <= num_open
 
 
 def test_delete_answers_per_name(bench: Bench, store: Store) -> None:

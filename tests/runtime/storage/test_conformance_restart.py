@@ -7,9 +7,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName
-from tests.runtime.storage.stores import Bench, Store, layout_of, make_key
+from tests.runtime.storage.stores import OBJECT_BYTES, Bench, Store, layout_of, make_key
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
 PAYLOAD_BYTES = 512 << 10
@@ -79,6 +80,19 @@ def test_writer_killed_in_a_batch_leaves_whole_objects_or_none(lasting_store: St
     bench.close()
 
 
+def test_smaller_bound_deletes_nothing_unasked(lasting_store: Store) -> None:
+    if not lasting_store.is_bounded:
+        pytest.skip("the service, not Raydix, bounds this backend")
+    bench = Bench(lasting_store.make(max_bytes=8 * OBJECT_BYTES))
+    bench.write(list(range(8)))
+    bench.close()
+    with pytest.raises(ConfigError, match=rf"holds {8 * OBJECT_BYTES} bytes.*Set cache\.l3\.max_bytes"):
+        Bench(lasting_store.make(max_bytes=4 * OBJECT_BYTES))
+    again = Bench(lasting_store.make(max_bytes=8 * OBJECT_BYTES))
+    assert again.read(list(range(8))) == [OK] * 8
+    again.close()
+
+
 def test_two_backends_see_each_others_objects(lasting_store: Store) -> None:
     if not lasting_store.is_shared:
         pytest.skip("one engine at a time")
@@ -88,6 +102,7 @@ def test_two_backends_see_each_others_objects(lasting_store: Store) -> None:
     assert first.read([1, 2]) == [OK] * 2
     assert second.clear() == [OK]
     assert first.read([1, 2]) == [MISSING] * 2
+    assert first.worker.stats().get("bytes", 0) == 0, "what is gone is no longer counted"
     assert first.write([1]) == [OK]
     assert second.read([1]) == [OK]
     first.close()

@@ -12,6 +12,8 @@ from raydix.ids import HostPageId
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.hf3fs import Hf3fsBackend
+from raydix.runtime.storage.slab import Slab, SlabIndex
+from raydix.runtime.storage.usrbio import UsrbioArena
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.storage.hf3fs_emulator import UsrbioEmulator
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, OBJECT_BYTES, Bench, make_key
@@ -139,3 +141,46 @@ def test_read_under_way_is_waited_for_whatever_its_deadline(usrbio: UsrbioEmulat
     assert backend.batch_get_into([ref], 1.0) == [ObjectStatus.TIMED_OUT]
     backend.check()
     bench.close()
+
+
+def test_failures_while_slots_are_taken_or_published_leak_no_room(
+    usrbio: UsrbioEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Hf3fsBackend(usrbio.mount / "l3", 4 * OBJECT_BYTES, usrbio)
+    bench = Bench(backend)
+    assert bench.write([1, 2]) == [OK] * 2
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for owner, method in ((Slab, "take"), (SlabIndex, "add"), (UsrbioArena, "write")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, refuse)
+            for turn in range(8):
+                assert bench.write([10 + turn, 20 + turn]) == [IO_ERROR] * 2
+        backend.check()
+    assert bench.write([30, 31, 32, 33]) == [OK] * 4
+    assert bench.read([30, 31, 32, 33]) == [OK] * 4
+    backend.check()
+    bench.close()
+
+
+def test_open_that_fails_leaves_nothing_open(usrbio: UsrbioEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    backend = Hf3fsBackend(usrbio.mount / "l3", None, usrbio)
+    monkeypatch.setattr(backend, "_read_index", refuse)
+    with pytest.raises(RuntimeError, match="out of order"):
+        Bench(backend)
+    assert usrbio.links == []
+    Bench(Hf3fsBackend(usrbio.mount / "l3", None, usrbio)).close()
+
+
+def test_files_are_their_users_alone(usrbio: UsrbioEmulator, backend: Hf3fsBackend) -> None:
+    bench = Bench(backend)
+    bench.write([1])
+    bench.close()
+    folder = usrbio.mount / "l3"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.name != "max_bytes"} == {0o600}

@@ -1,0 +1,196 @@
+"""The folders of the file backend: names, modes, what is there, and files that appear whole or not at all."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from raydix.runtime.storage.file_modes import Modes
+from raydix.runtime.storage.namespace import Namespace
+from raydix.runtime.storage.writer_lock import ABANDONED_S, WriterLock
+
+logger = logging.getLogger(__name__)
+
+_TEMPORARY = re.compile(r"\.(?P<writer>[0-9a-f]{16})\.\d+\.tmp$")
+_NAMESPACE = re.compile(r"[0-9a-f]{16}")
+_OBJECT_SUFFIX = ".page"
+
+
+class FoundObject(NamedTuple):
+    """An object that was there when the backend was opened."""
+
+    used_ns: int
+    name: str
+    size_bytes: int
+
+
+class FileTree:
+    """Owns: the folders ROOT/<namespace, 16 hex>/<key, first 2 hex>/.
+
+    Files are named by their paths below ROOT. Folders stay once they are made: no writer finds its folder gone.
+    """
+
+    def __init__(self, root: Path, modes: Modes) -> None:
+        self.root = root
+        self.modes = modes
+        self._prefix = f"{root}/"  # pathlib takes longer than the system calls
+
+    def path(self, name: str) -> str:
+        """Where a file is, whether it exists or not."""
+        return self._prefix + name
+
+    def make_root(self) -> None:
+        """Make ROOT, unless somebody has. Raises OSError."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        self.modes.make_folder(str(self.root))
+
+    def make_namespace(self, namespace: Namespace, suffix: str) -> None:
+        """Make its folder, and describe it for people. `suffix`: of temporaries. Raises OSError."""
+        self.modes.make_folder(self.path(namespace.hex))
+        fields = {
+            name: value.hex() if isinstance(value, bytes) else value for name, value in namespace.description.items()
+        }
+        manifest = f"{namespace.hex}/manifest.json"
+        with NewFiles(self, suffix) as new:
+            os.write(new.create(manifest), json.dumps(fields, indent=2).encode() + b"\n")
+            new.publish(manifest)
+
+    def has_namespace(self, namespace: Namespace) -> bool:
+        """Its folder is there: what is not in it is missing. Without it ROOT is not what it was, or out of reach."""
+        return os.path.isdir(self.path(namespace.hex))
+
+    def create(self, name: str) -> int:
+        """A new file, open to be written. Makes its folder, but never its namespace's. Raises OSError."""
+        path = self.path(name)
+        try:
+            return self.modes.create(path)
+        except FileNotFoundError:
+            self.modes.make_folder(os.path.dirname(path))
+            return self.modes.create(path)
+
+    # What is there ---------------------------------------------------------------------------------------------
+
+    def sweep(self, writer: WriterLock, counters: Counter[str]) -> list[FoundObject]:
+        """All objects of all namespaces, the least recently used first. Removes temporaries of dead writers.
+
+        Others may remove and write files meanwhile. What this user may not read is passed over, and counted.
+        """
+        found: list[FoundObject] = []
+        abandoned_s = writer.now_s() - ABANDONED_S
+        with writer.dead_writers() as dead:
+            for name, entry in self._files(counters):
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                temporary = _TEMPORARY.search(name)
+                if temporary is None:
+                    if name.endswith(_OBJECT_SUFFIX):
+                        found.append(FoundObject(stat.st_mtime_ns, name, stat.st_size))
+                elif temporary["writer"] in dead or stat.st_mtime < abandoned_s:
+                    unlink_quietly(entry.path)
+                    counters["temporaries_swept"] += 1
+        return sorted(found)
+
+    def _files(self, counters: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        for namespace in _entries(str(self.root)):
+            if not _NAMESPACE.fullmatch(namespace.name) or not namespace.is_dir(follow_symlinks=False):
+                continue
+            try:
+                for entry in _entries(namespace.path):
+                    if entry.is_dir(follow_symlinks=False):
+                        for file in _entries(entry.path):
+                            yield f"{namespace.name}/{entry.name}/{file.name}", file
+                    else:
+                        yield f"{namespace.name}/{entry.name}", entry
+            except PermissionError as error:
+                counters["namespaces_unreadable"] += 1
+                logger.warning("%s is another user's: what it holds is not bounded by cache.l3.max_bytes here", error)
+
+    def objects_of(self, namespace: Namespace) -> Iterator[str]:
+        """The names of a namespace's objects. Raises FileNotFoundError without its folder."""
+        for entry in list(os.scandir(self.path(namespace.hex))):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            for file in _entries(entry.path):
+                if file.name.endswith(_OBJECT_SUFFIX):
+                    yield f"{namespace.hex}/{entry.name}/{file.name}"
+
+    def remove(self, names: Sequence[str]) -> Mapping[str, OSError]:
+        """Unlink files; who is reading one keeps its bytes. Returns the errors of those that are still there."""
+        errors: dict[str, OSError] = {}
+        for name in names:
+            try:
+                os.unlink(self._prefix + name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                errors[name] = error
+        return errors
+
+
+class NewFiles:
+    """Owns: files that are being written. Those that are not published when the `with` block ends are no more."""
+
+    def __init__(self, tree: FileTree, suffix: str) -> None:
+        """`suffix`: makes temporaries of the names of one batch."""
+        self._tree = tree
+        self._suffix = suffix
+        self._fds: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def create(self, name: str) -> int:
+        """Begin a file; its descriptor stays this object's. Raises OSError."""
+        fd = self._fds[name] = self._tree.create(name + self._suffix)
+        return fd
+
+    def publish(self, name: str) -> None:
+        """Give a file, which is written whole, its name. Raises OSError, and then there is no such file."""
+        temporary = self._tree.path(name + self._suffix)
+        try:
+            # Some file systems tell only here that the disk is full.
+            os.close(self._fds.pop(name))
+            os.rename(temporary, self._tree.path(name))
+        except OSError:
+            unlink_quietly(temporary)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, fd in self._fds.items():
+            close_quietly(fd)
+            unlink_quietly(self._tree.path(name + self._suffix))
+        self._fds.clear()
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor of which nothing is expected any more; Linux closes it even where it reports an error."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+def unlink_quietly(path: str) -> None:
+    """Remove a temporary; what cannot be removed is swept at a later start."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it has gone."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return []
+        raise

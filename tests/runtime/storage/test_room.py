@@ -1,0 +1,103 @@
+"""The room of a bounded store: what is reserved comes back, whatever happens, and what cannot be deleted counts."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from raydix.runtime.storage.room import Room
+
+
+class Store:
+    """Removes what the room evicts, but for what is stuck."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.stuck: set[str] = set()
+        self.evicted: list[str] = []
+        self.error: Exception | None = None
+        self.room = Room(max_bytes, self.remove)
+
+    def remove(self, names: Sequence[str]) -> list[str]:
+        if self.error is not None:
+            raise self.error
+        self.evicted += [name for name in names if name not in self.stuck]
+        return [name for name in names if name in self.stuck]
+
+    def write(self, *names: str) -> int:
+        """Write objects of one byte; for how many there was room."""
+        with self.room.reserve([1] * len(names)) as reservation:
+            fitting = names[: len(reservation.sizes)]
+            self.room.settle(reservation, dict.fromkeys(fitting, 1))
+        return len(fitting)
+
+
+def test_room_that_is_not_settled_is_given_back() -> None:
+    store = Store(4)
+    with store.room.reserve([1, 1, 1]) as reservation:
+        store.room.settle(reservation, {"a": 1})
+    with pytest.raises(ValueError, match="out of order"), store.room.reserve([3]):
+        raise ValueError("out of order")
+    assert store.write("b", "c", "d") == 3
+    assert store.evicted == []
+    assert store.room.names() == ("a", "b", "c", "d")
+    store.room.check()
+
+
+def test_object_that_cannot_be_deleted_counts_and_others_are_tried_before_it() -> None:
+    store = Store(4)
+    store.write("a", "b", "c", "d")
+    store.stuck = {"a"}
+    assert store.write("e", "f") == 1, "a is still there"
+    assert store.evicted == ["b"]
+    assert store.room.names() == ("c", "d", "a", "e")
+    assert store.write("g", "h") == 2
+    assert store.evicted == ["b", "c", "d"]
+    assert store.room.figures()["evictions_failed"] == 1
+    store.room.check()
+
+
+def test_store_that_cannot_delete_at_all_refuses_and_recovers_in_full() -> None:
+    store = Store(64)
+    names = [str(number) for number in range(64)]
+    store.write(*names)
+    store.stuck = set(names)
+    for turn in range(100):
+        assert store.write(f"new {turn}") == 0
+        assert not store.room.trim(), "there is no use in going on at once"
+    assert len(store.room) == 64
+    store.stuck.clear()
+    assert store.write(*(f"later {number}" for number in range(64))) == 64
+    while store.room.trim():
+        pass
+    assert len(store.room) == 60
+    store.room.check()
+
+
+def test_deletion_that_raises_keeps_all_on_record_and_reserves_nothing() -> None:
+    store = Store(2)
+    store.write("a", "b")
+    store.error = RuntimeError("library")
+    with pytest.raises(RuntimeError, match="library"):
+        store.write("c")
+    with pytest.raises(RuntimeError, match="library"):
+        store.room.trim()
+    store.error = None
+    assert set(store.room.names()) == {"a", "b"}
+    assert store.write("c", "d") == 2
+    store.room.check()
+
+
+def test_random_failures_never_take_more_than_the_bound_nor_leak_room() -> None:
+    rng = random.Random(7)
+    store = Store(50)
+    for turn in range(2000):
+        store.stuck = {name for name in store.room.names() if rng.random() < 0.3}
+        sizes = [rng.randint(1, 9) for _ in range(rng.randint(1, 8))]
+        with store.room.reserve(sizes) as reservation:
+            written = {f"{turn} {index}": size for index, size in enumerate(reservation.sizes) if rng.random() < 0.8}
+            store.room.settle(reservation, written)
+        store.room.check()
+        assert store.room.figures()["bytes"] <= 50
+    store.stuck.clear()
+    with store.room.reserve([50]) as reservation:
+        assert reservation.sizes == [50]
