@@ -36,7 +36,7 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
         case "value_error":
             return message.removeprefix("Value error, ")
         case "union_tag_invalid" | "union_tag_not_found":
-            expected = item["ctx"].get("expected_tags", "'file', 'fake'")
+            expected = ", ".join(map(repr, _tags_at(item["loc"], root)))
             return f"{key}.backend is missing or unknown; expected one of {expected}."
         case "model_type" | "model_attributes_type":
             return f"{key} is {value!r}; expected a section of keys."
@@ -61,6 +61,7 @@ def _suggest(key: str, siblings: list[str], root: Model) -> str:
 def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
     """The dotted key of an error's location, without the tags of unions, and the valid keys beside it."""
     parts: list[str] = []
+    siblings = list(root.model_fields)
     candidates: list[Model] = [root]
     for part in map(str, loc):
         tagged = [model for model in candidates if len(candidates) > 1 and part in _tags(model)]
@@ -69,9 +70,21 @@ def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
             continue
         parts.append(part)
         siblings = [name for model in candidates for name in model.model_fields]
-        annotations = [model.model_fields[part].annotation for model in candidates if part in model.model_fields]
-        candidates = [child for annotation in annotations for child in _models_in(annotation)]
-    return ".".join(parts), siblings if parts else list(root.model_fields)
+        candidates = _children(candidates, part)
+    return ".".join(parts), siblings
+
+
+def _tags_at(loc: tuple[int | str, ...], root: Model) -> list[str]:
+    """What tells the models of the union at a location apart: the error of a missing tag does not say."""
+    candidates: list[Model] = [root]
+    for part in map(str, loc):
+        candidates = _children(candidates, part)
+    return [tag for model in candidates for tag in _tags(model)]
+
+
+def _children(models: list[Model], key: str) -> list[Model]:
+    annotations = [model.model_fields[key].annotation for model in models if key in model.model_fields]
+    return [child for annotation in annotations for child in _models_in(annotation)]
 
 
 def _tags(model: Model) -> tuple[Any, ...]:

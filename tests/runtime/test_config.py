@@ -10,6 +10,7 @@ from raydix.runtime.config import EngineConfig, apply_set, load_config
 from raydix.runtime.config_errors import all_keys
 
 ROOT = Path(__file__).resolve().parents[2]
+ALL_BACKENDS = "'file', 'redis', 's3', 'hf3fs', 'mooncake', 'nixl', 'aibrix', 'fake', 'plugin'."
 
 
 def test_a_checkpoint_folder_alone_is_a_configuration(tmp_path: Path) -> None:
@@ -62,7 +63,9 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
         ({"cache": {"l1": {"num_page": 3}}}, ["cache.l1.num_page is not", "Did you mean cache.l1.num_pages?"]),
         ({"num_pages": 3}, ["num_pages is not", "Did you mean cache.l1.num_pages?"]),
         ({"cache": {"l3": {"backend": "file", "path": "x", "max_byte": 1}}}, ["Did you mean cache.l3.max_bytes?"]),
-        ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", "'file', 'redis'"]),
+        ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", ALL_BACKENDS]),
+        ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend", ALL_BACKENDS]),
+        ({"cache": {"l3": {"backend": "file", "path": "x", "access": "all"}}}, ["'all'", "'owner' or 'group'"]),
         ({"cache": {"l3": {"backend": "fake"}, "l2": None}}, ["cache.l3 needs cache.l2"]),
         ({"cache": {"page_size": 24}}, ["cache.page_size is 24", "power of two in 1..256"]),
         ({"cache": {"page_size": 512}}, ["cache.page_size is 512"]),
