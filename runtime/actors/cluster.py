@@ -145,7 +145,7 @@ def _registered_address(engine: str) -> str | None:
 
 
 def _address_of(engine: str, content: bytes) -> str | None:
-    """The cluster's address in what `PrivateCluster.register` wrote; None if it is of another engine, or no such."""
+    """The address in what `PrivateCluster.register` wrote; None if it is another engine's, or odd."""
     try:
         entry = json.loads(content)
     except (ValueError, RecursionError):

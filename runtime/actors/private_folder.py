@@ -17,11 +17,12 @@ _MAX_FILE_BYTES = 1 << 16
 
 
 class PrivateFolder:
-    """Owns: a folder that nobody else may enter, and in it a locked file, which says that the owner lives.
+    """Owns: a folder that nobody else may enter, and in it a locked file: its owner lives.
 
-    The kernel keeps the lock: it ends with this process, however that ends, and holds for other pid namespaces, too.
-    What stands in the temporary folder under such a name, but is not this user's, not closed to others or without that
-    file, is neither believed nor removed: anybody may put it there.
+    The kernel keeps the lock: it ends with this process, however that ends, and holds for other pid
+    namespaces, too. What stands in the temporary folder under such a name, but is not this user's,
+    not closed to others or without that file, is neither believed nor removed: anybody may put it
+    there.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class PrivateFolder:
             lock = os.path.join(self.path, _LOCK)
             self._fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-            # Before it was locked another process may have found, and removed, a folder without an owner.
+            # Before it was locked another process may have found it without an owner, and removed it.
             if os.path.exists(lock):
                 return
             os.close(self._fd)
@@ -46,14 +47,14 @@ class PrivateFolder:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the folder to whoever removes those of dead owners; nothing happens the second time."""
+        """Leave the folder to whoever removes those of dead owners. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def read_of_living_owners(name: str) -> list[bytes]:
-    """What file `name` holds in each of this user's private folders whose owner lives, the newest folder first."""
+    """What file `name` holds in each folder of this user whose owner lives, the newest first."""
     found: list[tuple[float, bytes]] = []
     for _, fd in _folders():
         if _has_owner(fd):
@@ -78,7 +79,10 @@ def _folders() -> Iterator[tuple[Path, int]]:
 
 
 def _is_abandoned(folder: int) -> bool:
-    """Whether the owner of a folder is dead. What has no lock file was not made here, or not yet."""
+    """Whether the owner of a folder is dead.
+
+    What has no lock file was not made here, or not yet.
+    """
     return _try_lock(folder) is True
 
 

@@ -30,13 +30,14 @@ STAMP_EVERY_S = 10.0
 
 
 class FileBackend:
-    """Owns: the objects below ROOT/<namespace, 16 hex>/<key, first 2 hex>/, and how many bytes they take.
+    """Owns: the objects below ROOT/<namespace, 16 hex>/<key, first 2 hex>/, and their bytes.
 
-    `max_bytes` spans all namespaces below ROOT that this user may read; beyond it the least recently used objects go;
-    who is reading a file keeps its bytes. Order of use outlives a restart through the files' times. Nothing is synced:
-    after a power loss a file may be short or zero, and fails verification. Engines may share ROOT; each counts only
-    the files it has seen. Without the namespace's folder, as when a mount is gone, every operation fails, and nothing
-    is written to what lies below.
+    `max_bytes` spans all namespaces below ROOT that this user may read; beyond it the least
+    recently used objects go; who is reading a file keeps its bytes. Order of use outlives a restart
+    through the files' times. Nothing is synced: after a power loss a file may be short or zero, and
+    fails verification. Engines may share ROOT; each counts only the files it has seen. Without the
+    namespace's folder, as when a mount is gone, every operation fails, and nothing is written to
+    what lies below.
     """
 
     def __init__(
@@ -189,7 +190,10 @@ class FileBackend:
         return self._without_lost(names, statuses)
 
     def _without_lost(self, names: Sequence[str], statuses: list[ObjectStatus]) -> list[ObjectStatus]:
-        """Forget what is MISSING: another engine removed it. Unless all is out of reach: then none of it is MISSING."""
+        """Forget what is MISSING: another engine removed it.
+
+        Unless all is out of reach: then none of it is MISSING.
+        """
         missing = [name for name, status in zip(names, statuses, strict=True) if status is ObjectStatus.MISSING]
         if not missing:
             return statuses
@@ -215,7 +219,8 @@ class FileBackend:
                 if fitting:
                     self._write(fitting, reservation, statuses)
 
-            # One that is too large for what others are writing is refused; all are if nothing can be deleted for them.
+            # One that is too large for what others are writing is refused; all are if nothing can
+            # be deleted for them.
             refused = waiting[len(fitting) :] if reservation.is_blocked else waiting[: 0 if fitting else 1]
             for name, _ in refused:
                 statuses[name] = ObjectStatus.FULL
@@ -311,7 +316,7 @@ class FileBackend:
         return ObjectStatus.OK
 
     def clear(self) -> ObjectStatus:
-        """Remove the namespace's objects; its folders and its manifest stay, and what is being written."""
+        """Remove the namespace's objects; its folders stay, and what is being written."""
         assert self._namespace is not None
         try:
             names = list(self._tree.objects_of(self._namespace))

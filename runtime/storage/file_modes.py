@@ -16,7 +16,10 @@ class Modes:
     """The umask may take bits away."""
 
     def make_folder(self, path: str) -> None:
-        """Make a folder in one that is there; nothing happens if there is such a folder. Raises OSError."""
+        """Make a folder in one that is there; nothing happens if there is such a folder.
+
+        Raises OSError.
+        """
         try:
             os.mkdir(path, self.folder)
         except FileExistsError:
@@ -40,4 +43,7 @@ class Modes:
 
 OWNER_ALONE = Modes(0o700, 0o600, is_below_umask=True)
 GROUP_TOO = Modes(0o2770, 0o640, is_below_umask=False)
-"""The group reads and deletes; a file is replaced, never written to. Folders pass their group on."""
+"""The group reads and deletes; a file is replaced, never written to.
+
+Folders pass their group on.
+"""

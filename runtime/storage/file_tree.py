@@ -1,4 +1,4 @@
-"""The folders of the file backend: names, modes, what is there, and files that appear whole or not at all."""
+"""The folders of the file backend: what is there, and files that appear whole or not at all."""
 
 import contextlib
 import errno
@@ -34,7 +34,8 @@ class FoundObject(NamedTuple):
 class FileTree:
     """Owns: the folders ROOT/<namespace, 16 hex>/<key, first 2 hex>/.
 
-    Files are named by their paths below ROOT. Folders stay once they are made: no writer finds its folder gone.
+    Files are named by their paths below ROOT. Folders stay once they are made: no writer finds its
+    folder gone.
     """
 
     def __init__(self, root: Path, modes: Modes) -> None:
@@ -63,11 +64,17 @@ class FileTree:
             new.publish(manifest)
 
     def has_namespace(self, namespace: Namespace) -> bool:
-        """Its folder is there: what is not in it is missing. Without it ROOT is not what it was, or out of reach."""
+        """Its folder is there: what is not in it is missing.
+
+        Without it ROOT is not what it was, or out of reach.
+        """
         return os.path.isdir(self.path(namespace.hex))
 
     def create(self, name: str) -> int:
-        """A new file, open to be written. Makes its folder, but never its namespace's. Raises OSError."""
+        """A new file, open to be written.
+
+        Makes its folder, but never its namespace's. Raises OSError.
+        """
         path = self.path(name)
         try:
             return self.modes.create(path)
@@ -75,12 +82,13 @@ class FileTree:
             self.modes.make_folder(os.path.dirname(path))
             return self.modes.create(path)
 
-    # What is there ---------------------------------------------------------------------------------------------
+    # What is there --------------------------------------------------------------------------------
 
     def sweep(self, writer: WriterLock, counters: Counter[str]) -> list[FoundObject]:
-        """All objects of all namespaces, the least recently used first. Removes temporaries of dead writers.
+        """Remove temporaries of dead writers. Returns all objects, the least recently used first.
 
-        Others may remove and write files meanwhile. What this user may not read is passed over, and counted.
+        Others may remove and write files meanwhile. What this user may not read is passed over, and
+        counted.
         """
         found: list[FoundObject] = []
         abandoned_s = writer.now_s() - ABANDONED_S
@@ -112,7 +120,10 @@ class FileTree:
                         yield f"{namespace.name}/{entry.name}", entry
             except PermissionError as error:
                 counters["namespaces_unreadable"] += 1
-                logger.warning("%s is another user's: what it holds is not bounded by cache.l3.max_bytes here", error)
+                logger.warning(
+                    "%s is another user's: what it holds is not bounded by cache.l3.max_bytes here",
+                    error,
+                )
 
     def objects_of(self, namespace: Namespace) -> Iterator[str]:
         """The names of a namespace's objects. Raises FileNotFoundError without its folder."""
@@ -124,7 +135,10 @@ class FileTree:
                     yield f"{namespace.hex}/{entry.name}/{file.name}"
 
     def remove(self, names: Sequence[str]) -> Mapping[str, OSError]:
-        """Unlink files; who is reading one keeps its bytes. Returns the errors of those that are still there."""
+        """Unlink files; who is reading one keeps its bytes.
+
+        Returns the errors of those that are still there.
+        """
         errors: dict[str, OSError] = {}
         for name in names:
             try:
@@ -137,7 +151,10 @@ class FileTree:
 
 
 class NewFiles:
-    """Owns: files that are being written. Those that are not published when the `with` block ends are no more."""
+    """Owns: files that are being written.
+
+    Those that are not published when the `with` block ends are no more.
+    """
 
     def __init__(self, tree: FileTree, suffix: str) -> None:
         """`suffix`: makes temporaries of the names of one batch."""
@@ -154,7 +171,10 @@ class NewFiles:
         return fd
 
     def publish(self, name: str) -> None:
-        """Give a file, which is written whole, its name. Raises OSError, and then there is no such file."""
+        """Give a file, which is written whole, its name.
+
+        Raises OSError, and then there is no such file.
+        """
         temporary = self._tree.path(name + self._suffix)
         try:
             # Some file systems tell only here that the disk is full.
@@ -165,7 +185,10 @@ class NewFiles:
             raise
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for name, fd in self._fds.items():
             close_quietly(fd)
@@ -174,7 +197,7 @@ class NewFiles:
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor of which nothing is expected any more; Linux closes it even where it reports an error."""
+    """Close a descriptor of which nothing is expected; Linux closes it even if it reports an error."""
     with contextlib.suppress(OSError):
         os.close(fd)
 

@@ -130,7 +130,10 @@ class Hf3fsBackend:
         return SlabName(self._namespace, name.group, name.key)
 
     def _remove(self, names: Sequence[str]) -> Sequence[str]:
-        """For the room: take objects off the index. That never fails, though the log may not say so."""
+        """For the room: take objects off the index.
+
+        That never fails, though the log may not say so.
+        """
         with self._lock:
             self._release(SlabName.parse(name) for name in names)
         return ()

@@ -76,7 +76,8 @@ class MooncakeBackend:
     def _connect(self) -> Any:
         """The client; None while no master answers, or while another thread sets one up.
 
-        Raises ConfigError the first time, if the arena cannot be registered; later that is one more failure.
+        Raises ConfigError the first time, if the arena cannot be registered; later that is one more
+        failure.
         """
         if self._client is None and self._is_setting_up.acquire(blocking=False):
             try:

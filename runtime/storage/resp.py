@@ -55,7 +55,10 @@ class RespAddress:
 
     @classmethod
     def parse(cls, url: str) -> "RespAddress":
-        """Take `redis://...` or `unix:///...` apart. Raises ConfigError for anything else, and for what is left."""
+        """Take `redis://...` or `unix:///...` apart.
+
+        Raises ConfigError for anything else, and for what is left.
+        """
         try:
             return cls._parse(url)
         except ValueError as error:
@@ -66,7 +69,7 @@ class RespAddress:
 
     @classmethod
     def _parse(cls, url: str) -> "RespAddress":
-        """Raises ValueError, without any part of the address: each may be a password that was written wrongly."""
+        """Raises ValueError without any part of the address: each may be a password out of place."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -108,7 +111,7 @@ class RespAddress:
 
 
 def _require_host_name(name: str) -> None:
-    """Raises ValueError for what no resolver takes; the error of the codec would show the name, and more."""
+    """Raises ValueError for what no resolver takes; the codec's own error would show the name."""
     try:
         name.encode("idna")
     except UnicodeError:
@@ -138,7 +141,7 @@ class RespConnection:
         self._socket.settimeout(None)
 
     def _connect(self, address: RespAddress, deadline_s: float) -> socket.socket:
-        """Try the server's addresses in turn, all of them before the deadline; the resolver has its own."""
+        """Try the server's addresses in turn, all before the deadline; the resolver has its own."""
         if isinstance(address.endpoint, str):
             return _dial(socket.AF_UNIX, address.endpoint, self._remaining_s(deadline_s))
 
@@ -193,7 +196,10 @@ class RespConnection:
         return self._read_reply(deadline_s, _MAX_REPLY_DEPTH, [_MAX_REPLY_ITEMS])
 
     def _read_reply(self, deadline_s: float, depth: int, items_left: list[int]) -> Reply:
-        """A reply in which arrays are `depth` deep at most. `items_left`: one number, which all of them draw on."""
+        """A reply in which arrays are `depth` deep at most.
+
+        `items_left`: one number, which all of them draw on.
+        """
         kind, text = self._read_line(deadline_s)
         match kind:
             case b"+":

@@ -11,7 +11,10 @@ Remove = Callable[[Sequence[str]], Collection[str]]
 
 
 class Reservation:
-    """Room for the first of some objects, until the `with` block of `Room.reserve` ends. The room alone changes it."""
+    """Room for the first of some objects, until the `with` block of `Room.reserve` ends.
+
+    The room alone changes it.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -19,18 +22,18 @@ class Reservation:
         self.held_bytes = sum(sizes)
         """What is neither settled nor given back."""
         self.is_blocked = False
-        """An object that had to go could not be deleted: to ask for more room at once would fail alike."""
+        """An object that had to go could not be deleted: to ask for more at once would fail alike."""
 
 
 class Room:
-    """Owns: what a bounded store holds, in order of use, and the room for what is being written. Thread-safe.
+    """Owns: what a bounded store holds, in order of use, and room for what is written. Thread-safe.
 
-    An object that cannot be deleted stays on record, as if it had just been used: its bytes are taken, and others are
-    tried before it is tried again.
+    An object that cannot be deleted stays on record, as if it had just been used: its bytes are
+    taken, and others are tried before it is tried again.
     """
 
     def __init__(self, max_bytes: int | None, remove: Remove) -> None:
-        """`remove` is called without the room's lock, and may raise: then all that it was to delete stays on record."""
+        """`remove` is called without the room's lock. If it raises, all it was to delete stays on record."""
         self._max_bytes = max_bytes
         self._remove = remove
         self._lru = BytesLru(max_bytes)
@@ -38,11 +41,14 @@ class Room:
         self._num_stuck = 0
         self._lock = threading.Lock()
 
-    # Writing ---------------------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------
 
     @contextmanager
     def reserve(self, sizes: Sequence[int]) -> Iterator[Reservation]:
-        """Hold room for the first of some objects, and delete others for it. What is not settled is given back."""
+        """Hold room for the first of some objects, and delete others for it.
+
+        What is not settled is given back.
+        """
         with self._lock:
             num_fitting, victims = self._lru.reserve(sizes)
             reservation = Reservation(sizes[:num_fitting])
@@ -77,7 +83,7 @@ class Room:
         reservation.held_bytes -= size_bytes
         self._lru.release(size_bytes)
 
-    # Evicting --------------------------------------------------------------------------------------------------
+    # Evicting -------------------------------------------------------------------------------------
 
     def enforce(self) -> None:
         """Evict what is beyond the bound, as far as it can be deleted."""
@@ -103,7 +109,7 @@ class Room:
                 self._num_evicted += len(victims) - len(stuck)
         return len(victims) - len(stuck)
 
-    # What is there ---------------------------------------------------------------------------------------------
+    # What is there --------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         with self._lock:

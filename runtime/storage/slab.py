@@ -167,8 +167,8 @@ class SlabIndex:
     def remove(self, names: Iterable[SlabName]) -> list[SlabPlace]:
         """Take objects off the index; returns their places, which may be used again.
 
-        A removal that cannot be logged is still made: after a restart the object fails verification, or gives way to
-        the one that was written into its slot.
+        A removal that cannot be logged is still made: after a restart the object fails
+        verification, or gives way to the one that was written into its slot.
         """
         places = {name: self._places.pop(name) for name in names}
         try:
@@ -188,7 +188,10 @@ class SlabIndex:
         self._num_records += len(records) // _RECORD_BYTES
 
     def _tidy(self) -> None:
-        """Replace a log of which most is removals. What is in it is good, so that a failure costs its length alone."""
+        """Replace a log of which most is removals.
+
+        What is in it is good, so that a failure costs its length alone.
+        """
         if self._num_records <= self._compact_at_records:
             return
         try:
@@ -198,7 +201,10 @@ class SlabIndex:
             logger.warning("the log %s cannot be replaced and grows: %s", self._path, error)
 
     def _compact(self) -> None:
-        """Replace the log by one that holds no removals. Raises OSError, and then it is as it was."""
+        """Replace the log by one that holds no removals.
+
+        Raises OSError, and then it is as it was.
+        """
         temporary = self._path.with_suffix(".tmp")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, OWNER_ALONE.file)
         try:
@@ -232,7 +238,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _replay(path: Path) -> dict[SlabName, SlabPlace]:
-    """What the log says is where. Of two names in one slot the later one holds: the removal of the other got lost."""
+    """What the log says is where.
+
+    Of two names in one slot the later one holds: the removal of the other got lost.
+    """
     places: dict[SlabName, SlabPlace] = {}
     owners: dict[tuple[int, int], SlabName] = {}
     for name, place in _records(path):

@@ -1,4 +1,4 @@
-"""The bound under which a folder's objects were stored, so that an engine with a smaller one deletes none unasked."""
+"""The bound under which a folder's objects were stored: no smaller one deletes them unasked."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ _FILE = "max_bytes"
 def agree_on_bound(folder: Path, max_bytes: int | None, held_bytes: int, modes: Modes) -> None:
     """Note `max_bytes` in `folder` if it is the largest so far. None notes nothing. Raises OSError.
 
-    Raises ConfigError if the folder holds more than `max_bytes` and that was allowed before. The least used would go
-    down to the smaller bound as soon as the folder is opened: all but a little of what another engine has collected,
-    should this one have been given its folder, or a default, by mistake. Who means it says so by removing the file.
-    Without a larger bound on file what is beyond `max_bytes` is what engines that share a folder add unseen by each
-    other, and may go.
+    Raises ConfigError if the folder holds more than `max_bytes` and that was allowed before. The
+    least used would go down to the smaller bound as soon as the folder is opened: all but a little
+    of what another engine has collected, should this one have been given its folder, or a default,
+    by mistake. Who means it says so by removing the file. Without a larger bound on file what is
+    beyond `max_bytes` is what engines that share a folder add unseen by each other, and may go.
     """
     if max_bytes is None:
         return

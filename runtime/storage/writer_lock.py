@@ -1,4 +1,4 @@
-"""Who is writing below a folder: a locked file for each writer, from which others see whether it still lives."""
+"""Who is writing below a folder: a locked file for each writer says that it still lives."""
 
 import contextlib
 import fcntl
@@ -13,15 +13,16 @@ from raydix.runtime.storage.file_modes import Modes
 _LOCK_FILE = re.compile(r"writer-(?P<kernel>[0-9a-f]{32})-(?P<token>[0-9a-f]{16})\.lock")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ABANDONED_S = 3600.0
-"""A temporary that is this old was left by a writer that died: no deadline of a write is a tenth of it."""
+"""A temporary of this age was left by a writer that died: no write takes a tenth of it."""
 _FORGOTTEN_S = 24 * ABANDONED_S
 
 
 class WriterLock:
-    """Owns: a file `writer-<kernel>-<token>.lock` in a folder, locked until this process ends, however it ends.
+    """Owns: a file `writer-<kernel>-<token>.lock` in a folder, locked until this process ends.
 
-    The kernel keeps the lock, so that it holds across pid namespaces. Whether another host sees it depends on the file
-    system: writers under another kernel are judged by the age of what they left, and so are those of other users.
+    The kernel keeps the lock, so that it holds across pid namespaces. Whether another host sees it
+    depends on the file system: writers under another kernel are judged by the age of what they
+    left, and so are those of other users.
     """
 
     def __init__(self, folder: Path, modes: Modes) -> None:
@@ -36,13 +37,13 @@ class WriterLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def now_s(self) -> float:
-        """The time of the file system, which may be another host's, to compare with the times of files."""
+        """The time of the file system, which may be another host's, to compare files' times with."""
         os.utime(self._fd)
         return os.fstat(self._fd).st_mtime
 
     @contextlib.contextmanager
     def dead_writers(self) -> Iterator[frozenset[str]]:
-        """The tokens of writers under this kernel that have ended; at the end of the block their locks are removed."""
+        """The tokens of writers under this kernel that have ended; their locks go with the block."""
         now_s = self.now_s()
         tokens: set[str] = set()
         old: list[str] = []
@@ -71,7 +72,7 @@ class WriterLock:
 
 
 def _kernel() -> str:
-    """What all processes of one running kernel share; a name of its own for each writer where it is not told."""
+    """What all processes of one running kernel share; random where it is not told."""
     try:
         text = _BOOT_ID.read_text().strip().replace("-", "")
     except OSError:

@@ -45,7 +45,10 @@ def test_folder_is_closed_to_others_and_goes_with_its_removal(root: Path) -> Non
 
 def test_killed_owner_leaves_a_folder_which_the_next_one_removes(root: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
@@ -58,7 +61,9 @@ def test_killed_owner_leaves_a_folder_which_the_next_one_removes(root: Path) -> 
     assert not left.exists()
 
 
-def test_living_owner_is_known_by_its_lock_though_its_process_id_means_nothing_here(root: Path) -> None:
+def test_living_owner_is_known_by_its_lock_though_its_process_id_means_nothing_here(
+    root: Path,
+) -> None:
     folder = PrivateFolder()
     renamed = root / "raydix-4194304-elsewhere"
     Path(folder.path).rename(renamed)
@@ -109,7 +114,17 @@ def test_folder_that_another_user_may_have_made_is_not_believed(
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "5", "[]", "{}", '{"engine": "raydix"}', '{"engine": "raydix", "address": 5}', "[" * 60_000, "\udcff"],
+    [
+        "",
+        "{",
+        "5",
+        "[]",
+        "{}",
+        '{"engine": "raydix"}',
+        '{"engine": "raydix", "address": 5}',
+        "[" * 60_000,
+        "\udcff",
+    ],
 )
 def test_odd_register_is_passed_over(content: str) -> None:
     odd, good = PrivateFolder(), PrivateFolder()

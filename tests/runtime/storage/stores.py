@@ -84,7 +84,7 @@ class Store(ABC):
         """Put `data` in the place of an object of NAMESPACE."""
 
     def refuse_deletes(self, backend: StorageBackend) -> AbstractContextManager[None] | None:
-        """Have everything that is to make room fail for a while; None where that cannot be, or not be brought about."""
+        """Have whatever makes room fail for a while; None where that cannot be brought about."""
         return None
 
     def wait_for_dead_writers(self) -> None:

@@ -1,4 +1,4 @@
-"""The file backend when system calls or the transfers fail: every failure ends, and costs what it concerns alone."""
+"""The file backend when system calls or transfers fail: that costs what it concerns alone."""
 
 import errno
 import os
@@ -128,7 +128,9 @@ class BrokenTransfers(SystemCalls):
         raise RuntimeError("out of order")
 
 
-def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(tmp_path: Path) -> None:
+def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(
+    tmp_path: Path,
+) -> None:
     whole = opened(tmp_path)
     whole.batch_put_from(refs(1, 2), 1.0)
     backend = FileBackend(tmp_path, 4 * OBJECT_BYTES, clock=lambda: 0.0, transfers=BrokenTransfers())

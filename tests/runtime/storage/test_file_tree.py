@@ -1,4 +1,4 @@
-"""Folders of the file backend: who may look into them, whose temporaries are swept, and files that vanish meanwhile."""
+"""Folders of the file backend: whose they are, what is swept, and what vanishes meanwhile."""
 
 import fcntl
 import multiprocessing
@@ -48,7 +48,7 @@ def write_and_hang(root: Path, started: Connection) -> None:
     writer(root, lambda: (started.send(1), signal.pause())).batch_put_from(refs(1, 2), 1.0)
 
 
-# Temporaries -----------------------------------------------------------------------------------------------------
+# Temporaries --------------------------------------------------------------------------------------
 
 
 def test_temporaries_of_a_killed_writer_are_swept_by_the_next_engine(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_lock_of_a_writer_is_not_taken_by_one_that_looks(tmp_path: Path) -> None
             assert not dead & {first.token, second.token}
 
 
-# Users -----------------------------------------------------------------------------------------------------------
+# Users --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("modes", "umask"), [(OWNER_ALONE, 0o000), (OWNER_ALONE, 0o022), (GROUP_TOO, 0o077)])
@@ -177,7 +177,7 @@ def test_folder_of_another_user_is_passed_over_and_counted(tmp_path: Path, monke
     assert again.stats()["namespaces_unreadable"] == 1
 
 
-# What vanishes ---------------------------------------------------------------------------------------------------
+# What vanishes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

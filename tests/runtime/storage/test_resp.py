@@ -109,7 +109,9 @@ def test_nested_and_nil_arrays_are_read() -> None:
     connection.close()
 
 
-def test_all_addresses_of_a_host_are_tried_before_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_addresses_of_a_host_are_tried_before_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s, waits = [0.0], []
 
     def find(*_: object, **__: object) -> list[object]:

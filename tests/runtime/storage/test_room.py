@@ -1,4 +1,4 @@
-"""The room of a bounded store: what is reserved comes back, whatever happens, and what cannot be deleted counts."""
+"""The room of a bounded store: what is reserved comes back, what cannot be deleted counts."""
 
 import random
 from collections.abc import Sequence

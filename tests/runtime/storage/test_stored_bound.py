@@ -1,4 +1,4 @@
-"""The bound of a folder: no engine deletes unasked what another one, or an earlier one, was allowed to store."""
+"""The bound of a folder: no engine deletes unasked what an earlier one was allowed to store."""
 
 from pathlib import Path
 
@@ -30,7 +30,9 @@ def test_smaller_bound_than_what_is_held_is_refused_with_all_figures(tmp_path: P
     assert agree(tmp_path, 1000, 900) == "1000\n"
 
 
-def test_smaller_bound_that_costs_nothing_is_taken_and_the_larger_one_stays_noted(tmp_path: Path) -> None:
+def test_smaller_bound_that_costs_nothing_is_taken_and_the_larger_one_stays_noted(
+    tmp_path: Path,
+) -> None:
     agree(tmp_path, 1000, 0)
     assert agree(tmp_path, 100, 100) == "1000\n"
     assert agree(tmp_path, 2000, 900) == "2000\n"
