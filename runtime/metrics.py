@@ -101,6 +101,7 @@ METRICS: Mapping[str, Metric] = {
         _gauge("l3_used_bytes", "Bytes of a backend that Raydix bounds.", "backend"),
         _gauge("l3_max_bytes", "Its bound; 0 without one.", "backend"),
         _counter("l3_evicted_objects_total", "Objects that gave way to others there.", "backend"),
+        _counter("l3_failed_evictions_total", "Objects there that could not be deleted.", "backend"),
         _gauge("l3_breaker_state", "0 closed, 1 half open, 2 open, 3 no backend is attached."),
         _counter("l3_breaker_trips_total", "How often a kind of operation was given up."),
         _counter("l3_overdue_batches_total", "Batches that were not answered in time."),

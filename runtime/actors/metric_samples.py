@@ -71,6 +71,7 @@ _STORAGE: Mapping[str, str] = {
     "bytes": "l3_used_bytes",
     "max_bytes": "l3_max_bytes",
     "objects_evicted": "l3_evicted_objects_total",
+    "evictions_failed": "l3_failed_evictions_total",
 }
 _HITS = ("l1", "l2", "l3")
 _BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0, "none": 3.0}

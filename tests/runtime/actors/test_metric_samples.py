@@ -44,7 +44,14 @@ def storage_figures() -> dict[str, int | float]:
     counts.add(Operation.READ, bytes((ObjectStatus.OK, *found, *bad)), 1000, 0.25)
     counts.add(Operation.WRITE, bytes([ObjectStatus.OK, ObjectStatus.FULL]), 1000, 0.5)
     counts.add(Operation.WRITE, bytes([ObjectStatus.OK]), 1000, 0.5)
-    backend = {"objects": 7, "bytes": 7000, "max_bytes": 9000, "objects_evicted": 2, "idle_connections": 3}
+    backend = {
+        "objects": 7,
+        "bytes": 7000,
+        "max_bytes": 9000,
+        "objects_evicted": 2,
+        "evictions_failed": 5,
+        "idle_connections": 3,
+    }
     return backend | counts.figures() | {"active_batches": 4, "incarnation": 1}
 
 
@@ -60,6 +67,7 @@ def test_storage_counts_batches_bytes_seconds_and_objects_by_backend_operation_a
     assert values["l3_active_batches", ("file",)] == 4
     assert values["l3_used_bytes", ("file",)] == 7000
     assert values["l3_evicted_objects_total", ("file",)] == 2
+    assert values["l3_failed_evictions_total", ("file",)] == 5
 
 
 def test_storage_counts_every_kind_of_error_and_of_bad_object() -> None:
