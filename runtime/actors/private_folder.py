@@ -7,6 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from enum import Enum, auto
 from pathlib import Path
 
 _ROOT = Path("/tmp")  # not the user's TMPDIR: a unix socket's path has 107 bytes at most
@@ -28,14 +29,15 @@ class PrivateFolder:
     def __init__(self) -> None:
         """Make a new one; first remove those of dead owners."""
         for path, fd in _folders():
-            if _is_abandoned(fd):
-                shutil.rmtree(path, ignore_errors=True)
+            with _owner_of(fd) as owner:
+                if owner is _Owner.IS_DEAD:
+                    shutil.rmtree(path, ignore_errors=True)
         while True:
             self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
             lock = os.path.join(self.path, _LOCK)
             self._fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-            # Before it was locked another process may have found it without an owner, and removed it.
+            # Another process may have found it before it was locked, and have removed it till now.
             if os.path.exists(lock):
                 return
             os.close(self._fd)
@@ -57,8 +59,8 @@ def read_of_living_owners(name: str) -> list[bytes]:
     """What file `name` holds in each folder of this user whose owner lives, the newest first."""
     found: list[tuple[float, bytes]] = []
     for _, fd in _folders():
-        if _has_owner(fd):
-            with contextlib.suppress(OSError):
+        with _owner_of(fd) as owner, contextlib.suppress(OSError):
+            if owner is _Owner.LIVES:
                 found.append((os.fstat(fd).st_mtime, _read(fd, name)))
     return [content for _, content in sorted(found, reverse=True)]
 
@@ -78,33 +80,35 @@ def _folders() -> Iterator[tuple[Path, int]]:
             os.close(fd)
 
 
-def _is_abandoned(folder: int) -> bool:
-    """Whether the owner of a folder is dead.
+class _Owner(Enum):
+    """What the lock of a folder says."""
 
-    What has no lock file was not made here, or not yet.
-    """
-    return _try_lock(folder) is True
-
-
-def _has_owner(folder: int) -> bool:
-    return _try_lock(folder) is False
+    LIVES = auto()
+    IS_DEAD = auto()
+    UNKNOWN = auto()
+    """There is no lock file: the folder was not made here, or not yet."""
 
 
-def _try_lock(folder: int) -> bool | None:
-    """Whether the lock of a folder can be had; None if it has none."""
+@contextlib.contextmanager
+def _owner_of(folder: int) -> Iterator[_Owner]:
+    """Try the lock of a folder, and keep it for the block if it is to be had."""
     try:
         fd = _open_in(folder, _LOCK)
     except OSError:
-        return None
+        yield _Owner.UNKNOWN
+        return
+
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        owner = _Owner.IS_DEAD
     except BlockingIOError:
-        return False
+        owner = _Owner.LIVES
     except OSError:
-        return None
+        owner = _Owner.UNKNOWN
+    try:
+        yield owner
     finally:
         os.close(fd)
-    return True
 
 
 def _read(folder: int, name: str) -> bytes:

@@ -218,7 +218,8 @@ class Hf3fsBackend:
                 if fitting:
                     self._write(refs, fitting, reservation, statuses)
                 else:
-                    self._counters["store_full"] += 1
+                    with self._lock:
+                        self._counters["store_full"] += 1
                     statuses[waiting[0]] = ObjectStatus.FULL
             waiting = waiting[len(fitting) or 1 :]
         return statuses

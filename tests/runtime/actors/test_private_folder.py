@@ -1,5 +1,6 @@
 """Private folders: whose they are, who may be believed, and what outlives its owner."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -156,3 +157,24 @@ def test_folder_that_is_removed_before_its_lock_is_taken_is_made_again(
     folder = PrivateFolder()
     assert num_removed == [1]
     assert [str(path) for path in root.iterdir()] == [folder.path]
+
+
+def test_folder_whose_owner_is_about_to_lock_it_is_not_taken_from_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who removes a folder keeps its lock meanwhile: its owner then sees that it is gone."""
+    left = PrivateFolder()
+    left.abandon()
+    rmtree, was_held = private_folder.shutil.rmtree, []
+
+    def look_and_remove(path: Path, ignore_errors: bool) -> None:
+        with open(Path(path, "owner.lock"), "rb") as lock, contextlib.suppress(BlockingIOError):
+            was_held.append(True)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            was_held[-1] = False
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(private_folder.shutil, "rmtree", look_and_remove)
+    PrivateFolder()
+    assert was_held == [True]
+    assert not Path(left.path).exists()
