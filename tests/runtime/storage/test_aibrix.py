@@ -11,7 +11,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.aibrix import AibrixBackend
 from tests.runtime.storage.aibrix_store import AibrixStore, require_aibrix
-from tests.runtime.storage.stores import NAMESPACE, Bench
+from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES, Bench
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
 
@@ -78,3 +78,36 @@ def test_failure_of_the_connector_is_a_status(bench: Bench, store: AibrixStore, 
     del connector.put, connector.get
     assert bench.write([1]) == [OK]
     store.check(bench.backend)
+
+
+def test_connector_that_raises_leaks_no_room_and_holds_no_name(store: AibrixStore) -> None:
+    bench = Bench(store.make(max_bytes=4 * OBJECT_BYTES))
+    assert store.backend is not None
+    connector = store.backend._connector
+
+    async def fail(*_: object) -> Any:
+        raise RuntimeError("out of order")
+
+    connector.put = fail
+    for _ in range(8):
+        assert bench.write([1]) == [ObjectStatus.IO_ERROR]
+    del connector.put
+    assert bench.write([1, 2, 3, 4]) == [OK] * 4
+    assert bench.read([1, 2, 3, 4]) == [OK] * 4
+    store.check(bench.backend)
+    bench.close()
+
+
+def test_open_that_fails_leaves_the_database_closed(store: AibrixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    backend = store.make()
+    monkeypatch.setattr(backend, "_take_stock", fail)
+    with pytest.raises(RuntimeError, match="out of order"):
+        backend.open(memoryview(bytearray(64)), NAMESPACE)
+    Bench(store.make()).close()
+
+
+def test_folder_is_its_users_alone(bench: Bench, store: AibrixStore) -> None:
+    assert store.root.stat().st_mode & 0o777 == 0o700
