@@ -58,11 +58,10 @@ def scheduler_settings(
     )
 
 
-def host_settings(config: EngineConfig, incarnation: int, *, has_storage: bool) -> HostSettings:
+def host_settings(config: EngineConfig, *, has_storage: bool) -> HostSettings:
     """Settings of the HostMemory core. `has_storage`: whether there is L3 now."""
     return HostSettings(
         page_size=config.cache.page_size,
-        incarnation=incarnation,
         storage=StorageSettings(min_tokens=config.cache.prefetch.min_tokens),
         has_storage=has_storage,
     )

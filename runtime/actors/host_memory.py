@@ -1,6 +1,7 @@
 """The HostMemory actor: a shell around `HostMemoryCore` and the node's arena."""
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
+from raydix.ids import ConnectionId
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, connect, listen
 from raydix.runtime.actors.metric_samples import host_samples
@@ -24,6 +26,7 @@ from raydix.runtime.cache.host_events import (
     FromStorage,
     HostEffect,
     HostEvent,
+    HostFlushed,
     HostSettings,
     ProcessExited,
     RetireStorage,
@@ -62,7 +65,7 @@ class ArenaLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemorySetup:
-    """What a HostMemory starts with; the same for each of its incarnations but for the settings' own."""
+    """What a HostMemory starts with; the same for each of its incarnations but for whether storage will attach."""
 
     settings: HostSettings
     scheduler_address: str
@@ -74,7 +77,8 @@ class HostMemorySetup:
 class HostMemoryActor:
     """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler and storage.
 
-    All state changes in a turn, which runs on the actor's event loop and never waits.
+    All state changes in a turn, which runs on the actor's event loop and never waits. Links are numbered as they come:
+    an answer made for one never goes to the next.
     """
 
     def __init__(
@@ -91,12 +95,16 @@ class HostMemoryActor:
         self._arena: HostArena | None = None
         self._is_adopted = False
         self._core: HostMemoryCore | None = None
-        self._scheduler: Link | None = None
-        self._storage: Link | None = None
+        self._connections = itertools.count(1)
+        self._links: dict[ConnectionId, Link] = {}
+        """To the Scheduler and to storage, while they are open."""
+        self._storage: ConnectionId | None = None
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watched: set[int] = set()
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
         self._storage_attached = asyncio.Event()
+        self._flushes: list[asyncio.Future[int]] = []
         self._storage_flush: asyncio.Future[ObjectStatus] | None = None
         self._storage_retired = asyncio.Event()
 
@@ -146,22 +154,20 @@ class HostMemoryActor:
 
     def detach_storage(self) -> None:
         """No storage actor is left: L3 is not in use until another one attaches."""
-        if self._storage is not None:
-            self._storage.close()
-        self._storage = None
-        self._storage_attached.clear()
+        self._close_storage()
         self._turns.post(DetachStorage())
 
     def stats(self) -> dict[str, Any]:
         """The core's figures."""
         return {**self._running_core().stats(), "incarnation": self._incarnation}
 
-    def flush(self) -> int:
-        """Drop all of L2 that nobody reads or writes; returns the number of pages."""
-        counters = self._running_core().counters
-        before = counters["pages_flushed"]
+    async def flush(self) -> int:
+        """Drop all of L2 that nobody reads or writes; returns the number of pages, of all flushes that ran at once."""
+        flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._flushes.append(flush)
+        # Taken at once, so that a flush which ends before that does not answer for this one.
         self._turns.take_now(FlushHost())
-        return counters["pages_flushed"] - before
+        return await flush
 
     async def flush_storage(self) -> str:
         """Remove this namespace's objects from L3; returns the status by name."""
@@ -213,48 +219,56 @@ class HostMemoryActor:
                 continue
             except LinkClosed:
                 continue
-            self._scheduler = link
-            self._turns.post(SchedulerAttached(epoch=link.hello.incarnation))
+            connection = self._open(link)
+            self._turns.post(SchedulerAttached(connection))
             try:
                 while True:
                     message = await link.receive()
                     if not isinstance(message, ToHost):
                         break
-                    self._turns.post(FromScheduler(message))
+                    self._turns.post(FromScheduler(connection, message))
             except LinkClosed:
                 pass
-            link.close()
-            self._scheduler = None
-            self._turns.post(SchedulerLost())
+            self._close(connection)
+            self._turns.post(SchedulerLost(connection))
 
     async def _serve_storage(self, link: Link) -> None:
         if link.hello.role is not Role.STORAGE:
             link.close()
             return
-        if self._storage is not None:
-            self._lose_storage(self._storage)
-        self._storage = link
-        self._turns.post(StorageAttached(pid=link.hello.pid))
+        self._close_storage()
+        connection = self._storage = self._open(link)
+        self._turns.post(StorageAttached(connection, link.hello.pid))
         self._storage_attached.set()
         try:
             while True:
                 message = await link.receive()
-                if self._storage is not link or not isinstance(message, ObjectsDone):
+                if not isinstance(message, ObjectsDone):
                     break
-                self._turns.post(FromStorage(message))
+                self._turns.post(FromStorage(connection, message))
         except LinkClosed:
             pass
-        if self._storage is link:
-            self._lose_storage(link)
+        if self._storage == connection:
+            self._close_storage()
+            self._turns.post(StorageLost(connection))
 
-    def _lose_storage(self, link: Link) -> None:
+    def _open(self, link: Link) -> ConnectionId:
+        connection = ConnectionId(next(self._connections))
+        self._links[connection] = link
+        return connection
+
+    def _close(self, connection: ConnectionId) -> None:
+        self._links.pop(connection).close()
+
+    def _close_storage(self) -> None:
+        if self._storage is not None:
+            self._close(self._storage)
         self._storage = None
         self._storage_attached.clear()
-        link.close()
-        self._turns.post(StorageLost())
 
     async def _watch(self, pid: int) -> None:
         await wait_for_exit(pid)
+        self._watched.discard(pid)
         self._turns.post(ProcessExited(pid))
 
     # Effects ---------------------------------------------------------------------------------------------------------
@@ -265,12 +279,14 @@ class HostMemoryActor:
                 if self._arena is None:
                     raise AccountingError("generations are set without an arena")
                 self._arena.generations[effect.host_page_ids] = effect.generations
-            case ToScheduler():
-                send_if_open(self._scheduler, effect.message)
-            case ToStorage():
-                send_if_open(self._storage, effect.message)
+            case ToScheduler() | ToStorage():
+                send_if_open(self._links.get(effect.connection), effect.message)
             case WatchProcess():
-                self._add_task(self._watch(effect.pid))
+                if effect.pid not in self._watched:
+                    self._watched.add(effect.pid)
+                    self._add_task(self._watch(effect.pid))
+            case HostFlushed():
+                self._end_flushes(effect.num_pages)
             case StorageFlushed():
                 if self._storage_flush is not None:
                     self._storage_flush.set_result(effect.status)
@@ -279,6 +295,13 @@ class HostMemoryActor:
                 self._storage_retired.set()
             case _:
                 assert_never(effect)
+
+    def _end_flushes(self, num_pages: int) -> None:
+        """All that were asked for: each made the walk over the index start anew, and it has come to its end."""
+        flushes, self._flushes = self._flushes, []
+        for flush in flushes:
+            if not flush.done():
+                flush.set_result(num_pages)
 
     def _add_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

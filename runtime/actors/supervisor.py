@@ -259,7 +259,7 @@ class SupervisorActor:
         else:
             arena = await actor.call("adopt_arena", held)
         setup = HostMemorySetup(
-            settings=host_settings(self._config, incarnation, has_storage=self._storage.current is not None),
+            settings=host_settings(self._config, has_storage=self._storage.current is not None),
             scheduler_address=self._scheduler_address,
             storage_address=self._storage_address,
             secret=self._secret,

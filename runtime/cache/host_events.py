@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from raydix.ids import ConnectionId
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     CancelBatch,
@@ -58,51 +59,68 @@ class HostSettings:
     """Settings of the HostMemory core."""
 
     page_size: int
-    incarnation: int = 0
+    piece_pages: int = 2048
+    """One turn goes over so many pages of L2 at most: what concerns all of them is done in pieces."""
     storage: StorageSettings = StorageSettings()
     has_storage: bool = False
     """L3 is in use from the start: a storage actor will attach."""
 
 
 # Events ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FromScheduler:
-    """The attached Scheduler says something."""
-
-    message: ToHost
+# Whoever takes the links counts connections, of all kinds together, and never uses a number twice. What an earlier
+# connection still brings is stale: it is counted and ignored.
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerAttached:
-    """A Scheduler has connected; an earlier one, if any, counts as lost."""
+    """A Scheduler has connected; an earlier connection, if any, counts as lost, whether or not its Scheduler lives."""
 
-    epoch: int
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class FromScheduler:
+    """The Scheduler says something. Stale unless the connection is the latest that attached, and not lost."""
+
+    connection: ConnectionId
+    message: ToHost
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLost:
-    """The Scheduler's connection is gone."""
+    """A Scheduler's connection is gone. Stale if another one has attached in the meantime."""
 
-
-@dataclass(frozen=True, slots=True)
-class FromStorage:
-    """The attached storage actor answers."""
-
-    message: ObjectsDone
+    connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True)
 class StorageAttached:
-    """A storage actor, process `pid`, has connected: from now on L3 is in use."""
+    """The storage actor of process `pid` has connected: from now on L3 is in use.
 
+    Its hello says that this process moves no page, whatever was ordered over earlier connections. An earlier
+    connection, if any, counts as lost.
+    """
+
+    connection: ConnectionId
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
+class FromStorage:
+    """The storage actor answers. Stale unless the connection is the latest that attached, and not lost or detached."""
+
+    connection: ConnectionId
+    message: ObjectsDone
+
+
+@dataclass(frozen=True, slots=True)
 class StorageLost:
-    """The storage actor's connection is gone; if L3 is in use, another one will come."""
+    """The storage actor's connection is gone; if L3 is in use, it or another one will come.
+
+    Stale if another one has attached in the meantime, or storage was detached.
+    """
+
+    connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +142,7 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class FlushHost:
-    """Drop all of L2 that nobody reads or writes."""
+    """Drop all of L2 that nobody reads or writes, piece by piece. Answered by `HostFlushed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +152,7 @@ class FlushStorage:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at `next_deadline_s`."""
+    """Time has passed; due at `next_deadline_s`. What is done in pieces goes on with this event alone."""
 
 
 HostEvent = (
@@ -165,15 +183,17 @@ class SetGenerations:
 
 @dataclass(frozen=True, slots=True)
 class ToScheduler:
-    """Send to the attached Scheduler."""
+    """Send over this connection, or not at all."""
 
+    connection: ConnectionId
     message: FromHost
 
 
 @dataclass(frozen=True, slots=True)
 class ToStorage:
-    """Send to the attached storage actor."""
+    """Send over this connection, or not at all."""
 
+    connection: ConnectionId
     message: StorageOrder
 
 
@@ -182,6 +202,13 @@ class WatchProcess:
     """Report `ProcessExited(pid)` once that process has ended, at once if it has."""
 
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostFlushed:
+    """The answer to every `FlushHost` so far that has none: so many pages were dropped."""
+
+    num_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,4 +223,4 @@ class StorageRetired:
     """The answer to `RetireStorage`."""
 
 
-HostEffect = SetGenerations | ToScheduler | ToStorage | WatchProcess | StorageFlushed | StorageRetired
+HostEffect = SetGenerations | ToScheduler | ToStorage | WatchProcess | HostFlushed | StorageFlushed | StorageRetired

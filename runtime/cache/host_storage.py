@@ -2,20 +2,21 @@
 
 from collections import Counter
 
-from raydix.ids import HostPageId
+from raydix.ids import ConnectionId, HostPageId
 from raydix.runtime.cache.host_events import HostEffect, HostSettings, StorageFlushed, StorageRetired
-from raydix.runtime.cache.host_holds import StagedPages
 from raydix.runtime.cache.host_index import HostIndex
 from raydix.runtime.cache.host_lookups import HostLookups
+from raydix.runtime.cache.host_reads import HostReads
 from raydix.runtime.cache.host_repairs import HostRepairs
 from raydix.runtime.cache.host_writes import HostWrites
+from raydix.runtime.cache.staged_pages import StagedPages
 from raydix.runtime.cache.storage_orders import StorageOrders
 from raydix.runtime.cache.storage_probes import StorageProbes
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3: `lookups`, `writes`, repairs and probes, which share one set of orders."""
+    """Owns: what the engine wants of L3: `lookups`, `reads`, `writes`, repairs and probes, which share their orders."""
 
     def __init__(
         self,
@@ -27,20 +28,25 @@ class HostStorage:
     ) -> None:
         storage = settings.storage
         self._index = index
-        self._staged = staged
         self._effects = effects
         self._counters = counters
         self.orders = StorageOrders(storage, effects, counters, is_in_use=settings.has_storage)
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)
-        self.lookups = HostLookups(settings, index, staged, self.orders, effects, counters)
-        self._probes = StorageProbes(index, self.lookups, self.orders, effects)
+        self.reads = HostReads(index, staged, self.orders, effects, counters)
+        self.lookups = HostLookups(settings, index, staged, self.orders, self.reads, counters)
+        self._probes = StorageProbes(index, self.reads, self.orders, effects)
         self._is_retiring = False
 
     @property
     def num_pending(self) -> int:
-        """Pages that wait to be written or looked for, or are."""
+        """Pages that wait to be written or looked for, or are; while all are looked for, at most so many."""
         return self.writes.num_pending + self.repairs.num_pending
+
+    @property
+    def has_work(self) -> bool:
+        """A `Tick` would go on with what did not fit into this turn."""
+        return self.writes.wants_repairs and self.repairs.has_work
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -50,10 +56,10 @@ class HostStorage:
             times.append(self.orders.write_retry_at_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def attach(self, pid: int) -> None:
+    def attach(self, connection: ConnectionId, pid: int) -> None:
         """A storage actor is there, and none from before; its backend may hold anything or nothing."""
-        self.orders.attach(pid)
-        self.repairs.look_for_all(self._staged.num_groups)
+        self.orders.attach(connection, pid)
+        self.repairs.look_for_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
         """The storage actor is gone; the caller takes over the pages that it may still write, and those it may read."""
@@ -86,8 +92,7 @@ class HostStorage:
 
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the storage actor's answer to a batch."""
-        if not self.orders.finish(done, now_s):
-            return
+        self.orders.finish(done, now_s)
         if not self.writes.finish(done) and not self.repairs.finish(done, now_s):
             self._probes.finish(done)
             self.lookups.finish(done, now_s)
@@ -101,11 +106,11 @@ class HostStorage:
         for group, key in self.orders.missing.take_news():
             if self._index.find(group, key) is not None:
                 self._counters["l3_pages_lacking"] += 1
-                self.writes.add(group, key)
+                self.writes.add_repair(group, key)
         self._probes.dispatch(now_s)
         self.lookups.dispatch(now_s)
         self.writes.dispatch(now_s)
-        if self.writes.has_room:
+        if self.writes.wants_repairs:
             self.repairs.dispatch(now_s)
         if self._is_retiring and not self.orders.num_unanswered:
             self._is_retiring = False

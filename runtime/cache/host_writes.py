@@ -22,7 +22,8 @@ class _Write:
 class HostWrites:
     """Owns: names that wait to be written to L3, pages being written (pinned), and a pending removal of all objects.
 
-    A name waits or is written once at a time. A page that L2 drops while it waits is not written.
+    A name waits or is written once at a time. A page that L2 drops while it waits is not written. Repairs, which are
+    pages that L3 was found to lack, wait apart: they go after new pages and take no room from them.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class HostWrites:
         self._effects = effects
         self._counters = counters
         self._queue: deque[_Write] = deque()
+        self._repairs: deque[_Write] = deque()
         self._names: set[tuple[int, PageKey]] = set()
         """Of what waits or is being written."""
         self._in_flight: dict[BatchId, list[tuple[_Write, HostPageId]]] = {}
@@ -48,7 +50,7 @@ class HostWrites:
     @property
     def num_pending(self) -> int:
         """Pages waiting or being written."""
-        return len(self._queue) + self.num_pinned
+        return len(self._queue) + len(self._repairs) + self.num_pinned
 
     @property
     def num_pinned(self) -> int:
@@ -59,23 +61,31 @@ class HostWrites:
     def is_ready(self) -> bool:
         """Only the storage actor's absence or the circuit breaker holds writes back."""
         has_room = self._num_current() < self._settings.max_write_batches
-        return bool(self._queue) and has_room and not self._is_flush_wanted
+        return bool(self._queue or self._repairs) and has_room and not self._is_flush_wanted
 
     @property
-    def has_room(self) -> bool:
-        """One more batch can wait."""
-        batch_pages = self._settings.batch_pages
-        return len(self._queue) + batch_pages <= max(self._settings.max_queued_writes, batch_pages)
+    def wants_repairs(self) -> bool:
+        """So few of them wait that the next batch, if there is one, should be searched for."""
+        settings = self._settings
+        enough = min(settings.max_queued_writes, 2 * settings.max_write_batches * settings.batch_pages)
+        return len(self._repairs) + settings.batch_pages <= max(enough, settings.batch_pages)
 
     def add(self, group: int, key: PageKey) -> None:
-        """L2 holds a page that L3 may lack: write it when its turn comes, if there is L3."""
+        """L2 has a new page: write it when its turn comes, if there is L3."""
+        self._add(self._queue, group, key)
+
+    def add_repair(self, group: int, key: PageKey) -> None:
+        """L2 holds a page that L3 lacks: write it when no new page waits."""
+        self._add(self._repairs, group, key)
+
+    def _add(self, queue: deque[_Write], group: int, key: PageKey) -> None:
         if not self._orders.is_in_use or (group, key) in self._names:
             return
-        if len(self._queue) >= self._settings.max_queued_writes:
+        if len(queue) >= self._settings.max_queued_writes:
             self._counters["l3_writes_dropped_queue_full"] += 1
             return
         self._names.add((group, key))
-        self._queue.append(_Write(group, key))
+        queue.append(_Write(group, key))
 
     def flush(self) -> None:
         """Remove every object once the writes in flight are answered; what waits is not written."""
@@ -101,11 +111,11 @@ class HostWrites:
     def _take_batch(self) -> list[tuple[_Write, HostPageId]]:
         batch: list[tuple[_Write, HostPageId]] = []
         max_pages = 1 if self._orders.is_write_probe else self._settings.batch_pages
-        while self._queue and len(batch) < max_pages:
-            write = self._queue[0]
+        while (queue := self._queue or self._repairs) and len(batch) < max_pages:
+            write = queue[0]
             if batch and write.group != batch[0][0].group:
                 break
-            self._queue.popleft()
+            queue.popleft()
             page_id = self._index.find(write.group, write.key)
             if page_id is None:
                 self._drop(write, "evicted")
@@ -119,8 +129,9 @@ class HostWrites:
         self._counters[f"l3_writes_dropped_{reason}"] += 1
 
     def _drop_queue(self, reason: str) -> None:
-        while self._queue:
-            self._drop(self._queue.popleft(), reason)
+        for queue in (self._queue, self._repairs):
+            while queue:
+                self._drop(queue.popleft(), reason)
 
     def _send(self, batch: list[tuple[_Write, HostPageId]], now_s: float) -> None:
         def make_order(batch_id: BatchId, deadline_s: float) -> WriteObjects:
@@ -194,6 +205,6 @@ class HostWrites:
 
     def check(self) -> None:
         """Raises AccountingError unless every name on record waits or is being written, once."""
-        writes = [*self._queue, *(write for batch in self._in_flight.values() for write, _ in batch)]
+        writes = [*self._queue, *self._repairs, *(write for batch in self._in_flight.values() for write, _ in batch)]
         if len(writes) != len(self._names) or {(write.group, write.key) for write in writes} != self._names:
             raise AccountingError(f"{len(writes)} pages wait or are being written to L3; {len(self._names)} on record")

@@ -1,5 +1,7 @@
 """Which objects L3 was seen to lack a moment ago."""
 
+from collections import OrderedDict
+
 from raydix.ids import PageKey
 
 
@@ -12,7 +14,7 @@ class MissingObjects:
     def __init__(self, ttl_s: float, max_names: int) -> None:
         self._ttl_s = ttl_s
         self._max_names = max_names
-        self._until_s: dict[tuple[int, PageKey], float] = {}
+        self._until_s: OrderedDict[tuple[int, PageKey], float] = OrderedDict()
         """In the order in which they are forgotten."""
         self._news: list[tuple[int, PageKey]] = []
 
@@ -23,7 +25,7 @@ class MissingObjects:
         self._until_s[name] = now_s + self._ttl_s
         self._news.append(name)
         while len(self._until_s) > self._max_names:
-            del self._until_s[next(iter(self._until_s))]
+            self._until_s.popitem(last=False)
 
     def has(self, group: int, key: PageKey, now_s: float) -> bool:
         """Whether it is too soon to ask for this name again."""

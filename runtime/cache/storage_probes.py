@@ -3,7 +3,7 @@
 from raydix.ids import BatchId, HostPageId
 from raydix.runtime.cache.host_events import HostEffect, SetGenerations
 from raydix.runtime.cache.host_index import HostIndex
-from raydix.runtime.cache.host_lookups import HostLookups
+from raydix.runtime.cache.host_reads import HostReads
 from raydix.runtime.cache.storage_orders import OrderKind, StorageOrders
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone
@@ -15,11 +15,9 @@ class StorageProbes:
     A probe repeats the last search or read. Writes probe by themselves, since nobody waits for them.
     """
 
-    def __init__(
-        self, index: HostIndex, lookups: HostLookups, orders: StorageOrders, effects: list[HostEffect]
-    ) -> None:
+    def __init__(self, index: HostIndex, reads: HostReads, orders: StorageOrders, effects: list[HostEffect]) -> None:
         self._index = index
-        self._lookups = lookups
+        self._allocator = reads
         self._orders = orders
         self._effects = effects
         self._reads: dict[BatchId, tuple[int, HostPageId]] = {}
@@ -34,7 +32,7 @@ class StorageProbes:
         self._is_starved = False
         if self._orders.is_probe_due(OrderKind.READ, now_s):
             group, key = self._orders.last_name(OrderKind.READ)
-            page_id = self._lookups.allocate(group)
+            page_id = self._allocator.allocate(group)
             self._is_starved = page_id is None
             if page_id is not None:
                 page_ids = int32_array((page_id,))
@@ -45,7 +43,7 @@ class StorageProbes:
         """Take the answer to a read; others are ignored."""
         group, page_id = self._reads.pop(done.batch_id, (0, None))
         if page_id is not None:
-            self._lookups.give_back(group, page_id)
+            self._allocator.give_back(group, page_id)
 
     def lose(self) -> list[HostPageId]:
         """The storage actor is gone. The FILLING pages pass to the caller."""

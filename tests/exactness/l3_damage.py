@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.actors.spawn import ActorKind
-from raydix.runtime.cache.host_index import PageState
+from raydix.runtime.cache.host_pages import PageState
 from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.in_process import InProcessEngine
 from raydix.runtime.messages.host import ObjectStatus
@@ -76,7 +76,7 @@ class StoredObjects:
         geometry = self._worker._arena.geometry
         first = geometry.num_host_pages - 2
         core = self._host._core
-        assert all(core._index._pages[page].state is PageState.FREE for page in (first, first + 1))
+        assert all(core._index.state(page) is PageState.FREE for page in (first, first + 1))
         offset = geometry.page_offset(HostPageId(first), 0)
         return ObjectRef(ObjectName(key, 0), self._worker._arena.buffer[offset : offset + num_bytes], offset)
 

@@ -2,20 +2,24 @@
 
 from collections import deque
 
-from raydix.ids import LeaseId, PageKey, RequestId
+from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host_events import (
     FromScheduler,
     FromStorage,
     HostEvent,
+    HostFlushed,
     HostSettings,
-    SchedulerAnswer,
-    SchedulerMessage,
+    SchedulerAttached,
+    SchedulerLost,
     SetGenerations,
+    StorageAttached,
     StorageFlushed,
+    StorageLost,
     StorageOrder,
     StorageRetired,
     StorageSettings,
+    Tick,
     ToScheduler,
     ToStorage,
     WatchProcess,
@@ -24,9 +28,11 @@ from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     CancelBatch,
+    CancelLookup,
     CommitPages,
     DeleteObjects,
     FindObjects,
+    FromHost,
     LeasePages,
     Lookup,
     LookupProgress,
@@ -39,6 +45,8 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     ReleaseLeases,
     StorageStatus,
+    ToHost,
+    Urgency,
     WriteObjects,
     split_keys,
 )
@@ -57,10 +65,17 @@ def make_keys(names: "range | list[int] | list[str]") -> bytes:
 
 
 class HostScript:
-    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest first."""
+    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest first.
+
+    It numbers connections and carries messages as the actor does: those for a link that is gone go nowhere.
+    """
 
     def __init__(
-        self, num_pages: int = 64, storage: StorageSettings | None = None, generations: Int32Array | None = None
+        self,
+        num_pages: int = 64,
+        storage: StorageSettings | None = None,
+        generations: Int32Array | None = None,
+        **changes: int,
     ) -> None:
         geometry = ArenaGeometry(
             num_slabs=1,
@@ -71,19 +86,32 @@ class HostScript:
             payload_bytes=(64,),
         )
         settings = HostSettings(
-            page_size=PAGE_SIZE, incarnation=3, storage=storage or STORAGE, has_storage=storage is not None
+            page_size=PAGE_SIZE, storage=storage or STORAGE, has_storage=storage is not None, **changes
         )
         self.core = HostMemoryCore(geometry, settings, generations)
         self.now_s = 100.0
+        self.num_connections = 0
+        self.scheduler: ConnectionId | None = None
+        self.storage: ConnectionId | None = None
+        """The links that are open; nobody has told the core of them yet when they have just come or gone."""
+        self.num_undelivered = 0
+        """Messages for a link that is gone."""
         self.table = dict.fromkeys(range(num_pages), 0)
         self.granted: deque[tuple[int, int]] = deque()
         self.mirror: set[bytes] = set()
+        self.num_lookups = 0
+        self.lookup_ids: dict[str, LookupId] = {}
+        """The last lookup of each name."""
         self.progress: dict[str, list[LookupProgress]] = {}
         self.leased: dict[int, PagesLeased] = {}
+        self.asked: set[int] = set()
+        """Leases that this connection asked for."""
         self.orders: deque[FindObjects | ReadObjects | WriteObjects | DeleteObjects] = deque()
         self.cancelled: list[int] = []
         self.watched: list[int] = []
         self.flushed: list[ObjectStatus] = []
+        self.dropped: list[int] = []
+        """Answers to `FlushHost`."""
         self.objects: dict[PageKey, ObjectStatus] = {}
         """What storage answers for each key: OK, or how it fails; absent keys are MISSING."""
         self.num_retirements = 0
@@ -96,19 +124,77 @@ class HostScript:
             match effect:
                 case SetGenerations(pages, generations):
                     self.table.update(zip(pages.tolist(), generations.tolist(), strict=True))
-                case ToScheduler(message):
-                    self._hear(message)
-                case ToStorage(order):
-                    self._order(order)
+                case ToScheduler(connection, message):
+                    if self.is_open(connection):
+                        self._hear(message)
+                    else:
+                        self.num_undelivered += 1
+                case ToStorage(connection, order):
+                    if self.is_open(connection):
+                        self._order(order)
                 case WatchProcess(pid):
                     self.watched.append(pid)
+                case HostFlushed(num_pages):
+                    self.dropped.append(num_pages)
                 case StorageFlushed(status):
                     self.flushed.append(status)
                 case StorageRetired():
                     self.num_retirements += 1
         self.core.check()
 
-    def _hear(self, message: SchedulerAnswer) -> None:
+    def is_open(self, connection: ConnectionId) -> bool:
+        """Whether the link is there that a message is meant for."""
+        return connection in (self.scheduler, self.storage)
+
+    def tick_while_due(self) -> int:
+        """Go on with what is done in pieces. Returns how many there were."""
+        num_ticks = 0
+        while (due_s := self.core.next_deadline_s()) is not None and due_s <= self.now_s:
+            self.tell(Tick())
+            num_ticks += 1
+        return num_ticks
+
+    # Links
+
+    def _connect(self) -> ConnectionId:
+        self.num_connections += 1
+        return ConnectionId(self.num_connections)
+
+    def open_scheduler_link(self) -> ConnectionId:
+        """A link to a Scheduler is there in place of the earlier one; the core has yet to be told."""
+        self.scheduler = self._connect()
+        self.granted.clear()
+        self.mirror.clear()
+        self.progress.clear()
+        self.lookup_ids.clear()
+        self.leased.clear()
+        self.asked.clear()
+        self.knows_storage = None
+        return self.scheduler
+
+    def attach_scheduler(self) -> None:
+        """A Scheduler connects."""
+        self.tell(SchedulerAttached(self.open_scheduler_link()))
+
+    def lose_scheduler(self) -> None:
+        """The Scheduler's link closes."""
+        assert self.scheduler is not None
+        connection, self.scheduler = self.scheduler, None
+        self.tell(SchedulerLost(connection))
+
+    def attach_storage(self, pid: int) -> None:
+        """A storage actor connects."""
+        self.storage = self._connect()
+        self.tell(StorageAttached(self.storage, pid))
+
+    def lose_storage(self) -> None:
+        """The storage actor's link closes; what it was asked is not answered."""
+        assert self.storage is not None
+        connection, self.storage = self.storage, None
+        self.orders.clear()
+        self.tell(StorageLost(connection))
+
+    def _hear(self, message: FromHost) -> None:
         match message:
             case StorageStatus():
                 self.knows_storage = message.is_in_use
@@ -117,15 +203,21 @@ class HostScript:
                 assert all(self.table[page] == generation for page, generation in pairs), "granted before the table"
                 self.granted.extend(pairs)
             case PagesLeased():
+                assert message.lease_id in self.asked, "an answer that nobody asked for over this link"
                 self.leased[message.lease_id] = message
             case MirrorUpdate():
                 self.mirror.difference_update(split_keys(message.dropped, 16))
                 self.mirror.update(split_keys(message.ready, 16))
             case LookupProgress():
-                reports = self.progress.setdefault(message.request_id, [])
-                assert not reports or not reports[-1].is_final, "a report after the final one"
-                assert message.is_final == (PageSource.PENDING not in message.sources)
-                reports.append(message)
+                self._hear_progress(message)
+
+    def _hear_progress(self, message: LookupProgress) -> None:
+        name = next((name for name, lookup in self.lookup_ids.items() if lookup == message.lookup_id), None)
+        assert name is not None, "an answer that nobody asked for over this link"
+        reports = self.progress.setdefault(name, [])
+        assert not reports or not reports[-1].is_final, "a report after the final one"
+        assert message.is_final == (PageSource.PENDING not in message.sources)
+        reports.append(message)
 
     def _order(self, order: StorageOrder) -> None:
         if isinstance(order, CancelBatch):
@@ -133,9 +225,15 @@ class HostScript:
         else:
             self.orders.append(order)
 
-    def say(self, message: SchedulerMessage) -> None:
+    def say(self, message: ToHost) -> None:
         """The Scheduler says something."""
-        self.tell(FromScheduler(message))
+        assert self.scheduler is not None
+        self.tell(FromScheduler(self.scheduler, message))
+
+    def hear_storage(self, done: ObjectsDone) -> None:
+        """Storage says something."""
+        assert self.storage is not None
+        self.tell(FromStorage(self.storage, done))
 
     def answer(self, index: int = 0) -> FindObjects | ReadObjects | WriteObjects | DeleteObjects:
         """Storage carries out an order, out of turn if `index` is not 0."""
@@ -157,7 +255,7 @@ class HostScript:
                 statuses = bytes(self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys))
         if order.batch_id in self.cancelled:
             statuses = bytes([ObjectStatus.CANCELLED]) * len(statuses)
-        self.tell(FromStorage(ObjectsDone(batch_id=order.batch_id, statuses=statuses)))
+        self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=statuses))
         return order
 
     def answer_all(self) -> None:
@@ -180,9 +278,24 @@ class HostScript:
             )
         return used
 
-    def lookup(self, request: str, names: "range | list[int] | list[str]", num_l1_pages: int = 0) -> None:
-        self.progress.pop(request, None)
-        self.say(Lookup(request_id=RequestId(request), keys=make_keys(names), num_l1_pages=num_l1_pages))
+    def lookup(
+        self,
+        name: str,
+        names: "range | list[int] | list[str]",
+        num_l1_pages: int = 0,
+        urgency: Urgency = Urgency.REQUEST,
+    ) -> None:
+        """Ask, as lookup `name`; it may have been asked before, if it has ended."""
+        self.num_lookups += 1
+        self.lookup_ids[name] = LookupId(self.num_lookups)
+        self.progress.pop(name, None)
+        self.say(
+            Lookup(lookup_id=self.lookup_ids[name], keys=make_keys(names), num_l1_pages=num_l1_pages, urgency=urgency)
+        )
+
+    def cancel(self, name: str) -> None:
+        """Nobody waits for the last lookup `name` any more."""
+        self.say(CancelLookup(lookup_id=self.lookup_ids[name]))
 
     def sources(self, request: str) -> list[PageSource]:
         """The latest report."""
@@ -193,6 +306,7 @@ class HostScript:
 
     def lease(self, lease: int, names: "range | list[int] | list[str]") -> list[int]:
         """Host pages that a lease got."""
+        self.asked.add(lease)
         self.say(LeasePages(lease_id=LeaseId(lease), keys=make_keys(names)))
         pages: list[int] = self.leased[lease].host_page_ids.tolist()
         return pages

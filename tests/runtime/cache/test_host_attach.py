@@ -7,10 +7,6 @@ from raydix.runtime.cache.host_events import (
     FlushStorage,
     ProcessExited,
     RetireStorage,
-    SchedulerAttached,
-    SchedulerLost,
-    StorageAttached,
-    StorageLost,
     Tick,
 )
 from raydix.runtime.messages.host import ObjectStatus, PageSource, ReadObjects, WriteObjects
@@ -21,30 +17,30 @@ L3 = PageSource.L3
 
 def without_storage(num_pages: int = 64) -> HostScript:
     host = HostScript(num_pages)
-    host.tell(SchedulerAttached(1))
+    host.attach_scheduler()
     return host
 
 
 def with_storage(num_pages: int = 64) -> HostScript:
     host = HostScript(num_pages, STORAGE)
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_scheduler()
+    host.attach_storage(50)
     return host
 
 
 def test_scheduler_is_told_at_once_and_again_when_l3_comes_and_goes() -> None:
     host = without_storage()
     assert host.knows_storage is False
-    host.tell(StorageAttached(50))
+    host.attach_storage(50)
     assert host.knows_storage is True
-    host.tell(StorageLost())
+    host.lose_storage()
     assert host.knows_storage is True, "it will be made again"
     host.tell(RetireStorage())
     assert host.knows_storage is False
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     host.knows_storage = None
-    host.tell(SchedulerLost())
-    host.tell(SchedulerAttached(2))
+    host.lose_scheduler()
+    host.attach_scheduler()
     assert host.knows_storage is True
 
 
@@ -52,7 +48,7 @@ def test_attached_storage_serves_lookups_and_takes_new_pages() -> None:
     host = without_storage()
     host.lookup("before", range(8))
     assert host.sources("before") == [PageSource.NOT_FOUND] * 8
-    host.tell(StorageAttached(50))
+    host.attach_storage(50)
     host.store(range(8))
     host.lookup("after", range(8))
     host.commit(["new"])
@@ -136,7 +132,7 @@ def test_detaching_twice_changes_nothing_and_attaching_again_works() -> None:
     assert host.num_retirements == 2
     host.tell(FlushStorage())
     assert host.flushed == [ObjectStatus.MISSING]
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     host.commit(["a"])
     host.answer_all()
     assert make_key("a") in host.objects
@@ -158,7 +154,7 @@ def test_storage_lost_while_it_retires_is_not_expected_back() -> None:
     host.store(range(8))
     host.lookup("r", range(8))
     host.tell(RetireStorage())
-    host.tell(StorageLost())
+    host.lose_storage()
     assert host.num_retirements == 1
     host.orders.clear()
     host.lookup("later", range(8))
@@ -167,8 +163,8 @@ def test_storage_lost_while_it_retires_is_not_expected_back() -> None:
 
 def test_silent_storage_can_be_replaced() -> None:
     host = HostScript(64, replace(STORAGE, breaker_failures=1))
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_scheduler()
+    host.attach_storage(50)
     host.store(range(8))
     host.lookup("r", range(8))
     host.now_s += 100.0
@@ -177,7 +173,7 @@ def test_silent_storage_can_be_replaced() -> None:
     host.orders.clear()
     host.tell(RetireStorage())
     host.tell(DetachStorage())
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     assert host.stat("l3_breaker") == "closed"
     host.lookup("again", range(8))
     host.answer_all()

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from raydix.ids import RequestId
-from raydix.runtime.cache.host_events import SchedulerAttached, StorageAttached, StorageSettings
-from raydix.runtime.messages.host import CancelLookup, Lookup, PageSource, ReadObjects, Urgency, split_keys
-from tests.runtime.cache.host_script import STORAGE, HostScript, make_keys
+from raydix.runtime.cache.host_events import StorageSettings
+from raydix.runtime.messages.host import PageSource, ReadObjects, Urgency, split_keys
+from tests.runtime.cache.host_script import STORAGE, HostScript
 
 L2, L3 = PageSource.L2, PageSource.L3
 FOUR_READS = replace(STORAGE, max_read_batches=4)
@@ -13,8 +12,8 @@ FOUR_READS = replace(STORAGE, max_read_batches=4)
 
 def with_storage(num_pages: int = 64, settings: StorageSettings = FOUR_READS) -> HostScript:
     host = HostScript(num_pages, settings)
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_scheduler()
+    host.attach_storage(50)
     return host
 
 
@@ -23,8 +22,7 @@ def names_of(request: str, num_pages: int) -> list[str]:
 
 
 def hint(host: HostScript, request: str, num_pages: int) -> None:
-    keys = make_keys(names_of(request, num_pages))
-    host.say(Lookup(request_id=RequestId(request), keys=keys, num_l1_pages=0, urgency=Urgency.HINT))
+    host.lookup(request, names_of(request, num_pages), urgency=Urgency.HINT)
 
 
 def first_names(host: HostScript) -> list[str]:
@@ -96,7 +94,7 @@ def test_cancelled_hint_orders_no_further_read() -> None:
     hint(host, "h", 24)
     host.answer()
     num_reads = len(host.orders)
-    host.say(CancelLookup(request_id=RequestId("h")))
+    host.cancel("h")
     assert len(host.cancelled) == num_reads
     host.answer_all()
     assert host.stat("l3_reads_cancelled") == 4 * num_reads

@@ -4,16 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from raydix.ids import RequestId
 from raydix.runtime.cache.host_events import (
     FlushHost,
-    SchedulerAttached,
-    StorageAttached,
     StorageSettings,
     Tick,
 )
 from raydix.runtime.messages.host import (
-    CancelLookup,
     FindObjects,
     ObjectStatus,
     PageSource,
@@ -28,13 +24,9 @@ NOT_FOUND, PENDING = PageSource.NOT_FOUND, PageSource.PENDING
 
 def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
     host = HostScript(num_pages, settings)
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_storage(50)
+    host.attach_scheduler()
     return host
-
-
-def cancel(host: HostScript, request: str) -> None:
-    host.say(CancelLookup(request_id=RequestId(request)))
 
 
 def test_stored_pages_are_fetched_and_enter_the_mirror() -> None:
@@ -100,7 +92,7 @@ def test_only_what_l2_lacks_is_fetched() -> None:
     assert host.sources("r") == [L1, L3, L2, L3, L3, L2, L3, L3]
 
 
-def test_batches_are_bounded_and_take_turns_between_requests() -> None:
+def test_batches_are_bounded_and_the_oldest_lookup_goes_first() -> None:
     host = with_storage(128)
     host.store([f"a{name}" for name in range(16)] + [f"b{name}" for name in range(8)])
     host.lookup("a", [f"a{name}" for name in range(16)])
@@ -114,7 +106,7 @@ def test_batches_are_bounded_and_take_turns_between_requests() -> None:
         assert isinstance(order, ReadObjects)
         assert len(order.host_page_ids) == STORAGE.batch_pages
         first_names.append(split_keys(order.keys)[0].rstrip(b".").decode())
-    assert first_names == ["a0", "a4", "a8", "b0", "a12", "b4"]
+    assert first_names == ["a0", "a4", "a8", "a12", "b0", "b4"]
     assert host.is_final("a")
     assert host.is_final("b")
 
@@ -226,14 +218,14 @@ def test_cancelled_lookup_is_answered_and_leaves_nothing() -> None:
     host.lookup("r", range(12))
     host.answer()
     host.answer()
-    cancel(host, "r")
+    host.cancel("r")
     assert host.is_final("r")
     assert host.sources("r") == [L3] * 4 + [PageSource.CANCELLED] * 8
     assert len(host.cancelled) == 2
     host.answer_all()
     assert host.stat("pages_reading") == 0
     assert host.stat("lookups") == 0
-    cancel(host, "r")
+    host.cancel("r")
     assert len(host.progress["r"]) == 3
 
 
@@ -241,7 +233,7 @@ def test_cancel_during_the_search_reads_nothing() -> None:
     host = with_storage()
     host.store(range(12))
     host.lookup("r", range(12), num_l1_pages=1)
-    cancel(host, "r")
+    host.cancel("r")
     assert host.sources("r") == [L1] + [PageSource.CANCELLED] * 11
     host.answer_all()
     assert host.stat("l3_reads_ok") == 0
@@ -254,7 +246,7 @@ def test_reads_that_others_share_go_on_after_a_cancel() -> None:
     host.lookup("b", range(4))
     host.answer()
     host.answer()
-    cancel(host, "a")
+    host.cancel("a")
     host.answer_all()
     assert host.sources("b") == [L3] * 4
     assert len(host.cancelled) == 1
@@ -266,24 +258,13 @@ def test_read_that_was_cancelled_before_another_joined_is_read_again() -> None:
     host.store(range(8))
     host.lookup("a", range(8))
     host.answer()
-    cancel(host, "a")
+    host.cancel("a")
     host.lookup("b", range(8))
     assert isinstance(host.orders[2], FindObjects)
     host.answer(2)
     host.answer_all()
     assert host.sources("b") == [L3] * 8
     assert host.stat("l3_reads_cancelled") == 8
-
-
-def test_repeated_lookup_replaces_the_first() -> None:
-    host = with_storage()
-    host.store(range(4))
-    host.lookup("r", range(4))
-    host.answer()
-    host.lookup("r", range(4))
-    host.answer_all()
-    assert host.sources("r") == [L3] * 4
-    assert host.stat("lookups") == 0
 
 
 def test_commit_beats_a_read_in_flight() -> None:

@@ -10,33 +10,33 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raydix.ids import PageKey, RequestId
+from raydix.ids import BatchId, ConnectionId, LeaseId, PageKey
 from raydix.runtime.cache.host_events import (
     DetachStorage,
     FlushHost,
     FlushStorage,
+    FromScheduler,
     FromStorage,
     ProcessExited,
     RetireStorage,
     SchedulerAttached,
     SchedulerLost,
-    StorageAttached,
     StorageLost,
     Tick,
 )
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
-    CancelLookup,
     CommitPages,
     CopiesDrained,
     DeleteObjects,
     FindObjects,
+    LeasePages,
     ObjectsDone,
     ObjectStatus,
+    ProcessDrained,
     ReadObjects,
     ReleaseLeases,
-    ReturnPages,
     WriteObjects,
     split_keys,
 )
@@ -50,11 +50,14 @@ STATUSES = st.sampled_from([ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, Objec
 
 
 class HostWorld(RuleBasedStateMachine):
-    """One GPU process at a time (its pid rises when it dies), one storage process, one Scheduler."""
+    """One GPU process at a time (its pid rises when it dies), one storage process, one Scheduler.
+
+    Links also break between processes that live. A turn goes over two pages at most.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.host = HostScript(24, SETTINGS)
+        self.host = HostScript(24, SETTINGS, piece_pages=2)
         self.content: dict[int, PageKey] = {}
         self.copies: list[tuple[int, int, PageKey]] = []
         """Backups that the living GPU process carries out: page, generation, key."""
@@ -62,15 +65,17 @@ class HostWorld(RuleBasedStateMachine):
         """Backups that have ended, well or not; a late word about one must change nothing."""
         self.leases: dict[int, list[tuple[int, PageKey]]] = {}
         self.zombies: dict[int | None, set[int]] = {}
-        """Pages that processes which died, or (None) orders of a lost Scheduler, may still write."""
+        """Pages that processes out of reach, or (None) orders of a lost connection, may still write."""
         self.zombie_reads: dict[int | None, list[tuple[int, PageKey]]] = {}
-        self.gpu_pid, self.storage_pid, self.epoch, self.next_lease = 1000, 2000, 1, 0
+        self.gpu_pid, self.storage_pid, self.next_lease = 1000, 2000, 0
         self.is_attached, self.is_drained, self.has_storage = True, True, True
         self.retired_orders: list[object] | None = None
         """What L3 had not answered when it was retired; None while it is in use."""
         self.objects = {make_key(name) for name in range(8)}
-        self.host.tell(SchedulerAttached(1))
-        self.host.tell(StorageAttached(self.storage_pid))
+        self.flushing: set[tuple[int, int]] = set()
+        """Pages, with generations, that were READY when a flush was asked for and that nobody has read since."""
+        self.host.attach_scheduler()
+        self.host.attach_storage(self.storage_pid)
 
     # The Scheduler and its GPU process
 
@@ -98,23 +103,19 @@ class HostWorld(RuleBasedStateMachine):
         self._commit(*data.draw(st.sampled_from(self.past_copies)))
         assert set(self.host.core._index.ready_keys(0)) <= before
 
-    @precondition(lambda self: self.is_attached and self.host.granted)
-    @rule()
-    def return_page(self) -> None:
-        page, generation = self.host.granted.popleft()
-        self.host.say(ReturnPages(host_page_ids=int32_array([page]), generations=int32_array([generation])))
-
     @precondition(lambda self: self.is_attached)
     @rule(chain=CHAINS, request=st.sampled_from("abc"), num_l1=st.integers(0, 2))
     def lookup(self, chain: list[int], request: str, num_l1: int) -> None:
+        if request in self.host.lookup_ids and not self.host.is_final(request):
+            self.host.cancel(request)
         self.host.lookup(request, chain, min(num_l1, len(chain)))
 
-    @precondition(lambda self: self.is_attached)
-    @rule(request=st.sampled_from("abc"))
-    def cancel(self, request: str) -> None:
-        self.host.say(CancelLookup(request_id=RequestId(request)))
-        reports = self.host.progress.get(request)
-        assert not reports or reports[-1].is_final
+    @precondition(lambda self: self.is_attached and self.host.lookup_ids)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.host.lookup_ids)))
+        self.host.cancel(request)
+        assert self.host.is_final(request)
 
     @precondition(lambda self: self.is_attached)
     @rule(chain=CHAINS)
@@ -135,42 +136,92 @@ class HostWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.is_attached)
     @rule()
     def gpu_process_dies(self) -> None:
+        self.gpu_link_breaks()
+        self.gpu_pid += 1
+
+    @precondition(lambda self: self.is_attached)
+    @rule()
+    def gpu_link_breaks(self) -> None:
         abandoned = AbandonPages(
             host_page_ids=int32_array(page for page, _, _ in self.copies),
             generations=int32_array(generation for _, generation, _ in self.copies),
             lease_ids=int32_array(self.leases),
             pid=self.gpu_pid,
         )
-        self.zombies[self.gpu_pid] = {page for page, _, _ in self.copies}
-        self.zombie_reads[self.gpu_pid] = [entry for held in self.leases.values() for entry in held]
+        self._lose_sight_of_copies(self.gpu_pid)
+        self.host.say(abandoned)
+
+    @precondition(lambda self: self.is_attached and self.gpu_pid in self.zombies)
+    @rule()
+    def gpu_process_says_hello_anew(self) -> None:
+        self.zombies.pop(self.gpu_pid)
+        self.zombie_reads.pop(self.gpu_pid)
+        self.host.say(ProcessDrained(pid=self.gpu_pid))
+
+    def _lose_sight_of_copies(self, holder: int | None) -> None:
+        self.zombies.setdefault(holder, set()).update(page for page, _, _ in self.copies)
+        reads = [entry for held in self.leases.values() for entry in held]
+        self.zombie_reads.setdefault(holder, []).extend(reads)
         self.past_copies.extend(self.copies)
         self.copies.clear()
         self.leases.clear()
-        self.gpu_pid += 1
-        self.host.say(abandoned)
 
     @precondition(lambda self: self.is_attached)
     @rule()
     def scheduler_is_lost(self) -> None:
-        self.zombies.setdefault(None, set()).update(page for page, _, _ in self.copies)
-        reads = [entry for held in self.leases.values() for entry in held]
-        self.zombie_reads.setdefault(None, []).extend(reads)
-        self.past_copies.extend(self.copies)
-        self.copies.clear()
-        self.leases.clear()
-        self.host.granted.clear()
-        self.host.progress.clear()
-        self.host.mirror.clear()
+        self._lose_sight_of_copies(None)
         self.is_attached = self.is_drained = False
-        self.host.tell(SchedulerLost())
+        self.host.lose_scheduler()
 
     @precondition(lambda self: not self.is_attached)
     @rule()
     def scheduler_attaches(self) -> None:
-        self.epoch += 1
         self.is_attached = True
-        self.host.tell(SchedulerAttached(self.epoch))
+        self.host.attach_scheduler()
         assert not self.host.granted
+
+    @precondition(lambda self: self.is_attached)
+    @rule(chain=CHAINS, is_loss_seen=st.booleans())
+    def scheduler_has_another_link_before_its_last_words_are_read(self, chain: list[int], is_loss_seen: bool) -> None:
+        """HostMemory's shell has the new link; what came over the former one still waits for its turn."""
+        former = self.host.scheduler
+        assert former is not None
+        self._lose_sight_of_copies(None)
+        self.is_drained = False
+        link = self.host.open_scheduler_link()
+        keys = b"".join(make_key(name) for name in chain)
+        self.host.tell(FromScheduler(former, LeasePages(lease_id=LeaseId(self.next_lease), keys=keys)))
+        self.next_lease += 1
+        if is_loss_seen:
+            self.host.tell(SchedulerLost(former))
+        self.host.tell(SchedulerAttached(link))
+        assert not self.host.granted
+
+    @precondition(lambda self: self.earlier_connections)
+    @rule(data=st.data(), kind=st.sampled_from(["drained", "commit", "read", "lost"]))
+    def earlier_connection_brings(self, data: st.DataObject, kind: str) -> None:
+        connection = data.draw(st.sampled_from(self.earlier_connections))
+        match kind:
+            case "drained":
+                self.host.tell(FromScheduler(connection, CopiesDrained()))
+            case "commit" if self.host.granted:
+                page, generation = self.host.granted[0]
+                pages, generations = int32_array([page]), int32_array([generation])
+                commit = CommitPages(keys=make_key(0), host_page_ids=pages, generations=generations)
+                self.host.tell(FromScheduler(connection, commit))
+            case "read":
+                for order in tuple(self.host.orders):
+                    if isinstance(order, ReadObjects):
+                        done = ObjectsDone(batch_id=BatchId(order.batch_id), statuses=bytes(len(order.keys) // 32))
+                        self.host.tell(FromStorage(connection, done))
+            case "lost":
+                self.host.tell(SchedulerLost(connection))
+                self.host.tell(StorageLost(connection))
+
+    @property
+    def earlier_connections(self) -> list[ConnectionId]:
+        numbers = range(1, self.host.num_connections + 1)
+        return [ConnectionId(number) for number in numbers if not self.host.is_open(ConnectionId(number))]
 
     @precondition(lambda self: self.is_attached and not self.is_drained)
     @rule()
@@ -178,7 +229,7 @@ class HostWorld(RuleBasedStateMachine):
         self.is_drained = True
         self.zombies.pop(None, None)
         self.zombie_reads.pop(None, None)
-        self.host.say(CopiesDrained(host_incarnation=3))
+        self.host.say(CopiesDrained())
 
     # Processes that died
 
@@ -188,10 +239,11 @@ class HostWorld(RuleBasedStateMachine):
         pages = sorted(set().union(*self.zombies.values()))
         self.content[data.draw(st.sampled_from(pages))] = GARBAGE
 
-    @precondition(lambda self: self.zombies.keys() - {None})
+    @precondition(lambda self: self.zombies.keys() - {None, self.gpu_pid})
     @rule(data=st.data())
     def process_exits(self, data: st.DataObject) -> None:
-        pid = data.draw(st.sampled_from(sorted(pid for pid in self.zombies if pid is not None)))
+        pids = sorted(pid for pid in self.zombies if pid is not None and pid != self.gpu_pid)
+        pid = data.draw(st.sampled_from(pids))
         assert pid in self.host.watched
         del self.zombies[pid]
         self.zombie_reads.pop(pid, None)
@@ -211,7 +263,7 @@ class HostWorld(RuleBasedStateMachine):
         else:
             keys = split_keys(order.keys)
             statuses = [self._carry_out(order, i, key, data.draw(STATUSES)) for i, key in enumerate(keys)]
-        self.host.tell(FromStorage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses))))
+        self.host.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
 
     def _carry_out(
         self, order: FindObjects | ReadObjects | WriteObjects, place: int, key: PageKey, drawn: ObjectStatus
@@ -234,8 +286,8 @@ class HostWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.has_storage)
     @rule()
     def storage_is_lost(self) -> None:
-        self._storage_dies()
-        self.host.tell(StorageLost())
+        self._lose_sight_of_storage()
+        self.host.lose_storage()
 
     @rule()
     def storage_is_retired(self) -> None:
@@ -248,10 +300,11 @@ class HostWorld(RuleBasedStateMachine):
     def storage_is_detached(self) -> None:
         self.retired_orders = []
         if self.has_storage:
-            self._storage_dies()
+            self._lose_sight_of_storage()
+            self.host.storage = None
         self.host.tell(DetachStorage())
 
-    def _storage_dies(self) -> None:
+    def _lose_sight_of_storage(self) -> None:
         pages = [page for order in self.host.orders if isinstance(order, ReadObjects) for page in order.host_page_ids]
         written = [order for order in self.host.orders if isinstance(order, WriteObjects)]
         self.zombies[self.storage_pid] = {int(page) for page in pages}
@@ -269,7 +322,17 @@ class HostWorld(RuleBasedStateMachine):
         self.storage_pid += 1
         self.has_storage = True
         self.retired_orders = None
-        self.host.tell(StorageAttached(self.storage_pid))
+        self.host.attach_storage(self.storage_pid)
+
+    @precondition(lambda self: not self.has_storage and self.storage_pid in self.zombies)
+    @rule()
+    def storage_process_connects_again(self) -> None:
+        """It has drained before, so what it was moving has come free, for HostMemory too."""
+        self.zombies.pop(self.storage_pid)
+        self.zombie_reads.pop(self.storage_pid)
+        self.has_storage = True
+        self.retired_orders = None
+        self.host.attach_storage(self.storage_pid)
 
     # The rest
 
@@ -278,16 +341,35 @@ class HostWorld(RuleBasedStateMachine):
     def storage_is_silent(self) -> None:
         self.time_passes(SETTINGS.deadline_s + SETTINGS.overdue_margin_s)
 
-    @rule(seconds=st.sampled_from([0.5, 40.0]))
+    @rule(seconds=st.sampled_from([0.0, 0.0, 0.5, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.host.now_s += seconds
         self.host.tell(Tick())
+
+    @rule()
+    def nothing_else_happens(self) -> None:
+        assert self.host.tick_while_due() <= 100
         due_s = self.host.core.next_deadline_s()
         assert due_s is None or due_s > self.host.now_s
 
-    @rule(event=st.sampled_from([FlushHost(), FlushHost(), FlushHost(), FlushStorage()]))
-    def flush(self, event: FlushHost | FlushStorage) -> None:
-        self.host.tell(event)
+    @rule()
+    def flush_storage(self) -> None:
+        self.host.tell(FlushStorage())
+
+    @rule()
+    def flush(self) -> None:
+        index = self.host.core._index
+        self.flushing |= {(page, index.generation(page)) for page in index.ready_pages(0, 24)}
+        self.host.dropped.clear()
+        self.host.tell(FlushHost())
+
+    @invariant()
+    def flushed_pages_are_gone_unless_they_were_read(self) -> None:
+        index = self.host.core._index
+        ready = {(page, index.generation(page)): index._pages.num_readers(page) for page in index.ready_pages(0, 24)}
+        self.flushing = {name for name in self.flushing if ready.get(name) == 0}
+        if self.host.dropped:
+            assert not self.flushing
 
     @invariant()
     def every_ready_page_holds_what_its_key_names(self) -> None:
@@ -314,7 +396,9 @@ class HostWorld(RuleBasedStateMachine):
     @invariant()
     def mirror_is_right(self) -> None:
         if self.is_attached:
-            assert self.host.mirror == {key[:16] for key in self.host.core._index.ready_keys(0)}
+            ready = {key[:16] for key in self.host.core._index.ready_keys(0)}
+            assert self.host.mirror <= ready
+            assert self.host.mirror == ready or self.host.core._mirror.has_work
 
     def teardown(self) -> None:
         """Let everything end: nothing may be left over."""
@@ -328,14 +412,12 @@ class HostWorld(RuleBasedStateMachine):
         for pid in [pid for pid in self.zombies if pid is not None]:
             del self.zombies[pid]
             self.host.tell(ProcessExited(pid))
-        while self.host.orders:
-            self.host.answer()
-        self.host.now_s += 100.0
-        self.host.tell(Tick())
-        while self.host.orders:
-            self.host.answer()
-        self.host.now_s += 100.0
-        self.host.tell(Tick())
+        for _ in range(3):
+            while self.host.orders or self.host.tick_while_due():
+                self.host.answer_all()
+            self.host.now_s += 100.0
+            self.host.tell(Tick())
+        self.host.tick_while_due()
         stats = self.host.core.stats()
         for name in ("leases", "lookups", "pages_reading", "pages_staged", "pages_quarantined", "l3_writes_pending"):
             assert stats[name] == 0, name

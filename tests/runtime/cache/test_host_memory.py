@@ -3,11 +3,12 @@
 import pytest
 
 from raydix.errors import AccountingError
+from raydix.ids import LeaseId, LookupId
 from raydix.runtime.cache.host_events import (
     FlushHost,
     FlushStorage,
+    FromScheduler,
     ProcessExited,
-    SchedulerAttached,
     SchedulerLost,
     Tick,
 )
@@ -16,16 +17,20 @@ from raydix.runtime.messages.host import (
     AbandonPages,
     CommitPages,
     CopiesDrained,
+    LeasePages,
+    Lookup,
     ObjectStatus,
     PageSource,
-    ReturnPages,
+    ProcessDrained,
+    ReleaseLeases,
+    ToHost,
 )
 from tests.runtime.cache.host_script import HostScript, make_key, make_keys
 
 
 def attached(num_pages: int = 64) -> HostScript:
     host = HostScript(num_pages)
-    host.tell(SchedulerAttached(1))
+    host.attach_scheduler()
     return host
 
 
@@ -41,8 +46,6 @@ def test_scheduler_is_stocked_with_an_eighth_of_the_pages(num_pages: int, stock:
     host = attached(num_pages)
     assert len(host.granted) == stock
     host.commit(["a"])
-    assert len(host.granted) == stock
-    host.say(ReturnPages(**columns([host.granted.popleft()])))
     assert len(host.granted) == stock
 
 
@@ -99,7 +102,7 @@ def test_stale_generation_is_ignored_and_counted() -> None:
     host = attached()
     page, generation = host.granted[0]
     host.say(CommitPages(keys=make_key("a"), **columns([(page, generation - 1)])))
-    host.say(ReturnPages(**columns([(page, generation + 1)])))
+    host.say(CommitPages(keys=make_key("a"), **columns([(page, generation + 1)])))
     host.say(CommitPages(keys=make_key("a"), **columns([(10**6, 1)])))
     assert host.stat("stale_pages") == 3
     assert host.mirror == set()
@@ -165,51 +168,113 @@ def test_abandoned_pages_return_only_when_the_process_has_exited() -> None:
     assert host.stat("pages_quarantined") == 0
 
 
-def test_grants_and_leases_of_a_lost_scheduler_wait_for_drained_copies() -> None:
+def test_grants_and_leases_of_a_lost_connection_wait_for_drained_copies() -> None:
     host = attached(16)
     host.commit(["a", "b"])
     leased = host.lease(1, ["a"])
     old = {page for page, _ in host.granted}
-    host.granted.clear()
-    host.tell(SchedulerLost())
-    host.mirror.clear()
-    host.tell(SchedulerAttached(2))
+    host.lose_scheduler()
+    host.attach_scheduler()
     assert host.mirror == {make_key("a")[:16], make_key("b")[:16]}
     assert not host.granted
-    host.say(CopiesDrained(host_incarnation=2))
-    assert not host.granted
     assert host.stat("pages_quarantined") == len(old)
-    assert host.lease(1, ["a"]) == leased
-    host.say(CopiesDrained(host_incarnation=3))
+    assert host.lease(2, ["a"]) == leased
+    host.say(CopiesDrained())
     assert len(host.granted) == 2
     assert host.stat("pages_quarantined") == 0
-    host.release(1)
+    with pytest.raises(AccountingError, match="lease 1"):
+        host.release(1)
 
 
-def test_scheduler_that_replaces_another_unseen_counts_as_its_loss() -> None:
+def test_connection_that_replaces_another_unseen_counts_as_its_loss() -> None:
     host = attached(16)
-    host.granted.clear()
-    host.tell(SchedulerAttached(2))
+    host.attach_scheduler()
     assert not host.granted
-    host.say(CopiesDrained(host_incarnation=3))
+    host.say(CopiesDrained())
     assert len(host.granted) == 2
+
+
+def test_whatever_an_earlier_connection_brings_is_dropped_and_counted() -> None:
+    host = attached(16)
+    first = host.scheduler
+    assert first is not None
+    [pair] = [host.granted[0]]
+    host.lease(1, ["a"])
+    host.attach_scheduler()
+    late: list[ToHost] = [
+        CopiesDrained(),
+        CommitPages(keys=make_key("a"), **columns([pair])),
+        LeasePages(lease_id=LeaseId(2), keys=make_key("a")),
+        Lookup(lookup_id=LookupId(1), keys=make_key("a"), num_l1_pages=0),
+        ReleaseLeases(lease_ids=int32_array([1])),
+    ]
+    for message in late:
+        host.tell(FromScheduler(first, message))
+    host.tell(SchedulerLost(first))
+    assert host.stat("stale_events") == len(late) + 1
+    assert not host.granted
+    assert host.stat("pages_quarantined") == 2
+    assert host.num_undelivered == 0
+
+
+def test_drained_copies_of_a_later_connection_end_the_quarantine_of_all_before() -> None:
+    host = attached(16)
+    for _ in range(3):
+        host.attach_scheduler()
+    assert host.stat("pages_quarantined") == 2
+    host.say(CopiesDrained())
+    assert host.stat("pages_quarantined") == 0
+
+
+def test_answer_is_for_the_connection_that_asked() -> None:
+    host = attached(16)
+    asking = host.scheduler
+    assert asking is not None
+    host.open_scheduler_link()
+    host.tell(FromScheduler(asking, LeasePages(lease_id=LeaseId(1), keys=make_key("a"))))
+    assert host.leased == {}
+    assert host.num_undelivered == 1
+
+
+def test_abandoned_pages_of_a_process_that_lives_return_when_it_is_drained() -> None:
+    host = attached(16)
+    host.commit(["a"])
+    host.lease(1, ["a"])
+    lost = list(host.granted)
+    host.granted.clear()
+    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pid=77))
+    assert host.stat("pages_quarantined") == len(lost)
+    host.say(CopiesDrained())
+    host.say(ProcessDrained(pid=76))
+    assert host.stat("pages_quarantined") == len(lost)
+    host.say(ProcessDrained(pid=77))
+    assert host.stat("pages_quarantined") == 0
+    assert host.core._index.num_readers == 0
 
 
 def test_restarted_host_memory_hands_out_nothing_before_copies_are_drained() -> None:
     host = HostScript(16, generations=int32_array(range(100, 116)))
-    host.tell(SchedulerAttached(1))
+    host.attach_scheduler()
     assert not host.granted
-    host.say(CopiesDrained(host_incarnation=3))
+    host.say(CopiesDrained())
     assert all(generation == 101 + page for page, generation in host.granted)
 
 
-def test_new_scheduler_gets_every_key_before_anything_else() -> None:
-    host = attached()
+def test_new_scheduler_gets_every_key_piece_by_piece_and_what_changes_meanwhile() -> None:
+    host = HostScript(32, piece_pages=4)
+    host.attach_scheduler()
     host.commit(range(20))
-    host.tell(SchedulerLost())
-    host.mirror.clear()
-    host.tell(SchedulerAttached(2))
-    assert host.mirror == {make_key(name)[:16] for name in range(20)}
+    host.attach_scheduler()
+    assert len(host.mirror) == 4
+    host.say(CopiesDrained())
+    assert host.core.next_deadline_s() == host.now_s
+    for name in range(20, 34):
+        host.commit([name])
+        host.tell(Tick())
+        is_complete = host.mirror == {key[:16] for key in host.core._index.ready_keys(0)}
+    assert is_complete
+    assert host.stat("pages_dropped") > 0
+    assert host.core.next_deadline_s() is None
 
 
 def test_flush_drops_what_nobody_reads() -> None:
@@ -221,6 +286,34 @@ def test_flush_drops_what_nobody_reads() -> None:
     host.tell(FlushStorage())
     assert host.flushed == [ObjectStatus.MISSING]
     host.release(1)
+
+
+def test_flush_goes_on_piece_by_piece_and_is_answered_at_its_end() -> None:
+    host = HostScript(64, piece_pages=4)
+    host.attach_scheduler()
+    host.commit(range(20))
+    host.lease(1, range(2))
+    host.tell(FlushHost())
+    assert host.dropped == []
+    host.commit(["ahead"])
+    host.lease(2, [19])
+    assert host.tick_while_due() == 5
+    assert host.dropped == [18]
+    assert host.stat("pages_flushed") == 18
+    assert host.mirror == {make_key(name)[:16] for name in (0, 1, 19)}
+
+
+def test_flush_asked_for_during_a_flush_starts_over_and_both_end_as_one() -> None:
+    host = HostScript(64, piece_pages=4)
+    host.attach_scheduler()
+    host.commit(range(10))
+    host.tell(FlushHost())
+    host.tell(Tick())
+    host.commit(["behind", "too"])
+    host.tell(FlushHost())
+    host.tick_while_due()
+    assert host.mirror == set()
+    assert host.dropped == [12]
 
 
 def test_mirror_follows_the_index_under_pressure() -> None:

@@ -7,14 +7,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from raydix.errors import AccountingError
-from raydix.ids import BatchId, HostPageId, LeaseId, PageKey
+from raydix.ids import BatchId, ConnectionId, HostPageId, LeaseId, PageKey
+from raydix.runtime.cache.host_events import FromScheduler, FromStorage, HostEvent
+from raydix.runtime.cache.host_flush import HostFlush
 from raydix.runtime.cache.host_holds import Quarantine
-from raydix.runtime.cache.host_index import HostIndex, PageState
-from raydix.runtime.cache.host_lookups import HostLookups
+from raydix.runtime.cache.host_index import HostIndex
 from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.cache.host_pages import PageState
+from raydix.runtime.cache.host_reads import HostReads, Waiter
 from raydix.runtime.cache.host_writes import HostWrites
 from raydix.runtime.cache.storage_orders import StorageOrders
-from raydix.runtime.messages.host import CopiesDrained
+from raydix.runtime.messages.host import CommitPages, CopiesDrained
+from tests.runtime.cache.host_script import HostScript
 from tests.runtime.cache.test_host_index import IndexMachine
 from tests.runtime.cache.test_host_machine import HostWorld
 
@@ -33,16 +37,16 @@ def no_quarantine(patch: pytest.MonkeyPatch) -> None:
 def early_end_of_quarantine(patch: pytest.MonkeyPatch) -> None:
     attach = HostMemoryCore._attach_scheduler
 
-    def attach_and_let_go(self: HostMemoryCore, epoch: int) -> None:
-        attach(self, epoch)
-        self._drain(CopiesDrained(host_incarnation=3))
+    def attach_and_let_go(self: HostMemoryCore, connection: ConnectionId) -> None:
+        attach(self, connection)
+        self._take_message(CopiesDrained())
 
     patch.setattr(HostMemoryCore, "_attach_scheduler", attach_and_let_go)
 
 
 def no_generation_check(patch: pytest.MonkeyPatch) -> None:
     def is_filling(self: HostIndex, page_id: int, generation: int) -> bool:
-        return self._pages[page_id].state is PageState.FILLING
+        return self.state(HostPageId(page_id)) is PageState.FILLING
 
     patch.setattr(HostIndex, "is_filling", is_filling)
 
@@ -62,16 +66,47 @@ def head_first_touch(patch: pytest.MonkeyPatch) -> None:
 
 
 def overdue_pages_used_again(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: HostLookups, batch_id: BatchId) -> None:
-        self._finds.pop(batch_id, None)
+    def give_up(self: HostReads, batch_id: BatchId) -> list[Waiter]:
         batch = self._batches.pop(batch_id, None)
         if batch is not None:
             self._end_reads(batch_id, batch)
             self._num_filling[batch.group] -= len(batch.page_ids)
             for page_id in batch.page_ids:
                 self._index.free(page_id)
+        return []
 
-    patch.setattr(HostLookups, "give_up", give_up)
+    patch.setattr(HostReads, "give_up", give_up)
+
+
+def answers_to_whatever_link_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostScript, "is_open", lambda self, connection: self.scheduler is not None)
+
+
+def _accept_stale(patch: pytest.MonkeyPatch, accepts: Callable[[HostEvent], bool]) -> None:
+    is_stale = HostMemoryCore._is_stale
+    patch.setattr(HostMemoryCore, "_is_stale", lambda self, event: is_stale(self, event) and not accepts(event))
+
+
+def drained_accepted_from_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
+    _accept_stale(patch, lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CopiesDrained))
+
+
+def commit_accepted_from_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
+    _accept_stale(patch, lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CommitPages))
+
+
+def storage_heard_over_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
+    _accept_stale(patch, lambda event: isinstance(event, FromStorage))
+
+
+def flush_that_skips_pages(patch: pytest.MonkeyPatch) -> None:
+    def advance(self: HostFlush) -> int | None:
+        if self._walked_to is not None:
+            self._walked_to += 1
+        return flush_advance(self)
+
+    flush_advance = HostFlush.advance
+    patch.setattr(HostFlush, "advance", advance)
 
 
 def unpinned_writes(patch: pytest.MonkeyPatch) -> None:
@@ -98,6 +133,11 @@ MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (overdue_pages_used_again, HostWorld),
     (unpinned_writes, HostWorld),
     (retired_storage_used, HostWorld),
+    (answers_to_whatever_link_is_there, HostWorld),
+    (drained_accepted_from_an_earlier_connection, HostWorld),
+    (commit_accepted_from_an_earlier_connection, HostWorld),
+    (storage_heard_over_an_earlier_connection, HostWorld),
+    (flush_that_skips_pages, HostWorld),
     (head_first_touch, IndexMachine),
 ]
 

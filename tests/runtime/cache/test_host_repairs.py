@@ -5,11 +5,7 @@ from dataclasses import replace
 from raydix.runtime.cache.host_events import (
     DetachStorage,
     FlushHost,
-    FromStorage,
     RetireStorage,
-    SchedulerAttached,
-    StorageAttached,
-    StorageLost,
     StorageSettings,
 )
 from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus, PageSource, WriteObjects
@@ -20,8 +16,8 @@ L2, L3, NOT_FOUND = PageSource.L2, PageSource.L3, PageSource.NOT_FOUND
 
 def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
     host = HostScript(num_pages, settings)
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_storage(50)
+    host.attach_scheduler()
     return host
 
 
@@ -103,7 +99,7 @@ def test_page_that_was_read_as_missing_but_committed_meanwhile_is_written() -> N
     host.orders.clear()
     for write in writes:
         assert isinstance(write, WriteObjects)
-        host.tell(FromStorage(ObjectsDone(batch_id=write.batch_id, statuses=bytes(len(write.keys) // 32))))
+        host.hear_storage(ObjectsDone(batch_id=write.batch_id, statuses=bytes(len(write.keys) // 32)))
     host.answer_all()
     host.objects.clear()
     host.orders.append(read)
@@ -113,10 +109,10 @@ def test_page_that_was_read_as_missing_but_committed_meanwhile_is_written() -> N
 
 def test_attached_storage_gets_the_pages_that_l2_holds_and_it_lacks() -> None:
     host = HostScript(64)
-    host.tell(SchedulerAttached(1))
+    host.attach_scheduler()
     host.commit(range(8))
     host.store([0, 1, 2])
-    host.tell(StorageAttached(50))
+    host.attach_storage(50)
     assert not host.core.is_drained
     host.answer_all()
     assert set(host.objects) == {make_key(name) for name in range(8)}
@@ -126,13 +122,13 @@ def test_attached_storage_gets_the_pages_that_l2_holds_and_it_lacks() -> None:
 
 def test_attached_storage_gets_chains_from_their_head_on_and_within_the_queue() -> None:
     host = HostScript(256, replace(STORAGE, max_queued_writes=4, max_write_batches=1))
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_scheduler()
+    host.attach_storage(50)
     host.tell(RetireStorage())
     host.tell(DetachStorage())
     host.commit(range(20))
     host.lookup("a", range(20))
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     assert host.stat("l3_writes_pending") == 20
     written: list[bytes] = []
     while host.orders:
@@ -147,9 +143,9 @@ def test_storage_that_comes_back_empty_is_filled_again() -> None:
     host = with_storage()
     host.commit(range(8))
     host.answer_all()
-    host.tell(StorageLost())
+    host.lose_storage()
     host.objects.clear()
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     host.answer_all()
     assert set(host.objects) == {make_key(name) for name in range(8)}
 
@@ -171,11 +167,11 @@ def test_silent_search_for_pages_of_l2_is_given_up() -> None:
     host = with_storage()
     host.commit(range(4))
     host.answer_all()
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     [search] = host.orders
     assert isinstance(search, FindObjects)
     host.orders.clear()
-    host.now_s += 100.0
+    host.now_s += STORAGE.look_interval_s / 2
     host.lookup("a", range(4))
     assert host.stat("l3_overdue_batches") == 1
     assert host.core.is_drained

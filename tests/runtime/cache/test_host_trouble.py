@@ -5,10 +5,6 @@ from dataclasses import replace
 from raydix.runtime.cache.host_events import (
     FromStorage,
     ProcessExited,
-    SchedulerAttached,
-    SchedulerLost,
-    StorageAttached,
-    StorageLost,
     StorageSettings,
     Tick,
 )
@@ -20,8 +16,8 @@ L3 = PageSource.L3
 
 def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
     host = HostScript(num_pages, settings)
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_scheduler()
+    host.attach_storage(50)
     return host
 
 
@@ -33,18 +29,19 @@ def test_storage_that_was_lost_fails_its_reads_and_quarantines_their_pages() -> 
     host.answer(1)
     [*_, read] = host.orders
     assert isinstance(read, ReadObjects)
-    host.orders.clear()
-    host.tell(StorageLost())
+    lost = host.storage
+    assert lost is not None
+    host.lose_storage()
     assert host.sources("searching") == [PageSource.IO_ERROR] * 4
     assert host.sources("reading") == [PageSource.IO_ERROR] * 8
     assert host.watched == [50]
     assert host.stat("pages_quarantined") == 8
     host.lookup("later", range(8))
     assert host.sources("later") == [PageSource.IO_ERROR] * 8
-    host.tell(FromStorage(ObjectsDone(batch_id=read.batch_id, statuses=bytes(4))))
-    assert host.stat("l3_unknown_batches") == 1
+    host.tell(FromStorage(lost, ObjectsDone(batch_id=read.batch_id, statuses=bytes(4))))
+    assert host.stat("stale_events") == 1
     assert host.mirror == set()
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     host.lookup("again", range(8))
     host.answer_all()
     assert host.sources("again") == [L3] * 8
@@ -58,7 +55,7 @@ def test_lost_scheduler_forgets_its_lookups() -> None:
     host.store(range(8))
     host.lookup("a", range(8))
     host.answer()
-    host.tell(SchedulerLost())
+    host.lose_scheduler()
     assert host.stat("lookups") == 0
     host.answer_all()
     assert host.stat("pages_reading") == 0

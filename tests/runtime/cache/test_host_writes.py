@@ -8,9 +8,6 @@ from raydix.runtime.cache.host_events import (
     FlushHost,
     FlushStorage,
     ProcessExited,
-    SchedulerAttached,
-    StorageAttached,
-    StorageLost,
     StorageSettings,
     Tick,
 )
@@ -22,8 +19,8 @@ L3 = PageSource.L3
 
 def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
     host = HostScript(num_pages, settings)
-    host.tell(SchedulerAttached(1))
-    host.tell(StorageAttached(50))
+    host.attach_scheduler()
+    host.attach_storage(50)
     return host
 
 
@@ -121,9 +118,9 @@ def test_lost_storage_has_its_writes_queued_again_and_keeps_its_pins() -> None:
     host = with_storage(16)
     host.commit(["a", "b"])
     host.orders.clear()
-    host.tell(StorageLost())
+    host.lose_storage()
     assert not host.core.is_drained
-    host.tell(StorageAttached(51))
+    host.attach_storage(51)
     host.answer_all()
     assert set(host.objects) == {make_key("a"), make_key("b")}
     for name in range(40):
@@ -139,10 +136,10 @@ def test_lost_storage_has_its_writes_queued_again_and_keeps_its_pins() -> None:
 
 def test_commits_before_storage_attaches_are_written_afterwards() -> None:
     host = HostScript(64, STORAGE)
-    host.tell(SchedulerAttached(1))
+    host.attach_scheduler()
     host.commit(["a"])
     assert not host.orders
-    host.tell(StorageAttached(50))
+    host.attach_storage(50)
     host.answer_all()
     assert set(host.objects) == {make_key("a")}
 
@@ -166,10 +163,10 @@ def test_flush_of_l3_waits_for_writes_and_is_answered_once() -> None:
 def test_flush_of_l3_is_answered_in_trouble_too(trouble: str) -> None:
     host = with_storage()
     if trouble == "absent":
-        host.tell(StorageLost())
+        host.lose_storage()
     host.tell(FlushStorage())
     if trouble == "lost":
-        host.tell(StorageLost())
+        host.lose_storage()
     if trouble == "silent":
         host.now_s += 100.0
         host.tell(Tick())
