@@ -160,8 +160,9 @@ class AsyncLLM:
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Use another L3 backend from now on, while requests run: `section` is what `cache.l3` would say.
 
-        What was in use is left once its operations have ended. Returns the names of both backends. Raises ConfigError,
-        and changes nothing, if the section is wrong or its backend cannot work.
+        What was in use is left once its operations have ended. Returns the names of both backends. Raises ConfigError
+        if the section is wrong or its backend cannot work, EngineDead if it cannot be put to use in time; then the
+        engine goes on with what it had.
         """
         names: dict[str, Any] = await (await self._found()).call("attach_storage", dict(section))
         return names

@@ -13,7 +13,7 @@ class Supervision:
     bring_up_timeout_s: float = 1800.0
     """For loading weights, taking the arena's memory and attaching."""
     open_timeout_s: float = 60.0
-    """For a storage backend that is attached to a running engine to open."""
+    """For a storage backend that is attached to a running engine to open; then for each answer that its use needs."""
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = 10.0

@@ -116,7 +116,8 @@ class SupervisorActor:
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Use the backend of this section `cache.l3` from now on, instead of the one in use, if there is one.
 
-        Raises ConfigError, and changes nothing, if the section is wrong or its backend cannot work.
+        Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it cannot be put to use in
+        time; then the engine goes on with what it had.
         """
         config = replace_l3(self._config, section)
         if not config.has_l3 or config.cache.l3 is None:
