@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 _SLOW_CLIENT_RETRY_S = 0.02
 _CLIENT_BURST = 64
 """Messages of one client that are taken in a row: one that floods the Scheduler does not hold the others up."""
+_TOKEN_BYTES = 4
+_CLIENT_EXTRA_BYTES = 256 << 10
+"""What a request's frame may hold besides its prompt. A larger one would only cost time and memory to understand."""
 _KILL_ORDERS = 64
 _DRAIN_POLL_S = 0.02
 
@@ -119,8 +122,9 @@ class SchedulerActor:
             incarnation=self._incarnation,
             pid=os.getpid(),
         )
+        max_client_frame_bytes = _TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
         for address in setup.addresses:
-            self._listeners.append(await listen(address, own, self._serve))
+            self._listeners.append(await listen(address, own, self._serve, max_client_frame_bytes))
         gc.collect()
         gc.freeze()  # what is here stays; collections during steps need not walk it
         if self._exporter is not None:

@@ -7,8 +7,8 @@ import threading
 import time
 
 from raydix.runtime.actors.links.address import open_connection, parse_address
-from raydix.runtime.actors.links.frames import MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused, max_frame_bytes
+from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, retry_delays_s, trusted_hello
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
@@ -41,7 +41,7 @@ class BlockingSocketLink:
             connection.close()
             raise LinkRefused("the listener's first frame does not show the secret")
         self._hello = hello
-        self._reader.max_bytes = max_frame_bytes(hello.role)
+        self._reader.max_bytes = MAX_FRAME_BYTES
 
     @property
     def hello(self) -> Hello:

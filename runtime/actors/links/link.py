@@ -4,7 +4,6 @@ import logging
 from typing import Protocol
 
 from raydix.errors import RaydixError
-from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
 
@@ -13,7 +12,7 @@ logger = logging.getLogger(__name__)
 CLIENT_MAX_BUFFERED_BYTES = 8 << 20
 ACTOR_MAX_BUFFERED_BYTES = 256 << 20
 CLIENT_MAX_FRAME_BYTES = 16 << 20
-"""Of what a client sends: a prompt of four million tokens."""
+"""Of what a client sends, unless the listener says less: a prompt of four million tokens."""
 INBOX_BYTES = 1 << 20
 """Received and not yet taken by the reader; past this the sender is made to wait."""
 
@@ -32,11 +31,6 @@ def max_buffered_bytes(peer: Role) -> int:
     A client is cut off early; between actors one plan may carry many long prompts.
     """
     return CLIENT_MAX_BUFFERED_BYTES if peer is Role.CLIENT else ACTOR_MAX_BUFFERED_BYTES
-
-
-def max_frame_bytes(peer: Role) -> int:
-    """What a frame of a trusted peer may hold; so much may wait here for the rest of it."""
-    return CLIENT_MAX_FRAME_BYTES if peer is Role.CLIENT else MAX_FRAME_BYTES
 
 
 class AddressTaken(RaydixError):

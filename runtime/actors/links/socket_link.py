@@ -9,20 +9,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from raydix.runtime.actors.links.address import TcpAddress, UnixAddress, parse_address
-from raydix.runtime.actors.links.frames import MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
 from raydix.runtime.actors.links.inbox import Inbox
 from raydix.runtime.actors.links.link import (
+    CLIENT_MAX_FRAME_BYTES,
     INBOX_BYTES,
     AddressTaken,
     Link,
     LinkClosed,
     LinkRefused,
     max_buffered_bytes,
-    max_frame_bytes,
 )
 from raydix.runtime.actors.links.socket_file import SocketFile
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
-from raydix.runtime.messages.hello import Hello
+from raydix.runtime.messages.hello import Hello, Role
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,15 @@ def retry_delays_s(timeout_s: float) -> list[float]:
 class SocketLink(asyncio.Protocol):
     """A `Link` over a socket; open once the peer's hello has shown the secret."""
 
-    def __init__(self, own: Hello, on_open: Callable[["SocketLink"], None]) -> None:
+    def __init__(
+        self,
+        own: Hello,
+        on_open: Callable[["SocketLink"], None],
+        max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
+    ) -> None:
         """`on_open` is called once, when the peer is trusted. If it never is, the connection is dropped."""
         self._own = own
+        self._max_client_frame_bytes = max_client_frame_bytes
         self._on_open = on_open
         self._reader = FrameReader(MAX_HELLO_BYTES)
         self._inbox = Inbox(self._resume_reading)
@@ -177,7 +183,7 @@ class SocketLink(asyncio.Protocol):
             self.abort("the peer does not know the secret")
             return
         self._hello = hello
-        self._reader.max_bytes = max_frame_bytes(hello.role)
+        self._reader.max_bytes = self._max_client_frame_bytes if hello.role is Role.CLIENT else MAX_FRAME_BYTES
         self._max_buffered_bytes = max_buffered_bytes(hello.role)
         self._clear_deadline()
         self._on_open(self)
@@ -200,9 +206,12 @@ class SocketLink(asyncio.Protocol):
 class Listener:
     """Owns: a listening socket, the links it accepted and the tasks that serve them."""
 
-    def __init__(self, own: Hello, on_link: Callable[[Link], Awaitable[None]]) -> None:
+    def __init__(
+        self, own: Hello, on_link: Callable[[Link], Awaitable[None]], max_client_frame_bytes: int
+    ) -> None:
         self._own = own
         self._on_link = on_link
+        self._max_client_frame_bytes = max_client_frame_bytes
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: set[SocketLink] = set()
@@ -249,7 +258,7 @@ class Listener:
             del self._strangers[oldest]
             oldest.abort("too many connections have not shown the secret")
 
-        link = SocketLink(self._own, self._serve)
+        link = SocketLink(self._own, self._serve, self._max_client_frame_bytes)
         self._links.add(link)
         self._strangers[link] = None
         link.lost.add_done_callback(lambda _: self._forget(link))
@@ -283,13 +292,18 @@ async def _serve_tcp(accept: Callable[[], SocketLink], host: str, port: int) -> 
         raise
 
 
-async def listen(address: str, own: Hello, on_link: Callable[[Link], Awaitable[None]]) -> Listener:
+async def listen(
+    address: str,
+    own: Hello,
+    on_link: Callable[[Link], Awaitable[None]],
+    max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
+) -> Listener:
     """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it to its end.
 
     `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells which. Raises AddressTaken
-    if another listener lives there.
+    if another listener lives there. A client that sends a frame of more than `max_client_frame_bytes` is dropped.
     """
-    listener = Listener(own, on_link)
+    listener = Listener(own, on_link, max_client_frame_bytes)
     await listener.open(address)
     return listener
 

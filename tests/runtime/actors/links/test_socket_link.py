@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ import pytest
 from raydix.runtime.actors.links import blocking_link, socket_link
 from raydix.runtime.actors.links.address import unique_unix_address
 from raydix.runtime.actors.links.blocking_link import connect_blocking
-from raydix.runtime.actors.links.frames import frame
-from raydix.runtime.actors.links.link import CLIENT_MAX_FRAME_BYTES, AddressTaken, Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, frame
+from raydix.runtime.actors.links.link import AddressTaken, Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import SocketLink, connect, listen, retry_delays_s
 from raydix.runtime.messages.codec import encode
 from raydix.runtime.messages.hello import Hello, Role
@@ -84,17 +85,20 @@ async def test_strangers_who_say_nothing_make_room_for_peers_who_know_the_secret
         link.close()
 
 
-async def test_a_client_that_announces_more_than_a_prompt_is_dropped(folder: str) -> None:
-    async with listening(unique_unix_address(folder)) as (listener, links):
-        reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
-        writer.write(frame(encode(FAR)) + struct.pack("<I", CLIENT_MAX_FRAME_BYTES + 1))
-        link = await links.get()
+@pytest.mark.parametrize("role", [Role.CLIENT, Role.GPU])
+async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(role: Role, folder: str) -> None:
+    links: asyncio.Queue[Link] = asyncio.Queue()
+    listener = await listen(unique_unix_address(folder), NEAR, links.put, max_client_frame_bytes=1000)
+    reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
+    bound = 1000 if role is Role.CLIENT else MAX_FRAME_BYTES
+    writer.write(frame(encode(replace(FAR, role=role))) + struct.pack("<I", bound + 1))
 
-        with pytest.raises(LinkClosed, match="announces a frame"):
-            await link.receive()
+    with pytest.raises(LinkClosed, match=f"at most {bound} are accepted"):
+        await (await links.get()).receive()
 
-        await reader.read()
-        writer.close()
+    await reader.read()
+    writer.close()
+    await listener.close()
 
 
 async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
