@@ -6,16 +6,21 @@ Every request of a batch is sent at once. The time per token is that of the stea
 when the last request has its first token until the first request ends. The plain mean over the requests, which counts
 the prefill of those that came later, is shown for information. The floor is one pass over the weights that a step needs
 and over its KV, at the bandwidth of a copy within the device, measured in the same run.
+
+At some of the batch sizes each round is repeated with requests that sample: their time is compared with that of the
+greedy ones, which alternate with them.
 """
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import Any
 
 from benchmarks.ceilings import memory_gbps
 from benchmarks.engines import (
+    GREEDY,
     MOE_L12,
     MOE_TINY,
     Answer,
@@ -35,9 +40,10 @@ ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the load. `max_ms`: by batch size."""
+    """Of the load. `max_ms`: by batch size; `sampled`: the sizes at which requests that sample are measured, too."""
 
     max_ms: dict[int, float]
+    sampled: tuple[int, ...]
     prompt_tokens: int = 256
     output_tokens: int = 128
     chunk_tokens: int = 8192
@@ -55,16 +61,43 @@ class Sizes:
         }
 
 
-FULL = Sizes(max_ms={1: 1.2, 8: 2.1, 32: 3.8, 64: 4.3, 128: 4.9})
+FULL = Sizes(max_ms={1: 1.2, 8: 2.1, 32: 3.8, 64: 4.3, 128: 4.9}, sampled=(1, 32, 128))
 TINY = Sizes(
-    max_ms={1: 1.0, 4: 1.0}, prompt_tokens=32, output_tokens=16, chunk_tokens=128, page_size=16, max_model_len=128
+    max_ms={1: 1.0, 4: 1.0},
+    sampled=(4,),
+    prompt_tokens=32,
+    output_tokens=16,
+    chunk_tokens=128,
+    page_size=16,
+    max_model_len=128,
 )
 
 
-async def ask_batch(generate: Generate, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """How requests sample, and how much longer than greedy ones their tokens may take."""
+
+    name: str
+    sampling: Mapping[str, float]
+    max_ratio: float
+
+
+MODES = (
+    Mode(name="temperature 1", sampling={"temperature": 1.0}, max_ratio=1.03),
+    Mode(
+        name="temperature 1, top-p 0.95, top-k 50",
+        sampling={"temperature": 1.0, "top_p": 0.95, "top_k": 50},
+        max_ratio=1.05,
+    ),
+)
+
+
+async def ask_batch(
+    generate: Generate, prompts: list[list[int]], num_tokens: int, sampling: Mapping[str, float] = GREEDY
+) -> list[Answer]:
     """All at once. Only the first is streamed token by token, so that reading costs the engine's process little."""
     kinds = [OutputKind.DELTA] + [OutputKind.FINAL] * (len(prompts) - 1)
-    asking = [ask(generate, prompt, num_tokens, kind) for prompt, kind in zip(prompts, kinds, strict=True)]
+    asking = [ask(generate, prompt, num_tokens, kind, sampling) for prompt, kind in zip(prompts, kinds, strict=True)]
     return list(await asyncio.gather(*asking))
 
 
@@ -97,12 +130,15 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
     bandwidth_gbps = memory_gbps(options.device, 1 << (20 if options.is_tiny else 31))
     async with dummy_engine(options, model, sizes.sections(sizes.output_tokens)) as engine:
         for batch, max_ms in sizes.max_ms.items():
-            rounds = []
+            modes = MODES if batch in sizes.sampled else ()
+            rounds: dict[str, list[list[Answer]]] = {}
             for _ in range(1 + options.repeats):
-                drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
-                rounds.append(await ask_batch(engine.client.generate, drawn, sizes.output_tokens))
-                await engine.settle()
-            measured = rounds[1:]
+                for name, sampling in (("greedy", GREEDY), *((mode.name, mode.sampling) for mode in modes)):
+                    drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
+                    answers = await ask_batch(engine.client.generate, drawn, sizes.output_tokens, sampling)
+                    rounds.setdefault(name, []).append(answers)
+                    await engine.settle()
+            measured = rounds["greedy"][1:]
             context_tokens = sizes.prompt_tokens + sizes.output_tokens // 2
             figures += [
                 Figure(
@@ -118,15 +154,29 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
                     value=median(mean(answer.tpot_ms for answer in answers) for answers in measured),
                     unit="ms",
                 ),
+                *(sampled_figure(mode, batch, rounds[mode.name][1:], measured, options) for mode in modes),
             ]
     return figures
+
+
+def sampled_figure(
+    mode: Mode, batch: int, rounds: list[list[Answer]], greedy: list[list[Answer]], options: Options
+) -> Figure:
+    """The time per token of requests that sample over that of greedy ones."""
+    sampled_ms, greedy_ms = (median(map(steady_tpot_ms, each)) for each in (rounds, greedy))
+    return Figure(
+        name=f"TPOT over greedy, batch {batch}, {mode.name}",
+        value=sampled_ms / greedy_ms,
+        unit="1",
+        max_value=options.bar(mode.max_ratio),
+    )
 
 
 def main(options: Options) -> int:
     """Measure and report."""
     sizes, model = (TINY, MOE_TINY) if options.is_tiny else (FULL, MOE_L12)
     figures = asyncio.run(measure(options, sizes, model))
-    config = {name: value for name, value in asdict(sizes).items() if name != "max_ms"}
+    config = {name: value for name, value in asdict(sizes).items() if name not in ("max_ms", "sampled")}
     return options.report("decode_tpot", {"model": "moe_l12", **config}, figures)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -149,12 +150,19 @@ class Answer:
         return 1e3 * (self.ended_s - self.first_s) / (self.num_tokens - 1)
 
 
+GREEDY: Mapping[str, float] = MappingProxyType({"temperature": 0.0})
+
+
 async def ask(
-    generate: Generate, prompt: list[int], num_tokens: int, output_kind: OutputKind = OutputKind.DELTA
+    generate: Generate,
+    prompt: list[int],
+    num_tokens: int,
+    output_kind: OutputKind = OutputKind.DELTA,
+    sampling: Mapping[str, float] = GREEDY,
 ) -> Answer:
-    """Generate exactly `num_tokens`, greedily."""
+    """Generate exactly `num_tokens`; `sampling`: parameters of `SamplingParams`."""
     params = SamplingParams(
-        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, output_kind=output_kind, detokenize=False
+        max_tokens=num_tokens, ignore_eos=True, output_kind=output_kind, detokenize=False, **dict(sampling)
     )
     sent_s = time.monotonic()
     arrivals_s: list[float] = []

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels import reference
+from raydix.kernels import reference, reference_sampling
 from raydix.kernels.reference import AttentionRows, PrefillRow, QkNorm, RopeTables
+from raydix.kernels.sampling_columns import SamplingColumns
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ _EXPERT_ROWS = 8
 class ModelOps(Protocol):
     """What the model calls. Every function rounds where its twin in `reference` rounds; none waits for the device.
 
-    The twin of `fused_experts` is the exception: past DENSE_EXPERT_TOKENS tokens the host waits.
+    The twins of `fused_experts`, past DENSE_EXPERT_TOKENS tokens, and of the samplers are the exception: there the host
+    waits.
     """
 
     @property
@@ -59,8 +61,11 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.rotate_and_write_kv`. May overwrite `qkv_TX`, and return a view of it."""
 
-    def most_likely(self, logits_RV: Tensor) -> Tensor:
-        """See `reference.most_likely`."""
+    def sample_whole(self, logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
+        """See `reference_sampling.sample_whole`."""
+
+    def sample_cut(self, logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
+        """See `reference_sampling.sample_cut`. Nothing happens to rows that do not cut."""
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Cut rows into tiles: `tiles_X4` of `AttentionRows`, and extensions_4Y.
@@ -103,7 +108,8 @@ class ReferenceOps:
     paged_attention = staticmethod(reference.paged_attention)
     topk_gating = staticmethod(reference.topk_gating)
     fused_experts = staticmethod(reference.fused_experts)
-    most_likely = staticmethod(reference.most_likely)
+    sample_whole = staticmethod(reference_sampling.sample_whole)
+    sample_cut = staticmethod(reference_sampling.sample_cut)
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """No tiles: the twins read the rows themselves."""

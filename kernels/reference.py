@@ -296,11 +296,6 @@ def _dense_experts(
     return (weights_TE.to(x_TC.dtype)[:, None] @ out_TEC)[:, 0]
 
 
-def most_likely(logits_RV: Tensor) -> Tensor:
-    """int32 [R]: each row's largest logit; of equals the lowest id on the cpu, any one on cuda."""
-    return logits_RV.argmax(-1).to(torch.int32)
-
-
 def encode_pages(kv_XH2SD: Tensor, codec: Codec) -> Tensor:
     """Keys and values of X layers of pages as `page_codec` describes, uint8 [X, H * encoded_head_bytes].
 

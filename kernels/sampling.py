@@ -1,306 +1,294 @@
 # mypy: disable-error-code="no-untyped-def"
 """Sampling of one token per row: temperature, min-p, top-k, top-p and Gumbel noise, without a sort or a host sync.
 
-Cut-offs are found by bisection over the bits of the logits, in the order of the CPU's sampler: min-p, top-k, top-p.
-The noise of a token is a hash of (seed, output position, token id), so a row's token does not depend on its batch.
+Each part of a row's vocabulary is one program's, which finds the part's best token; then the best part is chosen. The
+noise of a token is a hash of (seed, output position, token id), so a row's token does not depend on its batch.
 
-Legend: R rows, V vocabulary.
+Legend: R rows, V vocabulary, X parts of the vocabulary.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.cut_search import (
+    decide,
+    divide,
+    key_bits,
+    keys_of,
+    largest_scaled,
+    load_logits,
+    search_cuts,
+)
+from raydix.kernels.sampling_columns import SamplingColumns, check_inputs
+
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX2 = tl.constexpr(0x94D049BB133111EB)
+_BITS_53 = tl.constexpr(2**53 - 1)
+_STEP_53 = tl.constexpr(2.0**-53)
+_BELOW_1 = tl.constexpr(1 - 2.0**-53)
+_NO_TOKEN = tl.constexpr(2**31 - 1)
+_MARGIN = tl.constexpr(1e-3)
+"""More than twice the error of a rough score."""
 _PART = 2048
 """Tokens that one program scores."""
-_BLOCK = 16384
-"""Tokens that the search for a row's cut-offs reads at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SamplingColumns:
-    """One entry per row, on the device; all contiguous. Rows with a temperature of 0 are greedy."""
-
-    seeds_R: Tensor
-    """int64."""
-    output_positions_R: Tensor
-    """int32 or int64."""
-    temperatures_R: Tensor
-    """float32."""
-    top_ks_R: Tensor
-    """int32; 0 keeps all tokens."""
-    tails_R: Tensor
-    """float32: 1 - top_p, subtracted in float64; 0 keeps all tokens."""
-    min_ps_R: Tensor
-    """float32; 0 keeps all tokens."""
-
-
-def sample_tokens(logits_RV: Tensor, columns: SamplingColumns | None) -> Tensor:
-    """Choose a token for each row: int32 [R]. None: all rows are greedy, where the lowest id wins among equals.
-
-    bf16 or float32 logits, contiguous in V, penalties and masks already applied; a mask is -inf. Raises ValueError if
-    a shape, dtype or stride differs.
-    """
-    if logits_RV.dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"Logits are {logits_RV.dtype}; expected bfloat16 or float32.")
-    if logits_RV.dim() != 2 or logits_RV.stride(1) != 1 or logits_RV.shape[1] == 0:
-        raise ValueError(
-            f"Logits are {tuple(logits_RV.shape)}, {logits_RV.stride()}; expected [R, V], contiguous in V."
-        )
-    if columns is not None:
-        _check_columns(columns, logits_RV.shape[0])
+def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
+    """See `reference_sampling.sample_whole`. Raises ValueError if a shape, dtype or stride differs."""
+    check_inputs(logits_RV, columns)
     num_rows, vocab_size = logits_RV.shape
-    token_ids_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
-    if num_rows == 0:
-        return token_ids_R
     num_parts = triton.cdiv(vocab_size, _PART)
+    token_ids_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
     scores_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.float64)
     ids_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.int32)
-    key_bits = 16 if logits_RV.dtype == torch.bfloat16 else 32
-    cutoffs = None if columns is None else _cutoffs(logits_RV, columns, key_bits)
-    _score_part[(num_rows, num_parts)](
+    if num_rows:
+        _score_whole[(num_rows, num_parts)](
+            logits_RV,
+            columns.noise_keys_R,
+            columns.temperatures_R,
+            columns.top_ks_R,
+            columns.top_ps_R,
+            columns.min_ps_R,
+            scores_RX,
+            ids_RX,
+            vocab_size,
+            logits_RV.stride(0),
+            PART=_PART,
+            num_warps=4,
+        )
+        _choose_whole[(num_rows,)](
+            scores_RX, ids_RX, token_ids_R, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=1
+        )
+    return token_ids_R
+
+
+def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
+    """See `reference_sampling.sample_cut`. Raises ValueError if a shape, dtype or stride differs."""
+    check_inputs(logits_RV, columns)
+    num_rows, vocab_size = logits_RV.shape
+    if token_ids_R.dtype != torch.int32 or token_ids_R.shape != (num_rows,):
+        actual = f"{token_ids_R.dtype} {tuple(token_ids_R.shape)}"
+        raise ValueError(f"token_ids_R is {actual}; expected int32 [{num_rows}].")
+    if not num_rows:
+        return
+
+    search = search_cuts(logits_RV, columns, token_ids_R)
+    num_parts = triton.cdiv(vocab_size, _PART)
+    num_search_parts = search.sums_SRXP.shape[2]
+    scores_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.float64)
+    ids_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.int32)
+    _score_cut[(num_rows, num_parts)](
         logits_RV,
-        None if columns is None else columns.seeds_R,
-        None if columns is None else columns.output_positions_R,
-        None if columns is None else columns.temperatures_R,
-        None if cutoffs is None else cutoffs[0],
-        None if cutoffs is None else cutoffs[1],
+        columns.noise_keys_R,
+        columns.temperatures_R,
+        columns.top_ks_R,
+        columns.top_ps_R,
+        columns.min_ps_R,
+        token_ids_R,
+        search.lows_SR,
+        search.goals_SR,
+        search.aboves_SR,
+        search.sums_SRXP,
         scores_RX,
         ids_RX,
         vocab_size,
         logits_RV.stride(0),
-        KEY_BITS=key_bits,
+        num_rows,
+        num_search_parts,
+        KEY_BITS=key_bits(logits_RV),
+        SEARCH_PARTS=triton.next_power_of_2(num_search_parts),
         PART=_PART,
         num_warps=4,
     )
-    _choose_part[(num_rows,)](
-        scores_RX, ids_RX, token_ids_R, vocab_size, num_parts, BLOCK=triton.next_power_of_2(num_parts), num_warps=1
-    )
-    return token_ids_R
-
-
-def _check_columns(columns: SamplingColumns, num_rows: int) -> None:
-    expected = {
-        "seeds_R": (columns.seeds_R, (torch.int64,)),
-        "output_positions_R": (columns.output_positions_R, (torch.int32, torch.int64)),
-        "temperatures_R": (columns.temperatures_R, (torch.float32,)),
-        "top_ks_R": (columns.top_ks_R, (torch.int32,)),
-        "tails_R": (columns.tails_R, (torch.float32,)),
-        "min_ps_R": (columns.min_ps_R, (torch.float32,)),
-    }
-    for name, (column, dtypes) in expected.items():
-        if column.dtype not in dtypes or column.shape != (num_rows,) or not column.is_contiguous():
-            raise ValueError(
-                f"{name} is {column.dtype} {tuple(column.shape)}; expected contiguous {dtypes[0]} [{num_rows}]."
-            )
-
-
-def _cutoffs(logits_RV: Tensor, columns: SamplingColumns, key_bits: int) -> tuple[Tensor, Tensor]:
-    """Per row the key of the lowest kept logit, and the lowest kept id among that key's equals. Both int32."""
-    num_rows, vocab_size = logits_RV.shape
-    keys_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
-    first_ids_R = torch.empty_like(keys_R)
-    _find_cutoffs[(num_rows,)](
-        logits_RV,
+    _choose_cut[(num_rows,)](
         columns.temperatures_R,
         columns.top_ks_R,
-        columns.tails_R,
+        columns.top_ps_R,
         columns.min_ps_R,
-        keys_R,
-        first_ids_R,
-        vocab_size,
-        logits_RV.stride(0),
-        KEY_BITS=key_bits,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
-        num_warps=16,
+        scores_RX,
+        ids_RX,
+        token_ids_R,
+        num_parts,
+        PARTS=triton.next_power_of_2(num_parts),
+        num_warps=1,
     )
-    return keys_R, first_ids_R
 
 
 @triton.jit
-def _keys(logits, KEY_BITS: tl.constexpr):
-    """Integers in the order of the logits: the bits, with those of negative numbers turned round."""
-    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> (32 - KEY_BITS)
+def _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
+    is_part = (tl.load(top_ks_ptr + row) > 0) | (tl.load(top_ps_ptr + row) < 1.0)
+    is_part = is_part | (tl.load(min_ps_ptr + row) > 0.0)
+    return is_part & (tl.load(temperatures_ptr + row).to(tl.float32) > 0.0)
 
 
 @triton.jit
-def _load_logits(row_ptr, first, vocab_size, BLOCK: tl.constexpr):
-    token_id = first + tl.arange(0, BLOCK)
-    is_token = token_id < vocab_size
-    return tl.load(row_ptr + token_id, mask=is_token, other=float("-inf")).to(tl.float32), token_id, is_token
-
-
-@triton.jit
-def _count_from(row_ptr, vocab_size, key, KEY_BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Number of tokens whose key is at least `key`."""
-    count = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, vocab_size, BLOCK):
-        logits, _, is_token = _load_logits(row_ptr, first, vocab_size, BLOCK)
-        count += (is_token & (_keys(logits, KEY_BITS) >= key)).to(tl.int32)
-    return tl.sum(count, 0)
-
-
-@triton.jit
-def _mass(row_ptr, vocab_size, lowest, highest, maximum, scale, KEY_BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of the weights of the tokens with keys in lowest..highest; the most likely token weighs 1."""
-    mass = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocab_size, BLOCK):
-        logits, _, is_token = _load_logits(row_ptr, first, vocab_size, BLOCK)
-        keys = _keys(logits, KEY_BITS)
-        mass += tl.where(is_token & (keys >= lowest) & (keys <= highest), tl.exp((logits - maximum) * scale), 0.0)
-    return tl.sum(mass, 0)
-
-
-@triton.jit
-def _count_equals(row_ptr, vocab_size, key, end, KEY_BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Number of tokens below id `end` with this key."""
-    count = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, vocab_size, BLOCK):
-        logits, token_id, _ = _load_logits(row_ptr, first, vocab_size, BLOCK)
-        count += ((token_id < end) & (_keys(logits, KEY_BITS) == key)).to(tl.int32)
-    return tl.sum(count, 0)
-
-
-@triton.jit
-def _find_cutoffs(
-    logits_ptr,
-    temperatures_ptr,
-    top_ks_ptr,
-    tails_ptr,
-    min_ps_ptr,
-    keys_ptr,
-    first_ids_ptr,
-    vocab_size,
-    logits_stride,
-    KEY_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row. Midpoints are formed without overflow: keys fill all of their bits."""
-    row = tl.program_id(0)
-    row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
-    temperature = tl.load(temperatures_ptr + row)
-    top_k = tl.load(top_ks_ptr + row)
-    tail = tl.load(tails_ptr + row)
-    min_p = tl.load(min_ps_ptr + row)
-    lowest = tl.full((), -(2 ** (KEY_BITS - 1)), tl.int32)
-    first_id = tl.full((), 0, tl.int32)
-    if (temperature > 0.0) & ((top_k > 0) | (tail > 0.0) | (min_p > 0.0)):
-        maxima = tl.full([BLOCK], float("-inf"), tl.float32)
-        for first in range(0, vocab_size, BLOCK):
-            logits, _, _ = _load_logits(row_ptr, first, vocab_size, BLOCK)
-            maxima = tl.maximum(maxima, logits)
-        maximum = tl.max(maxima, 0)
-        highest = _keys(maximum, KEY_BITS)
-        scale = 1.0 / temperature
-        if min_p > 0.0:
-            kept_keys = tl.full([BLOCK], 2 ** (KEY_BITS - 1) - 1, tl.int32)
-            for first in range(0, vocab_size, BLOCK):
-                logits, _, is_token = _load_logits(row_ptr, first, vocab_size, BLOCK)
-                is_kept = is_token & (tl.exp((logits - maximum) * scale) >= min_p)
-                kept_keys = tl.where(is_kept, tl.minimum(kept_keys, _keys(logits, KEY_BITS)), kept_keys)
-            lowest = tl.min(kept_keys, 0)
-        if top_k > 0:
-            # The highest key that at least k tokens reach.
-            ceiling = highest
-            while lowest < ceiling:
-                middle = (lowest | ceiling) - ((lowest ^ ceiling) >> 1)
-                if _count_from(row_ptr, vocab_size, middle, KEY_BITS, BLOCK) >= top_k:
-                    lowest = middle
-                else:
-                    ceiling = middle - 1
-        if tail > 0.0:
-            # The lowest key up to which the weights sum to more than the tail.
-            cut_mass = tail * _mass(row_ptr, vocab_size, lowest, highest, maximum, scale, KEY_BITS, BLOCK)
-            start = lowest
-            ceiling = highest
-            while lowest < ceiling:
-                middle = (lowest & ceiling) + ((lowest ^ ceiling) >> 1)
-                if _mass(row_ptr, vocab_size, start, middle, maximum, scale, KEY_BITS, BLOCK) > cut_mass:
-                    ceiling = middle
-                else:
-                    lowest = middle + 1
-            # Of equals at the edge the lower ids are cut, while the sum stays within the tail.
-            total = _mass(row_ptr, vocab_size, start, lowest, maximum, scale, KEY_BITS, BLOCK)
-            weight = _mass(row_ptr, vocab_size, lowest, lowest, maximum, scale, KEY_BITS, BLOCK)
-            num_equals = _count_equals(row_ptr, vocab_size, lowest, vocab_size, KEY_BITS, BLOCK)
-            num_kept = tl.ceil((total - cut_mass) / weight * num_equals.to(tl.float32)).to(tl.int32)
-            num_cut = num_equals - tl.maximum(tl.minimum(num_kept, num_equals), 1)
-            if num_cut > 0:
-                end = vocab_size
-                while first_id < end:
-                    middle = (first_id + end) // 2
-                    if _count_equals(row_ptr, vocab_size, lowest, middle, KEY_BITS, BLOCK) >= num_cut:
-                        end = middle
-                    else:
-                        first_id = middle + 1
-    tl.store(keys_ptr + row, lowest)
-    tl.store(first_ids_ptr + row, first_id)
-
-
-@triton.jit
-def _mix(value):
-    """SplitMix64's step (Steele 2014)."""
-    value = value + _GOLDEN
+def _noise_bits(noise_key, token_ids):
+    """53 bits for each token: SplitMix64 (Steele 2014)."""
+    value = noise_key.to(tl.uint64, bitcast=True) + (token_ids.to(tl.uint64) + 1) * _GOLDEN
     value = (value ^ (value >> 30)) * _MIX1
     value = (value ^ (value >> 27)) * _MIX2
-    return value ^ (value >> 31)
+    return (value ^ (value >> 31)) >> 11
 
 
 @triton.jit
-def _score_part(
+def _best_with_noise(scaled, token_ids, noise_key):
+    """The largest sum of `scaled` and noise, float64, and its token; -inf if all are.
+
+    Few float64 units and long logarithms: a rough float32 score of all tokens first, then the exact one of those that
+    come close to the best, nearly always of one.
+    """
+    bits = _noise_bits(noise_key, token_ids)
+    uniform = (bits.to(tl.float32) + 0.5) * _STEP_53
+    complement = ((bits ^ _BITS_53).to(tl.float32) + 0.5) * _STEP_53
+    # A fast logarithm is poor near 1, where the large noise is.
+    series = complement * (1.0 + complement * (0.5 + complement * (1.0 / 3.0)))
+    rough = (scaled - tl.max(scaled, 0)) - tl.log(tl.where(complement < 1.0 / 64.0, series, -tl.log(uniform)))
+    is_close = rough >= tl.max(rough, 0) - _MARGIN
+
+    best = tl.full((), float("-inf"), tl.float64)
+    best_id = tl.min(token_ids, 0)
+    token_id = tl.min(tl.where(is_close, token_ids, _NO_TOKEN), 0)
+    while token_id < _NO_TOKEN:
+        value = tl.max(tl.where(token_ids == token_id, scaled, float("-inf")), 0).to(tl.float64)
+        exact = (_noise_bits(noise_key, token_id).to(tl.float64) + 0.5) * _STEP_53
+        # Of 2^53 - 1 and a half a float64 makes 2^53.
+        exact = tl.minimum(exact, _BELOW_1)
+        score = value - tl.log(-tl.log(exact))
+        best_id = tl.where(score > best, token_id, best_id)
+        best = tl.maximum(best, score)
+        token_id = tl.min(tl.where(is_close & (token_ids > token_id), token_ids, _NO_TOKEN), 0)
+    return best, best_id
+
+
+@triton.jit
+def _score_whole(
     logits_ptr,
-    seeds_ptr,
-    positions_ptr,
+    noise_keys_ptr,
     temperatures_ptr,
-    keys_ptr,
-    first_ids_ptr,
+    top_ks_ptr,
+    top_ps_ptr,
+    min_ps_ptr,
     scores_ptr,
     ids_ptr,
     vocab_size,
     logits_stride,
-    KEY_BITS: tl.constexpr,
     PART: tl.constexpr,
 ):
     """The best score of one part of a row's vocabulary, and its lowest id."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
-    logits, token_id, is_token = _load_logits(row_ptr, part * PART, vocab_size, PART)
-    scores = logits.to(tl.float64)
-    if temperatures_ptr is not None:
-        temperature = tl.load(temperatures_ptr + row)
-        if temperature > 0.0:
-            key = tl.load(keys_ptr + row)
-            keys = _keys(logits, KEY_BITS)
-            is_kept = (keys > key) | ((keys == key) & (token_id >= tl.load(first_ids_ptr + row)))
-            seed = tl.load(seeds_ptr + row).to(tl.uint64, bitcast=True)
-            state = _mix(_mix(seed) + tl.load(positions_ptr + row).to(tl.uint64))
-            hashed = _mix(state + token_id.to(tl.uint64) * _GOLDEN)
-            uniform = ((hashed >> 11).to(tl.float64) + 0.5) * (1.0 / 9007199254740992.0)
-            scaled = tl.div_rn(logits, tl.zeros_like(logits) + temperature).to(tl.float64)
-            scores = tl.where(is_kept, scaled - tl.log(-tl.log(uniform)), float("-inf"))
-    best = tl.max(tl.where(is_token, scores, float("-inf")), 0)
+    temperature = tl.load(temperatures_ptr + row).to(tl.float32)
+    is_cut = _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row)
+    logits, token_ids = load_logits(row_ptr, part * PART, vocab_size, PART)
+    if (temperature > 0.0) & (is_cut == 0):
+        noise_key = tl.load(noise_keys_ptr + row)
+        best, best_id = _best_with_noise(divide(logits, temperature), token_ids, noise_key)
+    else:
+        largest = tl.max(logits, 0)
+        best_id = tl.min(tl.where(logits == largest, token_ids, _NO_TOKEN), 0)
+        best = largest.to(tl.float64)
     entry = row.to(tl.int64) * tl.num_programs(1) + part
     tl.store(scores_ptr + entry, best)
-    tl.store(ids_ptr + entry, tl.min(tl.where(is_token & (scores == best), token_id, vocab_size), 0))
+    tl.store(ids_ptr + entry, best_id)
 
 
 @triton.jit
-def _choose_part(scores_ptr, ids_ptr, token_ids_ptr, vocab_size, num_parts, BLOCK: tl.constexpr):
-    """The best part of a row; of equals the first."""
+def _score_cut(
+    logits_ptr,
+    noise_keys_ptr,
+    temperatures_ptr,
+    top_ks_ptr,
+    top_ps_ptr,
+    min_ps_ptr,
+    likeliest_ptr,
+    lows_ptr,
+    goals_ptr,
+    aboves_ptr,
+    sums_ptr,
+    scores_ptr,
+    ids_ptr,
+    vocab_size,
+    logits_stride,
+    num_rows,
+    num_search_parts,
+    KEY_BITS: tl.constexpr,
+    SEARCH_PARTS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """`_score_whole` of what a row keeps; nothing for rows that do not cut."""
+    STAGE: tl.constexpr = KEY_BITS // 4
     row = tl.program_id(0)
-    part = tl.arange(0, BLOCK)
+    part = tl.program_id(1)
+    if _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
+        row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
+        temperature = tl.load(temperatures_ptr + row).to(tl.float32)
+        top_p_64 = tl.load(top_ps_ptr + row)
+        top_p = top_p_64.to(tl.float32)
+        min_p = tl.load(min_ps_ptr + row).to(tl.float32)
+        logits, token_ids = load_logits(row_ptr, part * PART, vocab_size, PART)
+        keys = keys_of(logits, KEY_BITS)
+        scaled = divide(logits, temperature)
+        top_scaled = largest_scaled(row_ptr, tl.load(likeliest_ptr + row), temperature)
+        weights = tl.exp(scaled - top_scaled)
+        is_kept = (weights >= min_p) & (logits > float("-inf"))
+        if top_p_64 < 1.0:
+            edge, goal, above, here = decide(
+                lows_ptr, goals_ptr, aboves_ptr, sums_ptr, top_p, row, num_rows, num_search_parts,
+                2 * STAGE - 1, KEY_BITS, SEARCH_PARTS,
+            )  # fmt: skip
+            is_kept = is_kept & (keys >= edge)
+            share = tl.ceil((goal - above) / weights) * weights / (here - above)
+            scaled = tl.where(keys == edge, scaled + tl.log(tl.minimum(share, 1.0)), scaled)
+        elif tl.load(top_ks_ptr + row) > 0:
+            edge, _, _, _ = decide(
+                lows_ptr, goals_ptr, aboves_ptr, sums_ptr, top_p, row, num_rows, num_search_parts,
+                STAGE - 1, KEY_BITS, SEARCH_PARTS,
+            )  # fmt: skip
+            is_kept = is_kept & (keys >= edge)
+
+        best = tl.full((), float("-inf"), tl.float64)
+        best_id = part * PART
+        if tl.max(is_kept.to(tl.int32), 0) > 0:
+            scaled = tl.where(is_kept, scaled, float("-inf"))
+            best, best_id = _best_with_noise(scaled, token_ids, tl.load(noise_keys_ptr + row))
+        entry = row.to(tl.int64) * tl.num_programs(1) + part
+        tl.store(scores_ptr + entry, best)
+        tl.store(ids_ptr + entry, best_id)
+
+
+@triton.jit
+def _choose(scores_ptr, ids_ptr, token_ids_ptr, row, num_parts, PARTS: tl.constexpr):
+    """The best part of a row; of equals the lowest id."""
+    part = tl.arange(0, PARTS)
     is_part = part < num_parts
     entry = row.to(tl.int64) * num_parts + part
     scores = tl.load(scores_ptr + entry, mask=is_part, other=float("-inf"))
-    token_ids = tl.load(ids_ptr + entry, mask=is_part, other=vocab_size)
-    token_id = tl.min(tl.where(scores == tl.max(scores, 0), token_ids, vocab_size), 0)
-    # Only a row of NaN has no best token; its id must still be one that the next step can look up.
-    tl.store(token_ids_ptr + row, tl.minimum(token_id, vocab_size - 1))
+    token_ids = tl.load(ids_ptr + entry, mask=is_part, other=_NO_TOKEN)
+    best = tl.max(scores, 0)
+    tl.store(token_ids_ptr + row, tl.min(tl.where(scores == best, token_ids, _NO_TOKEN), 0))
+
+
+@triton.jit
+def _choose_whole(scores_ptr, ids_ptr, token_ids_ptr, num_parts, PARTS: tl.constexpr):
+    _choose(scores_ptr, ids_ptr, token_ids_ptr, tl.program_id(0), num_parts, PARTS)
+
+
+@triton.jit
+def _choose_cut(
+    temperatures_ptr,
+    top_ks_ptr,
+    top_ps_ptr,
+    min_ps_ptr,
+    scores_ptr,
+    ids_ptr,
+    token_ids_ptr,
+    num_parts,
+    PARTS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
+        _choose(scores_ptr, ids_ptr, token_ids_ptr, row, num_parts, PARTS)

@@ -18,7 +18,7 @@ from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
 from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, QkNorm, RopeTables
-from raydix.kernels.sampling import sample_tokens
+from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
 from raydix.kernels.topk_gating import topk_gating
 
@@ -34,6 +34,8 @@ class TritonOps:
     silu_mul = staticmethod(silu_mul)
     topk_gating = staticmethod(topk_gating)
     fused_experts = staticmethod(fused_experts)
+    sample_whole = staticmethod(sample_whole)
+    sample_cut = staticmethod(sample_cut)
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int) -> None:
         self._dtype = dtype
@@ -47,10 +49,6 @@ class TritonOps:
         if bias_O is None and fits(x_TC, weight_OC):
             return small_linear(x_TC, weight_OC)
         return functional.linear(x_TC, weight_OC, bias_O)
-
-    def most_likely(self, logits_RV: Tensor) -> Tensor:
-        """See `ModelOps`."""
-        return sample_tokens(logits_RV, None)
 
     def rotate_and_write_kv(
         self,

@@ -5,7 +5,8 @@ Legend: R sampling rows of a shape, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from raydix.runtime.model.step_shapes import StepShape
 RING_ENTRIES = 16
 """Steps whose columns may be on their way at once. More than are ever in flight, so that the host does not wait."""
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapturedOutput:
@@ -24,20 +27,30 @@ class CapturedOutput:
 
     logits_RV: Tensor
     token_ids_R: Tensor
-    """int32, the most likely tokens."""
+    """int32, the sampled tokens; the most likely ones of rows that cut tokens, until those are sampled too."""
 
 
 RunColumns = Callable[[Tensor, StepShape], CapturedOutput]
 """Enqueues the step that packed columns describe."""
+CutColumns = Callable[[Tensor, StepShape, CapturedOutput], None]
+"""Enqueues what its rows that cut tokens need besides: they are sampled, which replaces their tokens."""
 
 
 class CapturedSteps:
     """Owns: the captured steps, their inputs and outputs, and the pinned memory that columns pass through."""
 
     def __init__(
-        self, run: RunColumns, padding: Callable[[StepShape], Column], shapes: Sequence[StepShape], device: torch.device
+        self,
+        run: RunColumns,
+        cut: CutColumns,
+        *,
+        padding: Callable[[StepShape], Column],
+        shapes: Sequence[StepShape],
+        device: torch.device,
     ) -> None:
-        """Capture `run` for all shapes; `padding`: packed columns that do no harm."""
+        """Capture `run` and `cut` for all shapes, apart: the search for a cut is a dozen launches that most steps do
+        without. `padding`: packed columns that do no harm.
+        """
         self.shapes = shapes
         largest = max(shape.packed_size for shape in shapes)
         self._inputs = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -46,12 +59,15 @@ class CapturedSteps:
         self._copied = [torch.cuda.Event() for _ in range(RING_ENTRIES)]
         self._num_replays = 0
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, CapturedOutput]] = {}
+        self._cut_graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         memory = torch.cuda.graph_pool_handle()
         # Largest first: the smaller ones then fit into its memory.
         for shape in sorted(shapes, key=lambda shape: -shape.num_tokens):
             columns = self._inputs[: shape.packed_size]
             columns.copy_(torch.from_numpy(padding(shape)))
-            self._graphs[shape] = _capture(run, columns, shape, memory)
+            graph, output = _capture(partial(run, columns, shape), memory)
+            self._graphs[shape] = graph, output
+            self._cut_graphs[shape], _ = _capture(partial(cut, columns, shape, output), memory)
 
     def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
         """Enqueue the step that the packed columns describe."""
@@ -66,18 +82,20 @@ class CapturedSteps:
         graph.replay()
         return output
 
+    def replay_cut(self, shape: StepShape) -> None:
+        """Enqueue the sampling of rows that cut tokens, of the step of this shape that was replayed last."""
+        self._cut_graphs[shape].replay()
 
-def _capture(
-    run: RunColumns, columns: Tensor, shape: StepShape, memory: Any
-) -> tuple[torch.cuda.CUDAGraph, CapturedOutput]:
+
+def _capture(run: Callable[[], T], memory: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     # A first run outside of the graph compiles kernels and lets libraries allocate.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run(columns, shape)
+        run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads of the process may use CUDA meanwhile.
     with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-        output = run(columns, shape)
+        output = run()
     return graph, output

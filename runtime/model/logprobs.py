@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from raydix.runtime.messages.plan import TokenLogprobs
 from raydix.runtime.model.pinned_copies import PinnedCopies
+
+BLOCK_ROWS = 32
+"""Rows at a time: they bound the memory that their float32 copies take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +69,28 @@ def compute_logprobs(
     if not asked:
         return None
     (index_J,) = copies.to_device([np.array(asked, dtype=np.int64)])
-    logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
-    sampled_J1 = token_ids_R[index_J].long()[:, None]
-    sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)
-    top_logprobs_JK, top_ids_JK = logprobs_JV.topk(max(count or 0 for count in counts), dim=-1)
+    num_top = max(count or 0 for count in counts)
+    blocks = [_block_logprobs(logits_RV, token_ids_R, index, num_top) for index in index_J.split(BLOCK_ROWS)]
+    sampled_ids_J, sampled_logprobs_J, sampled_ranks_J, top_ids_JK, top_logprobs_JK = (
+        torch.cat(parts) for parts in zip(*blocks, strict=True)
+    )
     return LogprobTensors(
         num_logprobs=tuple(counts),
-        sampled_ids_J=sampled_J1[:, 0],
-        sampled_logprobs_J=sampled_logprobs_J1[:, 0],
-        sampled_ranks_J=(logprobs_JV > sampled_logprobs_J1).sum(-1) + 1,
+        sampled_ids_J=sampled_ids_J,
+        sampled_logprobs_J=sampled_logprobs_J,
+        sampled_ranks_J=sampled_ranks_J,
         top_ids_JK=top_ids_JK,
         top_logprobs_JK=top_logprobs_JK,
     )
+
+
+def _block_logprobs(
+    logits_RV: Tensor, token_ids_R: Tensor, index_J: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The tensors of `LogprobTensors` of some rows, in order."""
+    logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
+    sampled_J1 = token_ids_R[index_J].long()[:, None]
+    sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)
+    top_logprobs_JK, top_ids_JK = logprobs_JV.topk(num_top, dim=-1)
+    ranks_J = (logprobs_JV > sampled_logprobs_J1).sum(-1) + 1
+    return sampled_J1[:, 0], sampled_logprobs_J1[:, 0], ranks_J, top_ids_JK, top_logprobs_JK

@@ -5,10 +5,9 @@ import torch
 from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
-from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, TableChanges
+from raydix.runtime.messages.plan import AddedRequest, TableChanges
 from raydix.runtime.model.pinned_copies import PinnedCopies
-
-_GREEDY = DeviceSampling(seed=0)
+from raydix.runtime.model.slot_sampling import SlotSampling
 
 
 class RequestSlots:
@@ -35,10 +34,8 @@ class RequestSlots:
         self.tables_XN = tuple(
             torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)
         )
-        self.sampling: list[DeviceSampling] = [_GREEDY] * max_slots
-        self.takes_likeliest = np.ones(max_slots, dtype=np.bool_)
-        """Slots that want the most likely token at each position, and nothing else."""
-        self.num_prompt_tokens = np.zeros(max_slots, dtype=np.int64)
+        self.sampling = SlotSampling(max_slots + 1)
+        self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
         self.is_taken = np.zeros(max_slots, dtype=np.bool_)
 
     def remove(self, slots: NDArray[np.int32]) -> None:
@@ -59,8 +56,7 @@ class RequestSlots:
                 f"{request.request_id} has {num_tokens} tokens; max_model_len is {self.max_model_len}."
             )
         self.is_taken[slot] = True
-        self.sampling[slot] = request.sampling
-        self.takes_likeliest[slot] = is_greedy(request.sampling)
+        self.sampling.put(slot, request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         (token_ids,) = self.copies.to_device([request.token_ids.astype(np.int64)])
         self.tokens_XL[slot, :num_tokens] = token_ids
@@ -81,12 +77,6 @@ class RequestSlots:
         first = np.repeat(changes.slots.astype(np.int64) * max_pages + starts, counts)
         indices, page_ids = self.copies.to_device([first + run_offsets(counts), changes.page_ids.astype(np.int64)])
         table_XN.view(-1)[indices] = page_ids.to(torch.int32)
-
-
-def is_greedy(sampling: DeviceSampling) -> bool:
-    """Is every token the most likely one of the raw logits, and are no logprobs wanted?"""
-    has_penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
-    return not (sampling.temperature > 0 or has_penalties or sampling.min_tokens or sampling.num_logprobs is not None)
 
 
 def run_offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ seen yet. Lengths are known on the host; nothing here waits for the device.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.kernels.reference import AttentionRows, DecodeRows, RopeTables
+from raydix.kernels.sampling_columns import NUM_COLUMNS, SamplingColumns, as_sampling_columns
 from raydix.runtime.messages.arrays import empty, int32_array
-from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult
+from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
-from raydix.runtime.model.sampling import SamplingRows, sample
+from raydix.runtime.model.slot_sampling import SamplingRows
 from raydix.runtime.model.step_rows import (
     StepRows,
     choose_shape,
@@ -32,6 +34,19 @@ from raydix.runtime.model.step_rows import (
     token_columns,
 )
 from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+
+GREEDY = DeviceSampling(seed=0)
+CUTTING = DeviceSampling(seed=0, temperature=1.0, top_k=50, top_p=0.9, min_p=0.001)
+ASKING_FOR_ALL = replace(
+    CUTTING,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    min_tokens=1,
+    masked_until_min_tokens=(0,),
+    num_logprobs=20,
+)
+"""What a row may ask of sampling besides, which warm-up tries."""
 
 WaitLayer = Callable[[int, int], None]
 """Called with (transfer id, layer) before a layer uses KV that this load brings."""
@@ -58,6 +73,19 @@ class StepOutput:
             logprobs=self.logprobs.to_messages() if self.logprobs is not None else (),
             compute_s=compute_s,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _StepInputs:
+    """A step that is not captured, on the device."""
+
+    token_ids_T: Tensor
+    batch: AttentionBatch
+    sampled_R: Tensor
+    """Index in T of each sampling row's last token."""
+    next_index_R: Tensor
+    """Where in the slots' tokens, seen as one dimension, the sampled one goes."""
+    columns: SamplingColumns
 
 
 class ModelRunner:
@@ -100,11 +128,23 @@ class ModelRunner:
             for num_tokens in {1, min(16, context)}:
                 self._run_padding(num_tokens, context - num_tokens)
 
+        # The largest batch, with all that rows may ask for at once: the memory that takes must be known.
+        for sampling in (CUTTING, ASKING_FOR_ALL):
+            self.slots.sampling.put(self.slots.scratch_slot, sampling)
+            self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
+        self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
+
     @torch.inference_mode()
     def capture_graphs(self) -> None:
         """Capture small steps of all sizes, if the operations allow it. Call once, before the first plan."""
         if self._decoder.ops.is_capturable:
-            self._captured = CapturedSteps(self._run_columns, self._padding, self.captured_shapes(), self._device)
+            self._captured = CapturedSteps(
+                self._run_columns,
+                self._cut_columns,
+                padding=self._padding,
+                shapes=self.captured_shapes(),
+                device=self._device,
+            )
 
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
@@ -129,16 +169,20 @@ class ModelRunner:
         if not len(rows.slots):
             return self._output(torch.empty(0, dtype=torch.int32), None)
         on_layer = _layer_waiter(plan, wait_layer)
+        sampling = rows.sampling_rows(self.slots.sampling)
+
         if self._captured is not None and (shape := choose_shape(rows, self._captured.shapes)) is not None:
             if on_layer is not None:
                 # A load's events are the plan's own, so no graph can hold them: all of it has to arrive first.
                 on_layer(self._decoder.spec.num_layers - 1)
-            return self._replay(self._captured, rows, shape)
-        token_ids_T, batch, sampled_T = self._batch(rows)
-        hidden_TC = self._decoder(token_ids_T, batch, on_layer)
-        if not len(rows.sampling):
+            columns = step_columns(rows, sampling, self.slots, shape)
+            return self._replay(self._captured, columns, shape, sampling)
+
+        inputs = self._inputs(rows, sampling)
+        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, on_layer)
+        if not len(sampling.slots):
             return self._output(torch.empty(0, dtype=torch.int32), None)
-        return self._sample(self._decoder.logits(hidden_TC[sampled_T]), rows)
+        return self._sample(hidden_TC[inputs.sampled_R], inputs, sampling)
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page that its pool lacks. Waits for the device."""
@@ -149,8 +193,8 @@ class ModelRunner:
                     f"Block tables of group {group} name pages {lowest} to {highest}; its pool has {pool.shape[0]}."
                 )
 
-    def _batch(self, rows: StepRows) -> tuple[Tensor, AttentionBatch, Tensor]:
-        """Return token_ids_T, the attention batch, and the index in T of each sampled row's last token."""
+    def _inputs(self, rows: StepRows, sampling: SamplingRows) -> _StepInputs:
+        """All that the step needs on the device, by one copy."""
         tokens = token_columns(rows, self.slots)
         is_decode = rows.num_tokens == 1
         prefill = rows.prefill_rows()
@@ -162,6 +206,8 @@ class ModelRunner:
                 tokens.page_offset_T,
                 tokens.positions_T,
                 rows.last_tokens[rows.sampling],
+                sampling.slots * self.slots.tokens_per_slot + sampling.ends,
+                *sampling.columns,
                 tiles_X4.reshape(-1).view(np.int64),
                 rows.slots[is_decode],
                 rows.last_tokens[is_decode],
@@ -169,8 +215,9 @@ class ModelRunner:
                 *extensions_4Y,
             ]
         )
-        token_index_T, page_index_T, page_offset_T, positions_T, sampled_T, tiles, *decode_columns = columns
-        slots_B, tokens_B, contexts_B, *extension_columns = decode_columns
+        token_index_T, page_index_T, page_offset_T, positions_T, sampled_R, next_index_R, *others = columns
+        sampling_columns, others = others[:NUM_COLUMNS], others[NUM_COLUMNS:]
+        tiles, slots_B, tokens_B, contexts_B, *extension_columns = others
         singles = DecodeRows(
             rows_B=slots_B,
             tokens_B=tokens_B,
@@ -184,7 +231,13 @@ class ModelRunner:
             tiles_X4=tiles.view(torch.int32).view(-1, 4),
         )
         batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
-        return self.slots.tokens_XL.view(-1)[token_index_T], batch, sampled_T
+        return _StepInputs(
+            token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
+            batch=batch,
+            sampled_R=sampled_R,
+            next_index_R=next_index_R,
+            columns=as_sampling_columns(sampling_columns),
+        )
 
     def _attention_batch(
         self, rows: AttentionRows, positions_T: Tensor, page_index_T: Tensor, page_offset_T: Tensor
@@ -198,50 +251,58 @@ class ModelRunner:
         rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
         return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
 
-    def _replay(self, captured: CapturedSteps, rows: StepRows, shape: StepShape) -> StepOutput:
-        """A captured step. Its tokens are the most likely ones; rows that want others are sampled again."""
-        num_rows = len(rows.slots)
-        output = captured.replay(step_columns(rows, self.slots, shape), shape)
-        if self.slots.takes_likeliest[rows.slots].all():
-            return self._output(output.token_ids_R[:num_rows], None)
-        return self._sample(output.logits_RV[:num_rows], rows)
+    def _replay(self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows) -> StepOutput:
+        """A captured step."""
+        num_rows = len(sampling.slots)
+        output = captured.replay(columns, shape)
+        if sampling.has_cuts:
+            captured.replay_cut(shape)
+        return self._finish(output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling)
 
     def _run_columns(self, packed: Tensor, shape: StepShape) -> CapturedOutput:
         """The step that `step_columns` describes. Reads nothing from the host but the shape."""
         columns = split_columns(packed, shape.lengths)
-        token_index_T, page_index_T, page_offset_T, positions_T, *tile_columns, last_tokens_R, next_index_R = columns
+        token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
+        *tile_columns, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
         tiles = _tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
         attention_rows = AttentionRows(prefill=(), decode=(tiles,))
         batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
         tokens = self.slots.tokens_XL.view(-1)
         hidden_TC = self._decoder(tokens[token_index_T], batch)
+
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
-        token_ids_R = self._decoder.ops.most_likely(logits_RV)
+        sampling = as_sampling_columns(others[-NUM_COLUMNS:])
+        token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
         tokens.scatter_(0, next_index_R, token_ids_R)
         return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
+
+    def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
+        """The sampling of its rows that cut tokens, after `_run_columns`."""
+        *_, next_index_R = (columns := split_columns(packed, shape.lengths))[:-NUM_COLUMNS]
+        sampling = as_sampling_columns(columns[-NUM_COLUMNS:])
+        self._decoder.ops.sample_cut(output.logits_RV, sampling, output.token_ids_R)
+        self.slots.tokens_XL.view(-1).scatter_(0, next_index_R, output.token_ids_R)
 
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)
 
-    def _sample(self, logits_RV: Tensor, rows: StepRows) -> StepOutput:
-        chosen = rows.sampling
-        slots = rows.slots[chosen]
-        sampling = [self.slots.sampling[slot] for slot in slots]
-        slots_R, ends_R = self.slots.copies.to_device([slots, rows.ends[chosen]])
-        token_ids_R = sample(
-            logits_RV,
-            SamplingRows(
-                sampling=sampling,
-                output_positions=rows.output_positions[chosen],
-                num_prompt_tokens=self.slots.num_prompt_tokens[slots],
-                token_rows_R=slots_R,
-                tokens_XL=self.slots.tokens_XL,
-            ),
-        ).to(torch.int32)
-        self.slots.tokens_XL[slots_R, ends_R] = token_ids_R
-        return self._output(
-            token_ids_R, compute_logprobs(logits_RV, token_ids_R, [s.num_logprobs for s in sampling], self.slots.copies)
-        )
+    def _sample(self, hidden_RC: Tensor, inputs: _StepInputs, sampling: SamplingRows) -> StepOutput:
+        """As in captured steps, one operation after another."""
+        logits_RV = self._decoder.logits(hidden_RC)
+        token_ids_R = self._decoder.ops.sample_whole(logits_RV, inputs.columns)
+        if sampling.has_cuts:
+            self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
+        self.slots.tokens_XL.view(-1)[inputs.next_index_R] = token_ids_R
+        return self._finish(logits_RV, token_ids_R, sampling)
+
+    def _finish(self, logits_RV: Tensor, token_ids_R: Tensor, sampling: SamplingRows) -> StepOutput:
+        """What few rows need besides: other logits, logprobs."""
+        if len(sampling.adjusted):
+            sample_adjusted(self._decoder.ops, logits_RV, sampling, self.slots, token_ids_R)
+        if not sampling.has_logprobs:
+            return self._output(token_ids_R, None)
+        asked = [self.slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
+        return self._output(token_ids_R, compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies))
 
     def _output(self, token_ids_R: Tensor, logprobs: LogprobTensors | None) -> StepOutput:
         token_ids = self.slots.copies.to_host(token_ids_R)
@@ -251,9 +312,13 @@ class ModelRunner:
             ready.record()
         return StepOutput(token_ids=token_ids, logprobs=on_host, ready=ready)
 
-    def _run_padding(self, num_tokens: int, start: int) -> None:
-        token_ids_T, batch, sampled_T = self._batch(padding_row(num_tokens, start, self.slots))
-        self._decoder.logits(self._decoder(token_ids_T, batch)[sampled_T])
+    def _run_padding(self, num_tokens: int, start: int, num_samples: int = 1) -> None:
+        """A row of padding, after which `num_samples` tokens are sampled as the scratch slot asks."""
+        rows = padding_row(num_tokens, start, self.slots)
+        sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
+        inputs = self._inputs(rows, sampling)
+        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch)
+        self._sample(hidden_TC[inputs.sampled_R.expand(num_samples)], inputs, sampling)
 
 
 def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: int) -> DecodeRows:

@@ -13,6 +13,7 @@ from raydix.kernels.reference import PrefillRow
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.columns import Column, pack_columns
 from raydix.runtime.model.request_slots import RequestSlots, run_offsets
+from raydix.runtime.model.slot_sampling import SamplingRows, SlotSampling
 from raydix.runtime.model.step_shapes import StepShape
 
 
@@ -59,6 +60,21 @@ class StepRows:
     def first_tokens(self) -> Column:
         """Index in T of each row's first token."""
         return np.cumsum(self.num_tokens) - self.num_tokens
+
+    def repeated(self, times: int) -> "StepRows":
+        """All rows so many times over: for warm-up."""
+        return StepRows(
+            slots=np.tile(self.slots, times),
+            starts=np.tile(self.starts, times),
+            num_tokens=np.tile(self.num_tokens, times),
+            write_starts=np.tile(self.write_starts, times),
+            output_positions=np.tile(self.output_positions, times),
+        )
+
+    def sampling_rows(self, sampling: SlotSampling) -> SamplingRows:
+        """The rows that sample."""
+        chosen = self.sampling
+        return sampling.rows(self.slots[chosen], self.ends[chosen], self.output_positions[chosen])
 
     def prefill_rows(self) -> tuple[PrefillRow, ...]:
         """The rows of several tokens; their row in the block tables is their slot."""
@@ -116,11 +132,12 @@ def choose_shape(rows: StepRows, shapes: Sequence[StepShape]) -> StepShape | Non
     return next((shape for shape in shapes if shape.holds(num_rows, num_tokens)), None)
 
 
-def step_columns(rows: StepRows, slots: RequestSlots, shape: StepShape) -> Column:
-    """Packed columns of a captured step: the rows, then padding up to its shape.
+def step_columns(rows: StepRows, sampling: SamplingRows, slots: RequestSlots, shape: StepShape) -> Column:
+    """Packed columns of a captured step: the rows, all of which sample, then padding up to its shape.
 
     In order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and including the last
-    of them; of each row that samples its last token's index in T, and where in the slots' tokens the sampled one goes.
+    of them; of each row that samples its last token's index in T, where in the slots' tokens the sampled one goes, and
+    `SamplingColumns`. Padding is greedy.
     """
     padded = _add_padding(rows, slots, shape)
     tokens = token_columns(padded, slots)
@@ -135,6 +152,7 @@ def step_columns(rows: StepRows, slots: RequestSlots, shape: StepShape) -> Colum
         *_tile_columns(padded, shape.tokens_per_tile),
         last_tokens_R,
         next_index_R,
+        *sampling.columns,
     ]
     return pack_columns(columns, shape.lengths)
 
@@ -143,7 +161,7 @@ def padding_columns(slots: RequestSlots, shape: StepShape) -> Column:
     """`step_columns` of a step that is all padding."""
     nothing = np.empty(0, dtype=np.int64)
     rows = StepRows(slots=nothing, starts=nothing, num_tokens=nothing, write_starts=nothing, output_positions=nothing)
-    return step_columns(rows, slots, shape)
+    return step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
 
 
 def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from raydix.kernels.sampling_columns import NUM_COLUMNS
 from raydix.runtime.model.columns import packed_size
 
 EXTENSION_TOKENS = (16, 32, 64, 128)
@@ -31,8 +32,9 @@ class StepShape:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the step's columns: 4 by token, 4 by tile, 2 by row that samples."""
-        return (self.num_tokens,) * 4 + (self.num_tiles,) * 4 + (self.num_rows,) * 2
+        """Of the step's columns: 4 by token, 4 by tile, 2 by row that samples and those of `SamplingColumns`."""
+        by_row = (self.num_rows,) * (2 + NUM_COLUMNS)
+        return (self.num_tokens,) * 4 + (self.num_tiles,) * 4 + by_row
 
     @property
     def packed_size(self) -> int:

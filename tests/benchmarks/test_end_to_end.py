@@ -88,6 +88,8 @@ def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[st
 
     for batch in decode_tpot.TINY.max_ms:
         assert figures[f"TPOT, batch {batch}"]["value"] > figures[f"TPOT, batch {batch}"]["baseline"] > 0
+    ratios = [figures[f"TPOT over greedy, batch 4, {mode.name}"] for mode in decode_tpot.MODES]
+    assert all(figure["value"] > 0 for figure in ratios)
 
 
 def test_gpu_idle_is_a_part_of_the_time(capsys: pytest.CaptureFixture[str]) -> None:

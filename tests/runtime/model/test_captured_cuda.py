@@ -116,6 +116,12 @@ def extend(runner: ModelRunner, context: int, num_tokens: int) -> tuple[list[Ste
     return results, runner._pools[0][1:].float()
 
 
+def fresh(runner: ModelRunner) -> ModelRunner:
+    """Without requests."""
+    runner.apply(StepPlan(step=0, removed_slots=int32_array(np.flatnonzero(runner.slots.is_taken))))
+    return runner
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_replayed_extension_gives_what_its_operations_give(
     runners: tuple[ModelRunner, ModelRunner], context: int
@@ -144,6 +150,96 @@ def test_replaying_again_gives_the_same_bits(runners: tuple[ModelRunner, ModelRu
     assert [result.logprobs for result in first] == [result.logprobs for result in second]
 
 
+SAMPLED = (
+    DeviceSampling(seed=0),
+    DeviceSampling(seed=1, temperature=1.0),
+    DeviceSampling(seed=2, temperature=0.8, top_k=50, top_p=0.95),
+    DeviceSampling(seed=3, temperature=1.5, min_p=0.02),
+)
+
+
+def start_all(runner: ModelRunner, sampling: tuple[DeviceSampling, ...], num_tokens: int) -> StepPlan:
+    """A request in each of the first slots, all computed but for the last token; the plan that decodes them all."""
+    count = len(sampling)
+    pages_each = num_tokens // runner.slots.page_size + 2
+    added = tuple(
+        AddedRequest(
+            slot=Slot(slot),
+            request_id=RequestId(str(slot)),
+            token_ids=int32_array(TOKENS[slot % 2, slot : slot + num_tokens]),
+            num_prompt_tokens=num_tokens,
+            sampling=each,
+        )
+        for slot, each in enumerate(sampling)
+    )
+    tables = TableChanges(
+        slots=int32_array(range(count)),
+        starts=int32_array([0] * count),
+        counts=int32_array([pages_each] * count),
+        page_ids=int32_array(range(1, count * pages_each + 1)),
+    )
+    runner.apply(StepPlan(step=0, added=added, tables=(tables,)))
+    return StepPlan(
+        step=1,
+        row_slots=int32_array(range(count)),
+        row_starts=int32_array([num_tokens - 1] * count),
+        row_num_tokens=int32_array([1] * count),
+        row_write_starts=int32_array([num_tokens - 1] * count),
+        row_output_positions=int32_array([0] * count),
+        row_loads=int32_array([-1] * count),
+    )
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED[:1], SAMPLED[1:2], SAMPLED[2:3], SAMPLED[3:], SAMPLED[1:]], ids=len)
+def test_a_captured_step_samples_within_its_graphs(decoder: Decoder, sampling: tuple[DeviceSampling, ...]) -> None:
+    """An operation outside of them would take memory for its result."""
+    eager, captured = (make_runner(decoder, 16) for _ in range(2))
+    captured.capture_graphs()
+    plans = [start_all(runner, sampling, 40) for runner in (eager, captured)]
+    expected = eager.execute(plans[0], lambda load, layer: None).to_result(0, 0, 0.0)
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+
+    output = captured.execute(plans[1], lambda load, layer: None)
+
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
+    if decoder.dtype == torch.float32:
+        assert output.to_result(0, 0, 0.0).token_ids.tolist() == expected.token_ids.tolist()
+
+
+def test_an_adjusted_row_takes_memory_outside_of_the_graphs(decoder: Decoder) -> None:
+    """The control of the test before."""
+    captured = make_runner(decoder, 16)
+    captured.capture_graphs()
+    plan = start_all(captured, (DeviceSampling(seed=0, temperature=1.0, presence_penalty=0.5),), 40)
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+
+    captured.execute(plan, lambda load, layer: None)
+
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] > allocated
+
+
+def test_sampling_the_largest_batch_takes_no_more_than_warm_up_did(decoder: Decoder) -> None:
+    runner = make_runner(decoder, 16)
+    runner.warm_up(64)
+    runner.capture_graphs()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    runner.warm_up(64)
+    expected = torch.cuda.max_memory_allocated()
+    everything = DeviceSampling(
+        seed=0, temperature=1.0, top_k=9, top_p=0.5, presence_penalty=1.0, frequency_penalty=1.0, num_logprobs=20
+    )
+    plan = start_all(runner, (everything,) * MAX_SLOTS, 60)
+    torch.cuda.reset_peak_memory_stats()
+
+    runner.execute(plan, lambda load, layer: None).to_result(0, 0, 0.0)
+
+    assert torch.cuda.max_memory_allocated() <= expected
+
+
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
     """Names of the kernels that Triton compiles from now on."""
@@ -167,6 +263,8 @@ def test_no_step_compiles_a_kernel_after_start_up(decoder: Decoder, compiled: li
     for context in CONTEXTS:
         for num_tokens in (*EXTENSIONS, 129, 148):
             extend(runner, context, num_tokens)
+    plan = start_all(fresh(runner), SAMPLED[1:], 40)
+    runner.execute(plan, lambda load, layer: None).to_result(0, 0, 0.0)
 
     assert not compiled
     extend(make_runner(decoder, 4), 63, 16)

@@ -22,13 +22,24 @@ class UncapturedSteps:
 
     def __init__(self, driver: PlanDriver) -> None:
         self._run = driver.runner._run_columns
+        self._cut = driver.runner._cut_columns
+        self._last: tuple[torch.Tensor, StepShape, CapturedOutput] | None = None
         self.shapes: Sequence[StepShape] = driver.runner.captured_shapes()
         self.replayed: list[StepShape] = []
 
     def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
         self.replayed.append(shape)
         with torch.inference_mode():
-            return self._run(torch.from_numpy(columns), shape)
+            packed = torch.from_numpy(columns)
+            output = self._run(packed, shape)
+        self._last = (packed, shape, output)
+        return output
+
+    def replay_cut(self, shape: StepShape) -> None:
+        assert self._last is not None
+        assert shape == self._last[1]
+        with torch.inference_mode():
+            self._cut(*self._last)
 
 
 def capture(driver: PlanDriver) -> UncapturedSteps:
@@ -87,7 +98,34 @@ def test_what_a_row_does_not_keep_goes_to_the_padding_page(small_model: LoadedMo
     assert torch.equal(driver.pool[1:], before)
 
 
-def test_a_row_that_wants_more_than_the_likeliest_token_is_sampled_as_ever(small_model: LoadedModel) -> None:
+MIXED = (
+    GREEDY,
+    DeviceSampling(seed=4, temperature=1.2, num_logprobs=2),
+    DeviceSampling(seed=5, temperature=0.9, top_k=20, top_p=0.9),
+    DeviceSampling(seed=6, temperature=2.0, min_p=0.1),
+    DeviceSampling(seed=7, temperature=1.0, repetition_penalty=1.4, top_p=0.8),
+    DeviceSampling(seed=8, min_tokens=4, masked_until_min_tokens=(3, 700)),
+)
+
+
+@pytest.mark.parametrize("sampling", [*MIXED, MIXED], ids=lambda each: "mixed" if isinstance(each, tuple) else None)
+def test_a_captured_step_samples_as_its_operations_do(
+    small_model: LoadedModel, sampling: DeviceSampling | tuple[DeviceSampling, ...]
+) -> None:
+    wanted = sampling if isinstance(sampling, tuple) else (sampling,)
+    plain, columns = (PlanDriver(small_model, num_pages=200) for _ in range(2))
+    steps = capture(columns)
+
+    expected, tokens = (
+        driver.generate([driver.add(slot, PROMPT[slot:], sampling=each) for slot, each in enumerate(wanted)], 9)
+        for driver in (plain, columns)
+    )
+
+    assert tokens == expected
+    assert len(steps.replayed) >= 8
+
+
+def test_a_captured_step_has_the_logprobs_of_its_operations(small_model: LoadedModel) -> None:
     plain, columns = PlanDriver(small_model), PlanDriver(small_model)
     requests = [with_prefix(driver, 80, RANDOM) for driver in (plain, columns)]
     capture(columns)

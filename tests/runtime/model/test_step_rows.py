@@ -1,5 +1,6 @@
 """What a plan's rows become before they go to the device."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.slot_sampling import mix, noise_keys
 from raydix.runtime.model.step_rows import (
     choose_shape,
     padding_columns,
@@ -21,6 +23,7 @@ from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension
 
 PAGE_SIZE, MAX_MODEL_LEN, MAX_SLOTS = 8, 50, 4
 PAGES, TOKENS = 7, MAX_MODEL_LEN + 1
+SAMPLED = DeviceSampling(seed=-5, temperature=0.5, top_k=7, top_p=0.75, min_p=0.25, min_tokens=2)
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def slots() -> RequestSlots:
                 request_id=RequestId(str(slot)),
                 token_ids=int32_array(range(20)),
                 num_prompt_tokens=20,
-                sampling=DeviceSampling(seed=0),
+                sampling=SAMPLED if slot == 3 else DeviceSampling(seed=0),
             )
         )
     return slots
@@ -76,6 +79,12 @@ def test_what_is_not_kept_goes_to_the_padding_page(slots: RequestSlots) -> None:
     assert pages[:2].tolist() == [0, 0]
 
 
+def columns_of(slots: RequestSlots, shape: StepShape, row: tuple[int, int, int, int, int]) -> list[list[int]]:
+    """Of a captured step of one row."""
+    rows = read_rows(plan([row]), slots)
+    return unpack(step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape), shape)
+
+
 def unpack(packed: Column, shape: StepShape) -> list[list[int]]:
     return [column.tolist() for column in split_columns(torch.from_numpy(packed), shape.lengths)]
 
@@ -83,10 +92,10 @@ def unpack(packed: Column, shape: StepShape) -> list[list[int]]:
 def test_padding_of_a_decode_step_is_single_tokens_of_the_scratch_slot(slots: RequestSlots) -> None:
     shape = StepShape(num_tokens=3, num_rows=3, tokens_per_tile=1)
 
-    columns = unpack(step_columns(read_rows(plan([(1, 20, 1, 20, 0)]), slots), slots, shape), shape)
+    columns = columns_of(slots, shape, (1, 20, 1, 20, 0))
 
     token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
-    by_token, by_tile, by_row = columns[:4], columns[4:8], columns[8:]
+    by_token, by_tile, by_row = columns[:4], columns[4:8], columns[8:10]
     assert by_token == [[TOKENS + 20, token, token], [PAGES + 2, page, page], [4, 0, 0], [20, 0, 0]]
     assert by_tile == [[1, MAX_SLOTS, MAX_SLOTS], [0, 1, 2], [1, 1, 1], [21, 1, 1]]
     assert by_row == [[0, 0, 0], [TOKENS + 21, token + 1, token + 1]]
@@ -95,22 +104,39 @@ def test_padding_of_a_decode_step_is_single_tokens_of_the_scratch_slot(slots: Re
 def test_an_extension_is_cut_into_tiles_and_padded_in_the_scratch_slot(slots: RequestSlots) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
 
-    columns = unpack(step_columns(read_rows(plan([(3, 14, 6, 14, 0)]), slots), slots, shape), shape)
+    columns = columns_of(slots, shape, (3, 14, 6, 14, 0))
 
     token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
     assert columns[0] == [3 * TOKENS + position for position in range(14, 20)] + [token, token + 1]
     assert columns[1] == [3 * PAGES + 1] * 2 + [3 * PAGES + 2] * 4 + [page, page]
     assert columns[2:4] == [[6, 7, 0, 1, 2, 3, 0, 1], [14, 15, 16, 17, 18, 19, 0, 1]]
     assert columns[4:8] == [[3, 3, MAX_SLOTS], [0, 4, 6], [4, 2, 2], [18, 20, 2]]
-    assert columns[8:] == [[5], [3 * TOKENS + 20]]
+    assert columns[8:10] == [[5], [3 * TOKENS + 20]]
+
+
+def test_sampling_parameters_travel_in_the_steps_columns(slots: RequestSlots) -> None:
+    shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
+
+    keys, temperatures, top_ks, top_ps, min_ps = columns_of(slots, shape, (3, 14, 6, 14, 2))[10:]
+
+    seed = np.array([2**64 - 5], dtype=np.uint64)
+    assert keys == noise_keys(mix(seed), np.array([2])).tolist()
+    assert np.array([*temperatures, *min_ps]).view(np.float64).tolist() == [0.5, 0.25]
+    assert top_ks == [7]
+    assert np.array(top_ps).view(np.float64).item() == pytest.approx(0.75, rel=1e-5)
+
+
+def test_a_row_that_is_masked_still_is_sampled_apart(slots: RequestSlots) -> None:
+    shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
+
+    assert not np.any(columns_of(slots, shape, (3, 14, 6, 14, 1))[10:])
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 9))
 def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_tokens: int) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=3)
 
-    rows = read_rows(plan([(3, 10, num_tokens, 10, 0)]), slots)
-    *_, firsts, counts, contexts, _, _ = unpack(step_columns(rows, slots, shape), shape)
+    firsts, counts, contexts = columns_of(slots, shape, (3, 10, num_tokens, 10, 0))[5:8]
 
     covered = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
     assert covered == list(range(8))
@@ -122,13 +148,16 @@ def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_to
 def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone(
     slots: RequestSlots, shape: StepShape
 ) -> None:
-    tokens, pages, _, positions, tile_slots, *_, next_tokens = unpack(padding_columns(slots, shape), shape)
+    columns = unpack(padding_columns(slots, shape), shape)
+    tokens, pages, _, positions, tile_slots = columns[:5]
+    next_tokens, sampling = columns[9], columns[10:]
 
     assert min(*tokens, *next_tokens) >= MAX_SLOTS * TOKENS
     assert max(*tokens, *next_tokens) < (MAX_SLOTS + 1) * TOKENS
     assert set(pages) == {MAX_SLOTS * PAGES}
     assert max(positions) < MAX_MODEL_LEN
     assert set(tile_slots) <= {MAX_SLOTS, 0}
+    assert not np.any(sampling), "padding is greedy"
 
 
 def test_a_padding_row_keeps_nothing(slots: RequestSlots) -> None:

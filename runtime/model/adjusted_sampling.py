@@ -1,0 +1,134 @@
+"""Sampling of rows whose logits change first: by penalties on the tokens so far, and by masks before `min_tokens`.
+
+Such rows are few: they are sampled apart, in blocks of rows, whose copies of the logits are float32. Penalties are
+counted from the tokens each time, so that nothing is kept between steps.
+
+Legend: A adjusted rows, B rows of a block, V vocabulary, L tokens of the longest row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydix.kernels.ops import ModelOps
+from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
+from raydix.runtime.model.columns import Column
+from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.slot_sampling import SamplingRows
+
+BLOCK_ROWS = 32
+"""Rows at a time: they bound the memory that takes, about 30 bytes for each token of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Some of the adjusted rows: their columns on the device, and what the host has to know."""
+
+    rows_B: Tensor
+    """Of the step's logits and tokens."""
+    next_index_B: Tensor
+    """Where in the slots' tokens, seen as one dimension, the sampled one goes."""
+    slots_B: Tensor
+    num_prompt_tokens_B: Tensor
+    num_tokens_B: Tensor
+    penalties_3B: tuple[Tensor, ...]
+    """float64: repetition, presence, frequency."""
+    sampling: tuple[Tensor, ...]
+    """The columns of `SamplingColumns`."""
+    masked_rows: Tensor
+    """In the block; with `masked_ids` the tokens that may not be sampled yet."""
+    masked_ids: Tensor
+    max_tokens: int
+
+
+def sample_adjusted(
+    ops: ModelOps, logits_RV: Tensor, rows: SamplingRows, slots: RequestSlots, token_ids_R: Tensor
+) -> None:
+    """Replace the adjusted rows' tokens in `token_ids_R` and in the slots. Nothing waits for the device.
+
+    In vLLM's order: min_tokens, penalties, temperature, min-p, top-k, top-p, noise.
+    """
+    for block in _blocks(rows, slots, logits_RV.shape[1]):
+        logits_BV = logits_RV[block.rows_B].float()
+        # A number as the value would make the host wait for the device.
+        masked = logits_BV.new_full((), float("-inf"))
+        logits_BV.index_put_((block.masked_rows, block.masked_ids), masked)
+        logits_BV = _penalise(logits_BV, block, slots.tokens_XL)
+
+        columns = as_sampling_columns(block.sampling)
+        token_ids_B = ops.sample_whole(logits_BV, columns)
+        ops.sample_cut(logits_BV, columns, token_ids_B)
+        token_ids_R[block.rows_B] = token_ids_B
+        slots.tokens_XL.view(-1)[block.next_index_B] = token_ids_B
+
+
+def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_Block]:
+    """All blocks' columns, in one copy to the device."""
+    starts = range(0, len(rows.adjusted), BLOCK_ROWS)
+    parts = [rows.adjusted[start : start + BLOCK_ROWS] for start in starts]
+    columns = [_block_columns(part, rows, slots, vocab_size) for part in parts]
+    on_device = slots.copies.to_device([column for block in columns for column in block])
+
+    blocks = []
+    for i, part in enumerate(parts):
+        width = len(columns[i])
+        index, next_index, chosen, prompts, lengths, *rest = on_device[i * width : (i + 1) * width]
+        *sampling, masked_rows, masked_ids = rest[3:]
+        blocks.append(
+            _Block(
+                rows_B=index,
+                next_index_B=next_index,
+                slots_B=chosen,
+                num_prompt_tokens_B=prompts,
+                num_tokens_B=lengths,
+                penalties_3B=tuple(penalty.view(torch.float64) for penalty in rest[:3]),
+                sampling=tuple(sampling[:NUM_COLUMNS]),
+                masked_rows=masked_rows,
+                masked_ids=masked_ids,
+                max_tokens=int(rows.ends[part].max()),
+            )
+        )
+    return blocks
+
+
+def _block_columns(part: Column, rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[Column]:
+    """The tensors of a `_Block`, in order."""
+    chosen, ends = rows.slots[part], rows.ends[part]
+    positions = rows.output_positions[part]
+    sampling = [slots.sampling.of_slot[slot] for slot in chosen]
+    penalties = np.array([(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for s in sampling])
+    # A stop id beyond the vocabulary cannot be sampled anyway.
+    masked = [
+        (row, token_id)
+        for row, (each, position) in enumerate(zip(sampling, positions, strict=True))
+        if position < each.min_tokens
+        for token_id in each.masked_until_min_tokens
+        if 0 <= token_id < vocab_size
+    ]
+    return [
+        part,
+        chosen * slots.tokens_per_slot + ends,
+        chosen,
+        slots.num_prompt_tokens[chosen],
+        ends,
+        *np.ascontiguousarray(penalties.T).view(np.int64),
+        *slots.sampling.columns(chosen, positions),
+        *np.array(masked, dtype=np.int64).reshape(-1, 2).T,
+    ]
+
+
+def _penalise(logits_BV: Tensor, block: _Block, tokens_XL: Tensor) -> Tensor:
+    """Repetition over prompt and output, presence and frequency over the output, as vLLM applies them."""
+    tokens_BL = tokens_XL[block.slots_B, : block.max_tokens].long()
+    positions_L = torch.arange(block.max_tokens, device=logits_BV.device)
+    is_token_BL = positions_L < block.num_tokens_B[:, None]
+    is_output_BL = is_token_BL & (positions_L >= block.num_prompt_tokens_B[:, None])
+    counts_BV = torch.zeros_like(logits_BV).scatter_add_(1, tokens_BL, is_token_BL.float())
+    repetition_B1, presence_B1, frequency_B1 = (each.float()[:, None] for each in block.penalties_3B)
+
+    scaled_BV = torch.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
+    logits_BV = torch.where(counts_BV > 0, scaled_BV, logits_BV)
+    counts_BV.zero_().scatter_add_(1, tokens_BL, is_output_BL.float())
+    return logits_BV - frequency_B1 * counts_BV - presence_B1 * (counts_BV > 0)

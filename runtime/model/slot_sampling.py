@@ -1,0 +1,120 @@
+"""What the requests in the slots ask of sampling, and the columns that tell it to the device.
+
+The noise of output token i comes from (seed, i) alone, so a row's token does not depend on the batch, on chunks, or on
+where the request was resumed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.kernels.sampling_columns import NUM_COLUMNS
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.model.columns import Column
+
+GREEDY_BELOW = 1e-5
+"""Of temperature: logits divided by less are not told apart from the largest one in float32."""
+_ROUNDING = 1 - 2.0**-17
+"""Of top-p: a sum that only rounding keeps from reaching it has reached it."""
+_SMALLEST_TOP_P = 1e-30
+"""In float32 it is not zero yet, so that the most likely token is always kept."""
+_GREEDY = DeviceSampling(seed=0)
+_MASK64 = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRows:
+    """The rows of a step that sample, in row order."""
+
+    slots: Column
+    ends: Column
+    """Where in the request's tokens the sampled one goes."""
+    output_positions: Column
+    columns: tuple[Column, ...]
+    """Of `SamplingColumns`; adjusted rows are greedy there."""
+    adjusted: Column
+    """Indices of the rows whose logits change before they are sampled: by penalties, or before `min_tokens`."""
+    has_cuts: bool
+    """Does one of the rows that are not adjusted cut tokens?"""
+    has_logprobs: bool
+    """Does one of the rows want logprobs?"""
+
+
+class SlotSampling:
+    """Owns: the sampling parameters of each slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
+        self._columns_CX = np.zeros((NUM_COLUMNS, num_slots), dtype=np.int64)
+        self._is_cut = np.zeros(num_slots, dtype=np.bool_)
+        self._is_penalised = np.zeros(num_slots, dtype=np.bool_)
+        self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
+        self._min_tokens = np.zeros(num_slots, dtype=np.int64)
+
+    def put(self, slot: int, sampling: DeviceSampling) -> None:
+        """The request that is in `slot` from now on asks for this."""
+        self.of_slot[slot] = sampling
+        self._columns_CX[:, slot] = _slot_columns(sampling)
+        is_random = sampling.temperature >= GREEDY_BELOW
+        self._is_cut[slot] = is_random and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+        self._is_penalised[slot] = has_penalties(sampling)
+        self._has_logprobs[slot] = sampling.num_logprobs is not None
+        self._min_tokens[slot] = sampling.min_tokens
+
+    def rows(self, slots: Column, ends: Column, output_positions: Column) -> SamplingRows:
+        """What rows of these slots want at these positions."""
+        is_adjusted = self._is_penalised[slots] | (output_positions < self._min_tokens[slots])
+        columns = self.columns(slots, output_positions)
+        columns[:, is_adjusted] = 0
+        return SamplingRows(
+            slots=slots,
+            ends=ends,
+            output_positions=output_positions,
+            columns=tuple(columns),
+            adjusted=np.flatnonzero(is_adjusted),
+            has_cuts=bool((self._is_cut[slots] & ~is_adjusted).any()),
+            has_logprobs=bool(self._has_logprobs[slots].any()),
+        )
+
+    def columns(self, slots: Column, output_positions: Column) -> NDArray[np.int64]:
+        """The columns of `SamplingColumns`, one row each; float64 by its bits."""
+        columns = self._columns_CX.take(slots, axis=1)
+        # The noise of greedy rows is not read.
+        if columns[1].any():
+            columns[0] = noise_keys(columns[0].view(np.uint64), output_positions)
+        return columns
+
+
+def has_penalties(sampling: DeviceSampling) -> bool:
+    """Do the logits depend on the tokens so far?"""
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return penalties != (1, 0, 0)
+
+
+def noise_keys(mixed_seeds: NDArray[np.uint64], output_positions: Column) -> Column:
+    """Each row's key: of its seed, which `mix` has mixed once, and the output position."""
+    return mix(mixed_seeds + output_positions.astype(np.uint64)).view(np.int64)
+
+
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's step (Steele 2014); products and sums are modulo 2^64."""
+    values = values + _GOLDEN
+    values = (values ^ (values >> np.uint64(30))) * _MIX1
+    values = (values ^ (values >> np.uint64(27))) * _MIX2
+    return values ^ (values >> np.uint64(31))
+
+
+def _slot_columns(sampling: DeviceSampling) -> Column:
+    """In the order of `SamplingColumns`, but with the mixed seed in place of the key of a position."""
+    columns = np.zeros(NUM_COLUMNS, dtype=np.int64)
+    if sampling.temperature < GREEDY_BELOW:
+        return columns
+    top_p = max(sampling.top_p * _ROUNDING, _SMALLEST_TOP_P) if sampling.top_p < 1 else 1.0
+    columns[:1] = mix(np.array([sampling.seed & _MASK64], dtype=np.uint64)).view(np.int64)
+    columns[1] = np.float64(sampling.temperature).view(np.int64)
+    columns[2] = sampling.top_k
+    columns[3:] = np.array([top_p, sampling.min_p]).view(np.int64)
+    return columns

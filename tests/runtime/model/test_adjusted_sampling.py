@@ -1,0 +1,106 @@
+"""Penalties and masks, by their definitions."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.model.adjusted_sampling import BLOCK_ROWS
+from tests.sampled_tokens import sample
+
+VOCAB = 23
+
+
+def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def penalised(logits: list[float], sampling: DeviceSampling, prompt: list[int], output: list[int]) -> list[float]:
+    """The definition, one token at a time."""
+    counts = Counter(output)
+    result = []
+    for token_id, logit in enumerate(logits):
+        value = logit
+        if token_id in prompt or token_id in output:
+            value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
+        value -= sampling.frequency_penalty * counts[token_id]
+        value -= sampling.presence_penalty * (counts[token_id] > 0)
+        result.append(value)
+    return result
+
+
+token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    histories=st.lists(st.tuples(token_lists.filter(len), token_lists), min_size=1, max_size=5),
+    penalties=st.lists(
+        st.tuples(st.sampled_from([1.0, 0.5, 3.0]), st.sampled_from([0.0, 1.5, -1.0]), st.sampled_from([0.0, 0.7])),
+        min_size=5,
+        max_size=5,
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_penalties_follow_their_definition(
+    histories: list[tuple[list[int], list[int]]], penalties: list[tuple[float, float, float]], seed: int
+) -> None:
+    logits = random_logits(len(histories), seed)
+    sampling = [
+        DeviceSampling(seed=0, repetition_penalty=r, presence_penalty=p, frequency_penalty=f)
+        for (r, p, f), _ in zip(penalties, histories, strict=False)
+    ]
+
+    token_ids = sample(logits, sampling, [len(output) for _, output in histories], histories)
+
+    for row, (prompt, output) in enumerate(histories):
+        expected = penalised(logits[row].tolist(), sampling[row], prompt, output)
+        assert expected[token_ids[row]] == pytest.approx(max(expected), abs=1e-5)
+
+
+def test_masked_tokens_appear_only_after_min_tokens() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 9], logits[:, 4], logits[:, 2] = 5.0, 4.0, 3.0
+    sampling = [DeviceSampling(seed=0, min_tokens=3, masked_until_min_tokens=(9, 4))] * 2
+
+    assert sample(logits, sampling, [2, 3]) == [2, 9]
+
+
+def test_sampling_leaves_the_raw_logits_unchanged() -> None:
+    logits = random_logits(2)
+    before = logits.clone()
+    sampling = [
+        DeviceSampling(seed=0, min_tokens=3, masked_until_min_tokens=(1,)),
+        DeviceSampling(seed=0, temperature=1.0, presence_penalty=1.0, top_k=3),
+    ]
+
+    sample(logits, sampling, [0, 2])
+
+    assert torch.equal(logits, before)
+
+
+def test_stop_ids_outside_of_the_vocabulary_need_no_mask() -> None:
+    sampling = DeviceSampling(seed=0, min_tokens=3, masked_until_min_tokens=(VOCAB, 10**6, 9))
+    logits = torch.zeros(1, VOCAB)
+    logits[:, 9], logits[:, 4] = 5.0, 4.0
+
+    assert sample(logits, [sampling], [0]) == [4]
+
+
+def test_more_adjusted_rows_than_a_block_holds_are_sampled_each_as_alone() -> None:
+    num_rows = 2 * BLOCK_ROWS + 3
+    logits = random_logits(num_rows)
+    sampling = [DeviceSampling(seed=i, temperature=1.0, presence_penalty=i / 50) for i in range(num_rows)]
+    histories = [([1, 2], [i % VOCAB] * (i % 5)) for i in range(num_rows)]
+    positions = [len(output) for _, output in histories]
+
+    together = sample(logits, sampling, positions, histories)
+
+    alone = [
+        sample(logits[i : i + 1], sampling[i : i + 1], positions[i : i + 1], histories[i : i + 1])[0]
+        for i in range(num_rows)
+    ]
+    assert together == alone

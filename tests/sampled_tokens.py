@@ -1,0 +1,47 @@
+"""Tokens for rows of given logits, sampled on the CPU as a step's rows are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from raydix.ids import RequestId, Slot
+from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.sampling_columns import as_sampling_columns
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import AddedRequest, DeviceSampling
+from raydix.runtime.model.adjusted_sampling import sample_adjusted
+from raydix.runtime.model.request_slots import RequestSlots
+
+CPU = torch.device("cpu")
+
+
+def sample(
+    logits: torch.Tensor,
+    sampling: Sequence[DeviceSampling],
+    positions: Sequence[int],
+    histories: Sequence[tuple[list[int], list[int]]] | None = None,
+) -> list[int]:
+    """`histories`: (prompt, output) of each row; the output has as many tokens as the row's output position."""
+    histories = histories or [([1, 2], [])] * len(sampling)
+    slots = RequestSlots(num_groups=1, page_size=8, max_slots=len(sampling), max_model_len=60, device=CPU)
+    for slot, (each, (prompt, output)) in enumerate(zip(sampling, histories, strict=True)):
+        slots.add(
+            AddedRequest(
+                slot=Slot(slot),
+                request_id=RequestId(str(slot)),
+                token_ids=int32_array(prompt + output),
+                num_prompt_tokens=len(prompt),
+                sampling=each,
+            )
+        )
+    ends = np.array([len(prompt) + len(output) for prompt, output in histories])
+    rows = slots.sampling.rows(np.arange(len(sampling)), ends, np.array(positions))
+
+    ops = ReferenceOps()
+    columns = as_sampling_columns([torch.from_numpy(column) for column in rows.columns])
+    token_ids = ops.sample_whole(logits, columns)
+    if rows.has_cuts:
+        ops.sample_cut(logits, columns, token_ids)
+    sample_adjusted(ops, logits, rows, slots, token_ids)
+    return token_ids.tolist()
