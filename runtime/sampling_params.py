@@ -13,6 +13,9 @@ from raydix.runtime.messages.plan import DeviceSampling
 
 _MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20
+# Logits times, or over, such numbers stay within float32.
+_MAX_TEMPERATURE = 1e6
+_MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
     ["allowed_token_ids", "bad_words", "best_of", "beam_width", "extra_args", "flat_logprobs", "guided_decoding"]
     + ["logit_bias", "logits_processors", "prompt_logprobs", "response_format", "structured_outputs"]
@@ -40,12 +43,13 @@ class SamplingParams:
     n: int = 1
     """Only 1: send several requests for several samples; they share the prompt's pages."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, and so is what is below 1e-5: float32 cannot tell it apart."""
     top_k: int = 0
     """0 and -1 keep all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    """0.01 to 100; logits are divided by it, or multiplied where they are negative."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
@@ -59,7 +63,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """None: the rest of the model's context."""
     min_tokens: int = 0
-    """EOS, stop ids and stop strings have no effect before this many output tokens."""
+    """Before this many output tokens EOS (under `ignore_eos`, too) and stop ids are not sampled, and stop strings have
+    no effect."""
     logprobs: int | None = None
     """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
     detokenize: bool = True
@@ -109,7 +114,8 @@ class SamplingParams:
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             min_tokens=self.min_tokens,
-            masked_until_min_tokens=self.ending_token_ids(eos_token_ids) if self.min_tokens else (),
+            # Those that would end the output, and EOS if that is ignored, too: as vLLM and transformers do.
+            masked_until_min_tokens=tuple(sorted({*self.stop_token_ids, *eos_token_ids})) if self.min_tokens else (),
             num_logprobs=self.logprobs,
         )
 
@@ -146,13 +152,14 @@ class SamplingParams:
 
     def _check_ranges(self) -> None:
         _require(self.n == 1, "n", self.n, "1. Send one request per sample; they share the prompt's pages")
-        _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
+        is_temperature = 0 <= self.temperature <= _MAX_TEMPERATURE
+        _require(is_temperature, "temperature", self.temperature, f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}")
         _require(-1 <= self.top_k <= _MAX_INT32, "top_k", self.top_k, "1 or more, or 0 or -1 to keep all tokens")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
-        _require(
-            self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "more than 0. Set 1 for none"
-        )
+        is_penalty = _MIN_REPETITION <= self.repetition_penalty <= _MAX_REPETITION
+        limits = f"a number in [{_MIN_REPETITION:g}, {_MAX_REPETITION:g}]. Set 1 for none"
+        _require(is_penalty, "repetition_penalty", self.repetition_penalty, limits)
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "a number in [-2, 2]")
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "a number in [-2, 2]")
         if self.seed is not None:

@@ -54,7 +54,10 @@ def test_params_can_be_pickled_and_replaced():
         ({"top_p": 0}, "top_p is 0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"min_p": 2}, "min_p is 2"),
+        ({"temperature": 1e300}, "up to 1e\\+06"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"repetition_penalty": 1e-40}, "0.01, 100"),
+        ({"repetition_penalty": 1e39}, "0.01, 100"),
         ({"presence_penalty": 3}, "presence_penalty is 3"),
         ({"frequency_penalty": -3}, "frequency_penalty is -3"),
         ({"seed": -1}, "Leave it out"),
@@ -101,6 +104,11 @@ def test_min_tokens_masks_what_could_end_the_output():
     params = SamplingParams(min_tokens=2, stop_token_ids=[9, 4])
     assert params.to_device((7,), 0).masked_until_min_tokens == (4, 7, 9)
     assert SamplingParams(stop_token_ids=[9]).to_device((7,), 0).masked_until_min_tokens == ()
+
+
+def test_min_tokens_masks_eos_that_is_ignored_too():
+    params = SamplingParams(min_tokens=2, ignore_eos=True, stop_token_ids=[9])
+    assert params.to_device((7,), 0).masked_until_min_tokens == (7, 9)
 
 
 def test_ignore_eos_spares_stop_token_ids():
