@@ -128,6 +128,11 @@ def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
         raise CheckpointError(f"{folder / _INDEX} has no weight_map.")
     by_file: dict[str, set[str]] = {}
     for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(
+                f"{_INDEX} says that {name} is in {file!r}; expected the name of a file of {folder}. "
+                "Correct the index, or fetch the checkpoint again."
+            )
         by_file.setdefault(file, set()).add(name)
     return [(folder / file, names) for file, names in sorted(by_file.items())]
 

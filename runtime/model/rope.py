@@ -6,7 +6,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from raydix.runtime.model.spec import DefaultRope, Llama3Rope, Rope, YarnRope
+from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope
 
 
 class RotaryEmbedding:

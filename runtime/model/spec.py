@@ -6,13 +6,29 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.model.rope_spec import REMEDY, Rope, positive, read_rope
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "head_dim",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+)
 
 
 class Family(StrEnum):
@@ -32,42 +48,6 @@ _ARCHITECTURES = {
     Family.QWEN3_MOE: "Qwen3MoeForCausalLM",
     Family.MIXTRAL: "MixtralForCausalLM",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultRope:
-    """Rotary embedding without scaling."""
-
-    theta: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Rope:
-    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept."""
-
-    theta: float
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YarnRope:
-    """YaRN (arXiv:2309.00071). `attention_factor` scales cos and sin."""
-
-    theta: float
-    factor: float
-    attention_factor: float | None
-    mscale: float | None
-    mscale_all_dim: float | None
-    beta_fast: float
-    beta_slow: float
-    original_max_positions: int
-    truncate: bool
-
-
-Rope = DefaultRope | Llama3Rope | YarnRope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +117,24 @@ def read_spec(folder: str | Path) -> ModelSpec:
     _check_folder(folder)
     raw = read_json(folder / "config.json")
     family = _family(raw)
+    _check_raw(raw)
     config = _hf_config(folder)
-    _check_config(raw, config)
+    if config.hidden_act != "silu":
+        raise CheckpointError(f"hidden_act is {config.hidden_act!r}; only 'silu' is supported.")
+    rope, max_positions = read_rope(config)
+    _check_window(config, max_positions)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if head_dim % 2 or config.num_attention_heads % config.num_key_value_heads:
+    if (
+        not _is_whole(head_dim)
+        or head_dim < 2
+        or head_dim % 2
+        or config.num_attention_heads % config.num_key_value_heads
+    ):
         raise CheckpointError(
             f"head_dim is {head_dim}, num_attention_heads {config.num_attention_heads}, num_key_value_heads "
-            f"{config.num_key_value_heads}; expected an even head_dim and whole query groups per KV head."
+            f"{config.num_key_value_heads}; expected an even head_dim and whole query groups per KV head. {REMEDY}"
         )
     attention_bias = bool(getattr(config, "attention_bias", False))
-    rope, max_positions = _rope(config)
     return ModelSpec(
         family=family,
         vocab_size=config.vocab_size,
@@ -216,66 +204,43 @@ def _hf_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json is not valid: {error}") from error
 
 
-def _check_config(raw: Mapping[str, Any], config: Any) -> None:
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"].get("quant_method")
+def _check_raw(raw: Mapping[str, Any]) -> None:
+    """What transformers would stumble over without a word of where."""
+    quantization = raw.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise CheckpointError(f"The checkpoint is quantised ({method}); only unquantised weights are supported.")
-    if config.hidden_act != "silu":
-        raise CheckpointError(f"hidden_act is {config.hidden_act!r}; only 'silu' is supported.")
+    for name in _SIZES:
+        if raw.get(name) is not None:
+            _check_size(name, raw[name])
+    for section in ("rope_scaling", "rope_parameters"):
+        parameters = raw.get(section)
+        if isinstance(parameters, dict) and "original_max_position_embeddings" in parameters:
+            positive(parameters, "original_max_position_embeddings")
+
+
+def _check_size(name: str, size: object) -> None:
+    if not _is_whole(size) or size < 1:
+        raise CheckpointError(f"{name} is {size!r}; expected a whole number from 1. {REMEDY}")
+
+
+def _check_window(config: Any, max_positions: int) -> None:
+    """`max_positions`: the longest context, that to which YaRN extends it."""
     window = getattr(config, "sliding_window", None)
     # Qwen2 and Qwen3 say per layer whether it uses the window; in Mixtral every layer does.
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     is_windowed = layer_types != {"full_attention"} or not hasattr(config, "layer_types")
-    if window is not None and is_windowed and window < config.max_position_embeddings:
-        raise CheckpointError(f"The model uses a sliding window of {window} tokens; only full attention is supported.")
-
-
-def _rope(config: Any) -> tuple[Rope, int]:
-    """The rotary embedding and the longest context that it serves."""
-    parameters = config.rope_parameters
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(f"partial_rotary_factor is {parameters['partial_rotary_factor']}; only 1.0 is supported.")
-    theta = float(parameters["rope_theta"])
-    match parameters["rope_type"]:
-        case "default":
-            return DefaultRope(theta=theta), config.max_position_embeddings
-        case "llama3":
-            llama3 = Llama3Rope(
-                theta=theta,
-                factor=float(parameters["factor"]),
-                low_freq_factor=float(parameters["low_freq_factor"]),
-                high_freq_factor=float(parameters["high_freq_factor"]),
-                original_max_positions=int(parameters["original_max_position_embeddings"]),
-            )
-            return llama3, config.max_position_embeddings
-        case "yarn":
-            yarn = _yarn(theta, parameters, config.max_position_embeddings)
-            # Configs often keep the length before scaling in max_position_embeddings.
-            scaled = int(yarn.factor * yarn.original_max_positions)
-            return yarn, max(config.max_position_embeddings, scaled)
-        case other:
-            raise CheckpointError(f"rope_type is {other!r}; supported are 'default', 'llama3' and 'yarn'.")
-
-
-def _yarn(theta: float, parameters: Mapping[str, Any], max_positions: int) -> YarnRope:
-    original = int(parameters["original_max_position_embeddings"])
-    factor = parameters.get("factor")
-    return YarnRope(
-        theta=theta,
-        factor=float(factor) if factor is not None else max_positions / original,
-        attention_factor=parameters.get("attention_factor"),
-        mscale=parameters.get("mscale"),
-        mscale_all_dim=parameters.get("mscale_all_dim"),
-        beta_fast=float(parameters.get("beta_fast") or 32),
-        beta_slow=float(parameters.get("beta_slow") or 1),
-        original_max_positions=original,
-        truncate=bool(parameters.get("truncate", True)),
-    )
+    if window is not None and is_windowed and window < max_positions:
+        raise CheckpointError(
+            f"The model uses a sliding window of {window} tokens, and its context is {max_positions}; only full "
+            "attention is supported. Use a model without a window."
+        )
 
 
 def _moe(family: Family, config: Any) -> MoeSpec | None:
     match family:
         case Family.MIXTRAL:
+            _check_choice(config.num_experts_per_tok, config.num_local_experts)
             return MoeSpec(
                 num_experts=config.num_local_experts,
                 experts_per_token=config.num_experts_per_tok,
@@ -284,13 +249,14 @@ def _moe(family: Family, config: Any) -> MoeSpec | None:
                 layers=tuple(range(config.num_hidden_layers)),
             )
         case Family.QWEN3_MOE:
+            dense = config.mlp_only_layers or ()
             sparse = tuple(
                 layer
                 for layer in range(config.num_hidden_layers)
-                if layer not in config.mlp_only_layers
-                and config.num_experts > 0
-                and (layer + 1) % config.decoder_sparse_step == 0
+                if layer not in dense and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
             )
+            if sparse:
+                _check_choice(config.num_experts_per_tok, config.num_experts)
             return MoeSpec(
                 num_experts=config.num_experts,
                 experts_per_token=config.num_experts_per_tok,
@@ -302,6 +268,14 @@ def _moe(family: Family, config: Any) -> MoeSpec | None:
             return None
 
 
+def _check_choice(experts_per_token: int, num_experts: int) -> None:
+    if experts_per_token > num_experts:
+        raise CheckpointError(
+            f"num_experts_per_tok is {experts_per_token}; expected at most the number of experts, {num_experts}. "
+            f"{REMEDY}"
+        )
+
+
 def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
     """Ids of generation_config.json, which wins over config.json as in transformers and vLLM."""
     path = folder / "generation_config.json"
@@ -310,4 +284,15 @@ def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
         eos = config.eos_token_id
     if eos is None:
         return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+    for each in ids:
+        if not _is_whole(each) or not 0 <= each < config.vocab_size:
+            raise CheckpointError(
+                f"eos_token_id is {eos!r}; expected ids from 0 to {config.vocab_size - 1}, those of the vocabulary. "
+                "Correct generation_config.json, or config.json if the first does not name it."
+            )
+    return ids
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

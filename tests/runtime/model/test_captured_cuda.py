@@ -10,8 +10,9 @@ from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, StepResult, TableChanges
 from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.spec import DefaultRope, Family, ModelSpec
+from raydix.runtime.model.spec import Family, ModelSpec
 
 pytestmark = pytest.mark.gpu
 MAX_MODEL_LEN, NUM_PAGES, MAX_SLOTS = 1100, 160, 3

@@ -140,6 +140,17 @@ def test_index_without_weight_map_is_refused(sharded: Path) -> None:
         load(sharded)
 
 
+@pytest.mark.parametrize("file", [None, 3, ["a"], "../other/model.safetensors"])
+def test_index_that_names_no_file_of_the_folder_is_refused(file: object, sharded: Path) -> None:
+    index_path = sharded / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    index["weight_map"][NORM] = file
+    index_path.write_text(json.dumps(index))
+
+    with pytest.raises(CheckpointError, match=rf"{NORM} is in .*expected the name of a file"):
+        load(sharded)
+
+
 def test_tied_head_may_be_stored_if_it_equals_the_embedding(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "tied", Family.QWEN2, seed=4, tie_word_embeddings=True)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]

@@ -8,8 +8,9 @@ from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.runner import ModelRunner, StepOutput
-from raydix.runtime.model.spec import DefaultRope, Family, ModelSpec, MoeSpec
+from raydix.runtime.model.spec import Family, ModelSpec, MoeSpec
 
 pytestmark = pytest.mark.gpu
 SPEC = ModelSpec(

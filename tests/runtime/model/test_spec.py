@@ -6,7 +6,8 @@ import pytest
 
 from raydix.errors import CheckpointError
 from raydix.runtime.cache.kv_layout import GroupKind
-from raydix.runtime.model.spec import DefaultRope, Family, Llama3Rope, YarnRope, read_spec
+from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, YarnRope
+from raydix.runtime.model.spec import Family, read_spec
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -24,6 +25,8 @@ BASE: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 8}
 
 
 def write_config(folder: Path, **overrides: Any) -> Path:
@@ -114,6 +117,33 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "activation": ({"hidden_act": "gelu"}, "gelu"),
     "odd head dim": ({**QWEN2, "hidden_size": 28}, "head_dim is 7"),
     "uneven groups": ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0; expected"),
+    "no KV heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; expected"),
+    "no layers": ({"num_hidden_layers": -1}, "num_hidden_layers is -1; expected"),
+    "no vocabulary": ({"vocab_size": 0}, "vocab_size is 0; expected"),
+    "quantised by a word": ({"quantization_config": "int4"}, "int4"),
+    "EOS beyond the vocabulary": ({"eos_token_id": [7, 100]}, r"eos_token_id is \[7, 100\]; expected ids from 0 to 99"),
+    "EOS below it": ({"eos_token_id": -1}, "eos_token_id is -1; expected"),
+    "no theta": ({"rope_theta": 0.0}, "rope_theta of the rotary embedding is 0"),
+    "YaRN of nothing": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}},
+        "original_max_position_embeddings of the rotary embedding is 0",
+    ),
+    "Llama 3 without a factor": ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": None}}, "factor"),
+    "Llama 3 of equal factors": (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},
+        "low_freq_factor is 4 and high_freq_factor 4",
+    ),
+    "no sparse step": ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    "too few experts": ({**MIXTRAL, "num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most"),
+    "window that YaRN outgrows": (
+        {
+            **MIXTRAL,
+            "sliding_window": 2048,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        },
+        "sliding window of 2048 tokens, and its context is 8192",
+    ),
     "wrong type": ({"hidden_size": "wide"}, "hidden_size"),
 }
 

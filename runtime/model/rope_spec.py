@@ -1,0 +1,114 @@
+"""What a checkpoint's config says about rotary embedding, checked against what there is."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raydix.errors import CheckpointError
+
+REMEDY = "Correct config.json, or fetch the checkpoint again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultRope:
+    """Rotary embedding without scaling."""
+
+    theta: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Rope:
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept."""
+
+    theta: float
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnRope:
+    """YaRN (arXiv:2309.00071). `attention_factor` scales cos and sin."""
+
+    theta: float
+    factor: float
+    attention_factor: float | None
+    mscale: float | None
+    mscale_all_dim: float | None
+    beta_fast: float
+    beta_slow: float
+    original_max_positions: int
+    truncate: bool
+
+
+Rope = DefaultRope | Llama3Rope | YarnRope
+
+
+def read_rope(config: Any) -> tuple[Rope, int]:
+    """The rotary embedding and the longest context that it serves. Raises CheckpointError."""
+    parameters = config.rope_parameters
+    if not isinstance(parameters, Mapping):
+        raise CheckpointError(f"The rotary parameters are {parameters!r}; expected an object of them. {REMEDY}")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(f"partial_rotary_factor is {parameters['partial_rotary_factor']}; only 1.0 is supported.")
+    theta = positive(parameters, "rope_theta")
+    match parameters.get("rope_type"):
+        case "default":
+            return DefaultRope(theta=theta), config.max_position_embeddings
+        case "llama3":
+            return _llama3(theta, parameters), config.max_position_embeddings
+        case "yarn":
+            yarn = _yarn(theta, parameters, config.max_position_embeddings)
+            # Configs often keep the length before scaling in max_position_embeddings.
+            scaled = int(yarn.factor * yarn.original_max_positions)
+            return yarn, max(config.max_position_embeddings, scaled)
+        case other:
+            raise CheckpointError(f"rope_type is {other!r}; supported are 'default', 'llama3' and 'yarn'.")
+
+
+def positive(parameters: Mapping[str, Any], name: str) -> float:
+    """A rotary parameter that must be there. Raises CheckpointError."""
+    value = parameters.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise CheckpointError(f"{name} of the rotary embedding is {value!r}; expected a number above 0. {REMEDY}")
+    return float(value)
+
+
+def _llama3(theta: float, parameters: Mapping[str, Any]) -> Llama3Rope:
+    rope = Llama3Rope(
+        theta=theta,
+        factor=positive(parameters, "factor"),
+        low_freq_factor=positive(parameters, "low_freq_factor"),
+        high_freq_factor=positive(parameters, "high_freq_factor"),
+        original_max_positions=int(positive(parameters, "original_max_position_embeddings")),
+    )
+    if rope.low_freq_factor >= rope.high_freq_factor:
+        raise CheckpointError(
+            f"low_freq_factor is {rope.low_freq_factor:g} and high_freq_factor {rope.high_freq_factor:g}; expected the "
+            f"second to be larger. {REMEDY}"
+        )
+    return rope
+
+
+def _yarn(theta: float, parameters: Mapping[str, Any], max_positions: int) -> YarnRope:
+    if theta <= 1:
+        raise CheckpointError(f"rope_theta is {theta:g}; YaRN expects more than 1. {REMEDY}")
+    original = int(positive(parameters, "original_max_position_embeddings"))
+    given = {name for name, value in parameters.items() if value is not None}
+
+    def optional(name: str, default: float) -> float:
+        return positive(parameters, name) if name in given else default
+
+    return YarnRope(
+        theta=theta,
+        factor=optional("factor", max_positions / max(original, 1)),
+        attention_factor=positive(parameters, "attention_factor") if "attention_factor" in given else None,
+        mscale=parameters.get("mscale"),
+        mscale_all_dim=parameters.get("mscale_all_dim"),
+        beta_fast=optional("beta_fast", 32),
+        beta_slow=optional("beta_slow", 1),
+        original_max_positions=max(original, 1),
+        truncate=bool(parameters.get("truncate", True)),
+    )
