@@ -50,6 +50,8 @@ class SupervisorActor:
         num_ranks = config.parallel.dp * config.parallel.tp
         self._gpu_facts: dict[int, GpuFacts] = {}
         self._all_loaded = asyncio.Event()
+        self._num_pages: int | None = None
+        """L1 pages per rank that the Scheduler counts on; None until every rank has loaded."""
         self._arenas = ArenaRegistry()
         self._gpus = [self._gpu_keeper(rank) for rank in range(num_ranks)]
         self._scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
@@ -221,7 +223,8 @@ class SupervisorActor:
     # Bringing up -----------------------------------------------------------------------------------------------------
 
     async def _bring_up_gpu(self, actor: RunningActor, rank: int) -> None:
-        facts: GpuFacts = await actor.call("load")
+        # One made again may find less memory, or more: it is told what its pages have to be.
+        facts: GpuFacts = await actor.call("load", self._num_pages)
         self._note_loaded(rank, facts)
         await self._all_loaded.wait()
         if self._host is not None:
@@ -232,7 +235,7 @@ class SupervisorActor:
         await actor.call("start", GpuSetup(scheduler_address=self._scheduler_address, secret=self._secret))
 
     def _note_loaded(self, rank: int, facts: GpuFacts) -> None:
-        """All ranks, and all their incarnations, must hold the same weights."""
+        """All ranks, and all their incarnations, must hold the same weights, and the pages agreed on."""
         for other, known in self._gpu_facts.items():
             if known.fingerprint != facts.fingerprint:
                 raise ConfigError(
@@ -240,8 +243,14 @@ class SupervisorActor:
                     f"({facts.fingerprint.hex()[:16]} and {known.fingerprint.hex()[:16]}). "
                     "Give every node the same checkpoint and restart the engine."
                 )
+        if self._num_pages is not None and facts.num_pages < self._num_pages:
+            raise ConfigError(
+                f"rank {rank} was made again with {facts.num_pages} L1 pages; the Scheduler counts on "
+                f"{self._num_pages}. Set cache.l1.num_pages to what every rank can hold and restart the engine."
+            )
         self._gpu_facts[rank] = facts
-        if len(self._gpu_facts) == len(self._gpus):
+        if len(self._gpu_facts) == len(self._gpus) and self._num_pages is None:
+            self._num_pages = min(facts.num_pages for facts in self._gpu_facts.values())
             self._all_loaded.set()
 
     async def _bring_up_scheduler(self, actor: RunningActor, incarnation: int) -> None:
@@ -305,7 +314,8 @@ class SupervisorActor:
         """Once every rank has loaded."""
         await self._all_loaded.wait()
         first = self._gpu_facts[0]
-        num_pages = min(facts.num_pages for facts in self._gpu_facts.values())
+        num_pages = self._num_pages
+        assert num_pages is not None, "every rank has loaded"
         return EngineFacts(
             name=self._name,
             supervisor_pid=os.getpid(),

@@ -1,5 +1,7 @@
 """Per-request state on the device: tokens, block tables and sampling parameters, one row per slot."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,8 +21,9 @@ class RequestSlots:
     """
 
     def __init__(
-        self, *, num_groups: int, page_size: int, max_slots: int, max_model_len: int, device: torch.device
+        self, *, pool_pages: Sequence[int], page_size: int, max_slots: int, max_model_len: int, device: torch.device
     ) -> None:
+        """`pool_pages`: usable pages of each KV group's pool."""
         self.copies = PinnedCopies(device)
         self.max_slots = max_slots
         self.max_model_len = max_model_len
@@ -32,8 +35,9 @@ class RequestSlots:
         """For rows of padding: its block tables name the padding page alone."""
         self.tokens_XL = torch.zeros(max_slots + 1, self.tokens_per_slot, dtype=torch.int32, device=device)
         self.tables_XN = tuple(
-            torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)
+            torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device) for _ in pool_pages
         )
+        self._pool_pages = tuple(pool_pages)
         self.sampling = SlotSampling(max_slots + 1)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
         self.is_taken = np.zeros(max_slots, dtype=np.bool_)
@@ -63,18 +67,34 @@ class RequestSlots:
         for table_XN in self.tables_XN:
             table_XN[slot] = 0
 
-    def change_tables(self, changes: TableChanges) -> None:
-        """Write runs of page ids. Raises AccountingError if a run does not fit its table."""
-        table_XN = self.tables_XN[changes.group]
-        max_pages = self.max_pages
-        counts = changes.counts.astype(np.int64)
-        starts = changes.starts.astype(np.int64)
-        if counts.sum() != len(changes.page_ids) or (starts + counts > max_pages).any():
+    def check_tables(self, changes: TableChanges) -> None:
+        """Raise AccountingError if a run does not fit its table, or names a page that its group's pool lacks.
+
+        Kernels do not look: a page that is not there is memory of something else.
+        """
+        starts, counts = changes.starts.astype(np.int64), changes.counts.astype(np.int64)
+        if not 0 <= changes.group < len(self.tables_XN):
+            raise AccountingError(f"Block tables of KV group {changes.group} change; there are {len(self.tables_XN)}.")
+        fits = (starts >= 0) & (counts >= 0) & (starts + counts <= self.max_pages)
+        if counts.sum() != len(changes.page_ids) or not fits.all():
             raise AccountingError(
                 f"Block-table runs {list(zip(starts.tolist(), counts.tolist(), strict=True))} do not fit "
-                f"{len(changes.page_ids)} page ids or tables of {max_pages} pages."
+                f"{len(changes.page_ids)} page ids or tables of {self.max_pages} pages."
             )
-        first = np.repeat(changes.slots.astype(np.int64) * max_pages + starts, counts)
+        if not ((changes.slots >= 0) & (changes.slots < self.max_slots)).all():
+            raise AccountingError(f"Block tables of slots {changes.slots.tolist()} change; there are {self.max_slots}.")
+        num_pages = self._pool_pages[changes.group]
+        if not ((changes.page_ids >= 0) & (changes.page_ids <= num_pages)).all():
+            raise AccountingError(
+                f"Block tables name pages {changes.page_ids.min()} to {changes.page_ids.max()} of KV group "
+                f"{changes.group}; its pool has {num_pages} beside the padding page."
+            )
+
+    def change_tables(self, changes: TableChanges) -> None:
+        """Write runs of page ids, which `check_tables` has checked."""
+        table_XN = self.tables_XN[changes.group]
+        counts = changes.counts.astype(np.int64)
+        first = np.repeat(changes.slots.astype(np.int64) * self.max_pages + changes.starts.astype(np.int64), counts)
         indices, page_ids = self.copies.to_device([first + run_offsets(counts), changes.page_ids.astype(np.int64)])
         table_XN.view(-1)[indices] = page_ids.to(torch.int32)
 

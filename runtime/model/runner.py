@@ -110,7 +110,7 @@ class ModelRunner:
         self._rope_XD = decoder.rotary.tables(torch.arange(max_model_len, device=device), decoder.dtype)
         self._captured: CapturedSteps | None = None
         self.slots = RequestSlots(
-            num_groups=len(pools),
+            pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
             max_slots=max_slots,
             max_model_len=max_model_len,
@@ -154,8 +154,10 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
 
-        Raises AccountingError if one is impossible.
+        Raises AccountingError if one is impossible; one of the block tables, before anything has changed.
         """
+        for changes in plan.tables:
+            self.slots.check_tables(changes)
         self.slots.remove(plan.removed_slots)
         for request in plan.added:
             self.slots.add(request)

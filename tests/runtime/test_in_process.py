@@ -1,12 +1,18 @@
 """An engine in one process, around a model that makes its tokens up."""
 
+import asyncio
+import threading
 from functools import partial
 
 import pytest
 
 from raydix.errors import AccountingError, EngineDead
 from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.actors.in_process import InProcessSpawner
+from raydix.runtime.actors.restarts import Supervision
 from raydix.runtime.actors.sleeping_runner import SleepingRunner, build_sleeping_model
+from raydix.runtime.actors.spawn import ActorKind
+from raydix.runtime.actors.supervisor import SupervisorActor
 from raydix.runtime.config import EngineConfig, load_config
 from raydix.runtime.in_process import InProcessEngine, in_process_engine
 
@@ -59,6 +65,47 @@ async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
         async with in_process_engine(CONFIG, BUILD, drain_timeout_s=0.1) as engine:
             with pytest.raises(EngineDead):
                 await generate(engine, 4)
+
+
+class ShrinkingDevice:
+    """Has room for fewer pages each time a model is loaded, which counts unless the model is told how many."""
+
+    def __init__(self, *counts: int) -> None:
+        self._counts = iter(counts)
+        self.loaded: list[int] = []
+        self.twice = threading.Event()
+
+    def build_model(self, config: EngineConfig, device_index: int) -> GpuModel:
+        """See `BuildModel`."""
+        found = next(self._counts)
+        model = build_sleeping_model(config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0)
+        self.loaded.append(model.facts.num_pages)
+        if len(self.loaded) == 2:
+            self.twice.set()
+        return model
+
+
+async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts_on() -> None:
+    l1 = {"num_pages": None, "memory_fraction": 0.5}
+    config = load_config(
+        {
+            "model": {"path": "unused", "device": "cuda", "max_model_len": 256},
+            "cache": {"page_size": 16, "l1": l1, "l2": None},
+        }
+    )
+    device = ShrinkingDevice(32, 20)
+    spawner = InProcessSpawner(device.build_model)
+    supervisor = SupervisorActor(name="t", config=config, spawner=spawner, supervision=Supervision())
+    facts = await supervisor.start()
+    first = spawner.latest(ActorKind.GPU)
+    assert first is not None
+
+    first.kill()
+
+    assert await asyncio.to_thread(device.twice.wait, 20)
+    assert device.loaded == [32, 32]
+    assert facts.num_pages == 32
+    await supervisor.stop()
 
 
 async def test_wrong_model_is_refused_at_start() -> None:

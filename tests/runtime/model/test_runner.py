@@ -213,22 +213,41 @@ def run_plan(driver: PlanDriver, plan: StepPlan) -> None:
     driver.runner.execute(plan, lambda load, layer: None)
 
 
+def table_plan(*, page_ids: list[int], slot: int = 0, start: int = 0, group: int = 0) -> StepPlan:
+    changes = TableChanges(
+        group=group,
+        slots=int32_array([slot]),
+        starts=int32_array([start]),
+        counts=int32_array([len(page_ids)]),
+        page_ids=int32_array(page_ids),
+    )
+    return StepPlan(step=0, tables=(changes,))
+
+
+def test_a_plan_that_names_a_page_beyond_the_pool_changes_nothing(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model, num_pages=120)
+    before = driver.runner.slots.tables_XN[0].clone()
+    added = added_request(3, PROMPT)
+    good, bad = table_plan(slot=3, page_ids=[5]).tables[0], table_plan(slot=3, start=1, page_ids=[121]).tables[0]
+
+    with pytest.raises(AccountingError, match="name pages 121 to 121 of KV group 0; its pool has 120"):
+        driver.runner.apply(StepPlan(step=0, added=(added,), tables=(good, bad)))
+
+    assert torch.equal(driver.runner.slots.tables_XN[0], before)
+    assert not driver.runner.slots.is_taken.any()
+
+
 IMPOSSIBLE = {
     "slot taken": StepPlan(step=0, added=(added_request(0, PROMPT),)),
     "no such slot": StepPlan(step=0, added=(added_request(99, PROMPT),)),
     "too many tokens": StepPlan(step=0, added=(added_request(1, [1] * 300),)),
     "free slot removed": StepPlan(step=0, removed_slots=int32_array([1])),
-    "table too long": StepPlan(
-        step=0,
-        tables=(
-            TableChanges(
-                slots=int32_array([0]),
-                starts=int32_array([31]),
-                counts=int32_array([2]),
-                page_ids=int32_array([1, 2]),
-            ),
-        ),
-    ),
+    "table too long": table_plan(start=31, page_ids=[1, 2]),
+    "table before its start": table_plan(start=-1, page_ids=[1, 2]),
+    "no such table": table_plan(slot=41, page_ids=[1]),
+    "no such page": table_plan(page_ids=[120, 121]),
+    "page below zero": table_plan(page_ids=[-1]),
+    "no such KV group": table_plan(group=1, page_ids=[1]),
     "row in a free slot": one_row(1, 0, 1),
     "row without tokens": one_row(0, 0, 0),
     "row past the end": one_row(0, 250, 7),

@@ -29,7 +29,7 @@ SAMPLED = DeviceSampling(seed=-5, temperature=0.5, top_k=7, top_p=0.75, min_p=0.
 @pytest.fixture
 def slots() -> RequestSlots:
     slots = RequestSlots(
-        num_groups=1,
+        pool_pages=[40],
         page_size=PAGE_SIZE,
         max_slots=MAX_SLOTS,
         max_model_len=MAX_MODEL_LEN,
