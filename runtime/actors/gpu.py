@@ -172,6 +172,8 @@ class GpuActor:
 
     def _attach(self, location: ArenaLocation) -> ArenaLocation:
         assert self._model is not None, "load comes first"
+        # This thread is any of a pool's, and its device the first.
+        self._model.enter_thread()
         if self._arena is None or not _is_same_arena(self._arena, location):
             if self._model.make_transfers is None:
                 raise AccountingError(f"{self!r} has no KV to copy")
@@ -198,8 +200,10 @@ class GpuActor:
 
     def _shutdown(self) -> None:
         self._stop.set()
-        if self._link is not None:
-            self._link.close()
+        # Read once: the launcher may set it to None meanwhile.
+        link = self._link
+        if link is not None:
+            link.close()
         for thread in self._threads:
             thread.join()
         with self._transfers_lock:
@@ -223,7 +227,8 @@ class GpuActor:
         self._num_links += 1
         self._link = link
         try:
-            while True:
+            # A shutdown that looked for the link just before it was there has left it open.
+            while not self._stop.is_set():
                 self._carry_out(link.receive(), link)
         except LinkClosed as closed:
             logger.info("%r lost its Scheduler: %s", self, closed)
@@ -335,8 +340,10 @@ class GpuActor:
         self._give_up()
 
     def _give_up(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        # Read once: the launcher may set it to None meanwhile.
+        link = self._link
+        if link is not None:
+            link.close()
         self._on_fatal()
 
 

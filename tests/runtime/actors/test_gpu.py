@@ -303,6 +303,44 @@ async def test_another_arena_replaces_the_first(rank: Rank) -> None:
     assert as_bytes(rank.pools[0])[1, 0] == ord("x")
 
 
+async def test_a_shutdown_while_the_link_is_being_made_ends_the_actor(rank: Rank) -> None:
+    # The dial returns when shutdown has looked for a link already, and found none.
+    link = rank.new_scheduler()
+    looked = threading.Event()
+
+    def dial(stop: threading.Event) -> BlockingLink:
+        assert stop.wait(WAIT_S)
+        looked.wait(WAIT_S)
+        return rank.dial(stop)
+
+    rank.actor.serve(dial)
+    stopping = asyncio.create_task(rank.actor.shutdown())
+    while not rank.actor._stop.is_set():
+        await asyncio.sleep(0)
+    looked.set()
+
+    await asyncio.wait_for(stopping, WAIT_S)
+
+    with pytest.raises(LinkClosed):
+        await asyncio.wait_for(link.receive(), WAIT_S)
+
+
+async def test_every_thread_that_drives_the_model_enters_it_first(rank: Rank) -> None:
+    entered: list[str] = []
+    build = rank.actor._build_model
+    rank.actor._build_model = lambda config, device: replace(
+        build(config, device), enter_thread=lambda: entered.append(threading.current_thread().name)
+    )
+
+    await attach(rank)
+
+    assert len(entered) == 1
+
+
+async def test_it_loads_as_many_pages_as_it_is_told(rank: Rank) -> None:
+    assert (await rank.actor.load(5)).num_pages == 5
+
+
 async def test_it_is_recognised_in_lists_of_actors() -> None:
     actor = GpuActor(config=CONFIG, name="mine", rank=3, incarnation=1)
 
