@@ -109,6 +109,12 @@ class Pass:
         self._host_began_s = time.monotonic()
         self.began.take()
 
+    def pause(self) -> None:
+        """Waits count: nothing is loaded here."""
+
+    def resume(self) -> None:
+        """See `pause`."""
+
     def end(self) -> None:
         """See `StepTimer`."""
         self.ended.take()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raydix.errors import AccountingError
@@ -52,7 +53,6 @@ class _Step:
     link: BlockingLink
     output: StepOutput | None
     timer: StepTimer | None
-    waited_s: float
 
 
 def build_torch_model(config: EngineConfig, device_index: int) -> GpuModel:
@@ -95,7 +95,6 @@ class GpuActor:
         self._reports = TransferReports(rank)
         self._slots: set[int] = set()
         self._next_step: int | None = None
-        self._waited_s = 0.0
         self._num_steps = 0
         self._num_links = 0
         self._compute_s = 0.0
@@ -274,20 +273,19 @@ class GpuActor:
 
     def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
         if not len(plan.row_slots):
-            return _Step(plan.step, link, None, None, 0.0)
+            return _Step(plan.step, link, None, None)
         assert self._model is not None
-        self._waited_s = 0.0
         timer = self._model.make_timer()
         timer.begin()
-        output = self._model.runner.execute(plan, self._wait_layer)
+        output = self._model.runner.execute(plan, partial(self._wait_layer, timer))
         timer.end()
-        return _Step(plan.step, link, output, timer, self._waited_s)
+        return _Step(plan.step, link, output, timer)
 
-    def _wait_layer(self, transfer_id: int, layer: int) -> None:
+    def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
         if self._transfers is not None:
-            began_s = time.monotonic()
+            timer.pause()
             self._transfers.wait_layer(transfer_id, layer)
-            self._waited_s += time.monotonic() - began_s
+            timer.resume()
 
     def _forget_requests(self) -> None:
         """The Scheduler that knew them is gone. Its copies end first: the next one must find no page in motion."""
@@ -313,7 +311,7 @@ class GpuActor:
         if step.output is None or step.timer is None:
             result = StepResult(rank=self._rank, step=step.step)
         else:
-            compute_s = max(0.0, step.timer.wait_s() - step.waited_s)
+            compute_s = step.timer.wait_s()
             result = step.output.to_result(self._rank, step.step, compute_s)
             self._compute_s += compute_s
         self._num_steps += 1

@@ -32,36 +32,51 @@ class Runner(Protocol):
 
 
 class StepTimer(Protocol):
-    """Times the rows of one step on their device."""
+    """Times the rows of one step on their device, without what they wait for."""
 
     def begin(self) -> None:
         """The rows come next."""
+
+    def pause(self) -> None:
+        """A wait for a load comes next."""
+
+    def resume(self) -> None:
+        """The rows go on."""
 
     def end(self) -> None:
         """The rows have been run or enqueued."""
 
     def wait_s(self) -> float:
-        """Wait until the rows are done; the time they took."""
+        """Wait until the rows are done; the time they took but for the pauses."""
 
 
 class HostTimer:
     """A `StepTimer` for work that the calling thread does itself."""
 
-    def __init__(self) -> None:
-        self._began_s = 0.0
-        self._ended_s = 0.0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._passed_s = 0.0
+        self._since_s = 0.0
 
     def begin(self) -> None:
         """See `StepTimer`."""
-        self._began_s = time.monotonic()
+        self._since_s = self._clock()
+
+    def pause(self) -> None:
+        """See `StepTimer`."""
+        self._passed_s += self._clock() - self._since_s
+
+    def resume(self) -> None:
+        """See `StepTimer`."""
+        self._since_s = self._clock()
 
     def end(self) -> None:
         """See `StepTimer`."""
-        self._ended_s = time.monotonic()
+        self._passed_s += self._clock() - self._since_s
 
     def wait_s(self) -> float:
         """See `StepTimer`."""
-        return self._ended_s - self._began_s
+        return self._passed_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

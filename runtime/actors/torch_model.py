@@ -23,24 +23,39 @@ from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 
 class CudaTimer:
-    """A `StepTimer` on the current stream."""
+    """A `StepTimer` on the current stream, which a load's events hold up and not the host."""
 
     def __init__(self) -> None:
-        self._began = torch.cuda.Event(enable_timing=True)
-        self._ended = torch.cuda.Event(enable_timing=True)
+        self._stretches: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._began: torch.cuda.Event | None = None
 
     def begin(self) -> None:
         """See `StepTimer`."""
-        self._began.record()
+        self._began = _now()
+
+    def pause(self) -> None:
+        """See `StepTimer`."""
+        assert self._began is not None, "begin comes first"
+        self._stretches.append((self._began, _now()))
+
+    def resume(self) -> None:
+        """See `StepTimer`."""
+        self.begin()
 
     def end(self) -> None:
         """See `StepTimer`."""
-        self._ended.record()
+        self.pause()
 
     def wait_s(self) -> float:
         """See `StepTimer`."""
-        self._ended.synchronize()
-        return self._began.elapsed_time(self._ended) / 1e3
+        self._stretches[-1][1].synchronize()
+        return sum(began.elapsed_time(ended) for began, ended in self._stretches) / 1e3
+
+
+def _now() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:

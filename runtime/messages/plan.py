@@ -125,7 +125,7 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """Empty if no row asked for logprobs, else one entry per sampling row."""
     compute_s: float = 0.0
-    """Device time of the rows alone."""
+    """Device time of the rows alone, without their waits for loads; 0.0 if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
