@@ -159,7 +159,7 @@ def decide(
     return tl.load(lows_ptr + entry) + chosen * STEP, goal, above, here
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _search(
     logits_ptr,
     temperatures_ptr,

@@ -196,7 +196,7 @@ def _score_whole(
     tl.store(ids_ptr + entry, best_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _score_cut(
     logits_ptr,
     noise_keys_ptr,

@@ -67,6 +67,8 @@ class CapturedSteps:
             columns.copy_(torch.from_numpy(padding(shape)))
             graph, output = _capture(partial(run, columns, shape), memory)
             self._graphs[shape] = graph, output
+            # Capturing computes nothing, and `cut` goes by tokens.
+            graph.replay()
             self._cut_graphs[shape], _ = _capture(partial(cut, columns, shape, output), memory)
 
     def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:

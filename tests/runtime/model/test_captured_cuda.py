@@ -1,6 +1,7 @@
 """Captured steps on a GPU: they give what the same steps give when run operation by operation, and compile nothing."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -264,8 +265,13 @@ def test_no_step_compiles_a_kernel_after_start_up(decoder: Decoder, compiled: li
     for context in CONTEXTS:
         for num_tokens in (*EXTENSIONS, 129, 148):
             extend(runner, context, num_tokens)
-    plan = start_all(fresh(runner), SAMPLED[1:], 40)
-    runner.execute(plan, lambda load, layer: None).to_result(0, 0, 0.0)
+    adjusted = tuple(replace(each, presence_penalty=0.5) for each in SAMPLED)
+    for steps in (runner._captured, None):
+        runner._captured = steps
+        for sampling in (SAMPLED, adjusted):
+            for count in (1, 2, 3):
+                plan = start_all(fresh(runner), sampling[-count:], 40)
+                runner.execute(plan, lambda load, layer: None).to_result(0, 0, 0.0)
 
     assert not compiled
     extend(make_runner(decoder, 4), 63, 16)
