@@ -215,11 +215,14 @@ def _load_to_wait_for(replica: Replica, request: RequestState, num_tokens: int, 
     num_bytes = len(load.page_ids) * replica.settings.layout.payload_bytes(0)
     remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
     early_s = remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
-    if early_s <= 0:
+
+    # Less than the clock can tell is not early: it would be woken now, and now again, for ever.
+    due_s = now_s + early_s
+    if due_s <= now_s:
         return load.transfer_id
-    if not now_s < load.wakes_at_s <= now_s + early_s:
-        load.wakes_at_s = now_s + early_s
-        replica.wake_at(load.wakes_at_s)
+    if not now_s < load.wakes_at_s <= due_s:
+        load.wakes_at_s = due_s
+        replica.wake_at(due_s)
     return None
 
 

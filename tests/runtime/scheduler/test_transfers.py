@@ -277,3 +277,21 @@ def test_nobody_waits_for_storage_that_is_not_there() -> None:
     assert any(len(plan.row_slots) for plan in driver.plans[0]), "its lookup is still unanswered"
     driver.run()
     assert driver.answers[name].sources == {"computed:not_found": 8, "computed:partial_page": 1}
+
+
+def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
+    for start_s in range(1, 60):
+        driver = CoreDriver(has_host_memory=True, start_load_bytes_per_s=8 * BASE.layout.payload_bytes(0))
+        driver.fill_l2(PROMPT)
+        driver.now_s = start_s / 7
+        driver.submit(PROMPT, max_tokens=1)
+        driver.host_turn()
+        num_ticks = 0
+
+        while not any(len(plan.row_slots) for plan in driver.plans[0]):
+            due_s = driver.core.next_deadline_s()
+            assert due_s is not None
+            assert num_ticks < 3, "the time that it asked for has come, and it asks for the same again"
+            num_ticks += 1
+            driver.now_s = max(driver.now_s, due_s)
+            driver.send_tick()
