@@ -1,2 +1,275 @@
-def measure_host():
-    return []
+"""How long HostMemory's core takes over a full L2 of 1 TiB in pages of 1 MiB, on one CPU core.
+
+    python -m benchmarks.host_scale
+
+Nothing of the 1 TiB is touched: the core knows pages by number. It is filled with keys, half of them
+as staged pages would be, then asked for its figures, given a new Scheduler, an empty backend and a
+flush, while thousands of lookups wait and writes are queued. What is done in pieces counts by its
+longest turn. The reference loop, timed in the same run, says what the machine was worth then.
+"""
+
+import argparse
+import gc
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.record import Figure, report
+from raydix.ids import ConnectionId, LeaseId, LookupId
+from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.cache.host_events import (
+    FlushHost,
+    FromScheduler,
+    FromStorage,
+    HostEvent,
+    HostSettings,
+    SchedulerAttached,
+    SchedulerLost,
+    StorageAttached,
+    StorageOrder,
+    StorageSettings,
+    Tick,
+    ToScheduler,
+    ToStorage,
+)
+from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import (
+    KEY_BYTES,
+    CancelBatch,
+    CommitPages,
+    CopiesDrained,
+    DeleteObjects,
+    FindObjects,
+    LeasePages,
+    Lookup,
+    ObjectsDone,
+    ObjectStatus,
+    PagesGranted,
+    ReleaseLeases,
+    ToHost,
+)
+
+NUM_PAGES = 1 << 20
+PAGE_SIZE = 64
+NUM_LOOKUPS = 10_000
+NUM_QUEUED_WRITES = 4_096
+CHAIN_PAGES = 64
+REPEATS = 200
+MAX_STATS_S = 0.001
+MAX_TURN_S = 0.02
+MAX_EVENT_S = 0.002
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def geometry(num_pages: int) -> ArenaGeometry:
+    """Pages of 1 MiB, header aside: 32 layers of 4 heads of 32, in 16 bits."""
+    layers = tuple(range(32))
+    group = KvGroup(kind=GroupKind.FULL, layers=layers, num_kv_heads=4, head_dim=32)
+    layout = KvLayout(page_size=PAGE_SIZE, dtype="bfloat16", dtype_bytes=2, groups=(group,))
+    return plan_arena(layout, num_pages * layout.host_page_bytes(0))
+
+
+class Node:
+    """A core, what it has granted and ordered, and a clock that follows the calls."""
+
+    def __init__(self, num_pages: int, storage: StorageSettings) -> None:
+        settings = HostSettings(page_size=PAGE_SIZE, storage=storage)
+        self.core = HostMemoryCore(geometry(num_pages), settings)
+        self.connection = ConnectionId(0)
+        self.storage: ConnectionId | None = None
+        self.now_s = 0.0
+        self.grants: deque[PagesGranted] = deque()
+        self.orders: deque[StorageOrder] = deque()
+        self.num_lookups = 0
+        self._random = random.Random(0)
+
+    def tell(self, event: HostEvent) -> float:
+        """Take one turn; returns its seconds."""
+        started_s = perf_counter()
+        effects = self.core.handle(event, self.now_s)
+        self.core.next_deadline_s()
+        seconds = perf_counter() - started_s
+        for effect in effects:
+            if isinstance(effect, ToScheduler) and isinstance(effect.message, PagesGranted):
+                self.grants.append(effect.message)
+            elif isinstance(effect, ToStorage):
+                self.orders.append(effect.message)
+        return seconds
+
+    def say(self, message: ToHost) -> float:
+        """The Scheduler says something."""
+        return self.tell(FromScheduler(self.connection, message))
+
+    def attach_scheduler(self) -> list[float]:
+        """A Scheduler connects and gets the whole mirror; the seconds of each turn."""
+        self.connection = ConnectionId(self.connection + 1)
+        self.grants.clear()
+        return [self.tell(SchedulerAttached(self.connection)), *self.finish_pieces()]
+
+    def attach_storage(self, pid: int) -> list[float]:
+        """A storage actor connects."""
+        self.storage = ConnectionId(1_000_000 + pid)
+        self.orders.clear()
+        return [self.tell(StorageAttached(self.storage, pid)), *self.finish_pieces()]
+
+    def finish_pieces(self) -> list[float]:
+        """Ticks, while they are due at once; the seconds of each."""
+        turns = []
+        while (due_s := self.core.next_deadline_s()) is not None and due_s <= self.now_s:
+            turns.append(self.tell(Tick()))
+        return turns
+
+    def answer(self, status: ObjectStatus) -> float:
+        """Storage answers its oldest order."""
+        order = self.orders.popleft()
+        if isinstance(order, CancelBatch):
+            return 0.0
+        num_objects = 1 if isinstance(order, DeleteObjects) else len(order.keys) // KEY_BYTES
+        assert self.storage is not None
+        self.now_s += 1e-5
+        done = ObjectsDone(batch_id=order.batch_id, statuses=bytes([status]) * num_objects)
+        return self.tell(FromStorage(self.storage, done))
+
+    def new_keys(self, num_pages: int) -> bytes:
+        """Keys that nobody has had."""
+        return self._random.randbytes(KEY_BYTES * num_pages)
+
+    def commit(self) -> tuple[float, int]:
+        """The Scheduler fills what it was granted; seconds and pages."""
+        grant = self.grants.popleft()
+        keys = self.new_keys(len(grant.host_page_ids))
+        commit = CommitPages(keys=keys, host_page_ids=grant.host_page_ids, generations=grant.generations)
+        return self.say(commit), len(grant.host_page_ids)
+
+    def look_up(self) -> float:
+        """A lookup of a new chain."""
+        self.num_lookups += 1
+        keys = self.new_keys(CHAIN_PAGES)
+        return self.say(Lookup(lookup_id=LookupId(self.num_lookups), keys=keys, num_l1_pages=0))
+
+
+def longest(node: Node, act: Callable[[], float]) -> float:
+    """The median of many turns of one kind, which must not depend on what else there is."""
+    return sorted(act() for _ in range(REPEATS))[REPEATS // 2]
+
+
+def reference_loop() -> float:
+    """Seconds that this core takes now for a million additions to a dictionary."""
+    started_s = perf_counter()
+    numbers: dict[int, int] = {}
+    for number in range(1_000_000):
+        numbers[number] = number
+    return perf_counter() - started_s
+
+
+def lease_and_release(node: Node) -> float:
+    """A lease of nothing and its end: what every event costs."""
+    seconds = node.say(LeasePages(lease_id=LeaseId(1), keys=node.new_keys(1)))
+    return seconds + node.say(ReleaseLeases(lease_ids=int32_array((1,))))
+
+
+def fill(node: Node, num_pages: int) -> float:
+    """Commit until L2 is full; seconds per page."""
+    seconds, num_committed = 0.0, 0
+    while num_committed < num_pages:
+        spent_s, num_new = node.commit()
+        seconds += spent_s
+        num_committed += num_new
+    return seconds / num_committed
+
+
+def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
+    """Seconds, by what was done. The longest turn where it is done in pieces."""
+    gc.collect()
+    measured = {"reference_loop": reference_loop()}
+    storage = StorageSettings(max_queued_writes=NUM_QUEUED_WRITES, search_deadline_s=3600.0)
+    node = Node(num_pages, storage)
+    node.attach_scheduler()
+    measured["empty_event"] = longest(node, lambda: lease_and_release(node))
+    measured["commit_per_page"] = fill(node, num_pages)
+    measured["stats"] = longest(node, lambda: _time(node.core.stats))
+
+    measured["attach_turn"] = max(node.attach_storage(1))
+    measured["repairs_turn"] = max(_walk_repairs(node) for _ in range(REPEATS))
+    _load(node)
+    measured["loaded_event"] = longest(node, lambda: lease_and_release(node))
+    measured["loaded_stats"] = longest(node, lambda: _time(node.core.stats))
+    measured["loaded_lookup"] = longest(node, node.look_up)
+    measured["answer_turn"] = max(node.answer(ObjectStatus.OK) for _ in range(REPEATS))
+
+    lost_s = node.tell(SchedulerLost(node.connection))
+    measured["mirror_turn"] = max(lost_s, *node.attach_scheduler())
+    node.say(CopiesDrained())
+    measured["flush_turn"] = max(node.tell(FlushHost()), *node.finish_pieces())
+    assert node.core.stats()["pages_ready"] == node.core.stats()["pages_staged"] == 0
+    return measured
+
+
+def _walk_repairs(node: Node) -> float:
+    """Storage has what it is asked for, so that the walk goes on without writes."""
+    return node.answer(ObjectStatus.OK)
+
+
+def _load(node: Node) -> None:
+    """Thousands of lookups wait for their search, and writes for storage, which answers nothing."""
+    while node.core.stats().get("l3_writes_dropped_queue_full", 0) == 0:
+        node.commit()
+    for _ in range(NUM_LOOKUPS):
+        node.look_up()
+
+
+def _time(act: Callable[[], object]) -> float:
+    started_s = perf_counter()
+    act()
+    return perf_counter() - started_s
+
+
+def figures(measured: Mapping[str, float]) -> list[Figure]:
+    """What was measured, with bars and, beside each value, the reference loop's time."""
+    bars = {
+        "stats": MAX_STATS_S,
+        "loaded_stats": MAX_STATS_S,
+        "attach_turn": MAX_TURN_S,
+        "repairs_turn": MAX_TURN_S,
+        "answer_turn": MAX_TURN_S,
+        "mirror_turn": MAX_TURN_S,
+        "flush_turn": MAX_TURN_S,
+        "loaded_event": MAX_EVENT_S,
+        "loaded_lookup": MAX_EVENT_S,
+    }
+    reference_s = measured["reference_loop"]
+    return [
+        Figure(
+            name=name,
+            value=1e3 * seconds,
+            unit="ms",
+            max_value=1e3 * bars[name] if name in bars else None,
+            baseline=1e3 * reference_s,
+            baseline_name="a million additions to a dictionary",
+        )
+        for name, seconds in measured.items()
+    ]
+
+
+def main() -> int:
+    """Returns 1 if a bar is not met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", type=int, default=NUM_PAGES)
+    parser.add_argument("--keep", action="store_true", help=f"write the record to {RESULTS}")
+    arguments = parser.parse_args()
+    measured = measure(arguments.pages)
+    for name, seconds in measured.items():
+        ratio = seconds / measured["reference_loop"]
+        print(f"{name}: {1e3 * seconds:.3f} ms, {ratio:.4f} of the reference loop", file=sys.stderr)
+    config = {"pages": arguments.pages, "lookups": NUM_LOOKUPS, "queued_writes": NUM_QUEUED_WRITES}
+    return report("host_scale", config, figures(measured), keep_in=RESULTS if arguments.keep else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

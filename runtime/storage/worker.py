@@ -92,7 +92,7 @@ class StorageWorker:
         pool.submit(self._run, message, self._clock())
 
     def quiesce(self) -> None:
-        """Cancel everything and wait until it is answered: no page of the arena is touched any more."""
+        """Cancel everything and wait until `on_done` has been told of it: no page of the arena is touched any more."""
         with self._idle:
             self._cancelled |= self._active
             self._idle.wait_for(lambda: not self._active)
@@ -138,10 +138,13 @@ class StorageWorker:
         object_bytes = self._object_bytes(order.group) if isinstance(order, Transfer) else 0
         with self._idle:
             self._counts.add(operation, statuses, object_bytes, ended_s - started_s)
+        self._on_done(ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s))
+
+        # Only now: who has waited for quiet must not hear of an earlier batch afterwards.
+        with self._idle:
             self._active.discard(order.batch_id)
             self._cancelled.discard(order.batch_id)
             self._idle.notify_all()
-        self._on_done(ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s))
 
     def _object_bytes(self, group: int) -> int:
         return OBJECT_HEADER_BYTES + self._arena.geometry.payload_bytes[group]

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raydix.ids import BatchId, ConnectionId, LeaseId, PageKey
+from raydix.ids import ConnectionId, LeaseId, PageKey
 from raydix.runtime.cache.host_events import (
     DetachStorage,
     FlushHost,
@@ -76,18 +76,26 @@ class HostWorld(RuleBasedStateMachine):
         """Pages, with generations, that were READY when a flush was asked for and that nobody has read since."""
         self.host.attach_scheduler()
         self.host.attach_storage(self.storage_pid)
+        for name in range(8, 12):
+            self.start_backup(name, 1)
+            self._finish_backup(0)
 
     # The Scheduler and its GPU process
 
     @precondition(lambda self: self.is_attached and self.host.granted)
-    @rule(name=NAMES)
-    def start_backup(self, name: int) -> None:
-        self.copies.append((*self.host.granted.popleft(), make_key(name)))
+    @rule(name=NAMES, num_pages=st.integers(1, 3))
+    def start_backup(self, name: int, num_pages: int) -> None:
+        for _ in range(min(num_pages, len(self.host.granted))):
+            self.copies.append((*self.host.granted.popleft(), make_key(name)))
+            name += 1
 
     @precondition(lambda self: self.is_attached and self.copies)
     @rule(data=st.data())
     def finish_backup(self, data: st.DataObject) -> None:
-        page, generation, key = self.copies.pop(data.draw(st.integers(0, len(self.copies) - 1)))
+        self._finish_backup(data.draw(st.integers(0, len(self.copies) - 1)))
+
+    def _finish_backup(self, place: int) -> None:
+        page, generation, key = self.copies.pop(place)
         self.content[page] = key
         self.past_copies.append((page, generation, key))
         self._commit(page, generation, key)
@@ -104,11 +112,15 @@ class HostWorld(RuleBasedStateMachine):
         assert set(self.host.core._index.ready_keys(0)) <= before
 
     @precondition(lambda self: self.is_attached)
-    @rule(chain=CHAINS, request=st.sampled_from("abc"), num_l1=st.integers(0, 2))
-    def lookup(self, chain: list[int], request: str, num_l1: int) -> None:
+    @rule(chain=CHAINS, request=st.sampled_from("abc"), num_l1=st.integers(0, 2), is_answered=st.booleans())
+    def lookup(self, chain: list[int], request: str, num_l1: int, is_answered: bool) -> None:
         if request in self.host.lookup_ids and not self.host.is_final(request):
             self.host.cancel(request)
         self.host.lookup(request, chain, min(num_l1, len(chain)))
+        if is_answered and self.host.orders and isinstance(search := self.host.orders[-1], FindObjects):
+            self.host.orders.pop()
+            statuses = bytes(key not in self.objects for key in split_keys(search.keys))
+            self.host.hear_storage(ObjectsDone(batch_id=search.batch_id, statuses=statuses))
 
     @precondition(lambda self: self.is_attached and self.host.lookup_ids)
     @rule(data=st.data())
@@ -198,25 +210,20 @@ class HostWorld(RuleBasedStateMachine):
         assert not self.host.granted
 
     @precondition(lambda self: self.earlier_connections)
-    @rule(data=st.data(), kind=st.sampled_from(["drained", "commit", "read", "lost"]))
-    def earlier_connection_brings(self, data: st.DataObject, kind: str) -> None:
+    @rule(data=st.data())
+    def earlier_connection_brings_what_would_fit(self, data: st.DataObject) -> None:
         connection = data.draw(st.sampled_from(self.earlier_connections))
-        match kind:
-            case "drained":
-                self.host.tell(FromScheduler(connection, CopiesDrained()))
-            case "commit" if self.host.granted:
-                page, generation = self.host.granted[0]
-                pages, generations = int32_array([page]), int32_array([generation])
-                commit = CommitPages(keys=make_key(0), host_page_ids=pages, generations=generations)
-                self.host.tell(FromScheduler(connection, commit))
-            case "read":
-                for order in tuple(self.host.orders):
-                    if isinstance(order, ReadObjects):
-                        done = ObjectsDone(batch_id=BatchId(order.batch_id), statuses=bytes(len(order.keys) // 32))
-                        self.host.tell(FromStorage(connection, done))
-            case "lost":
-                self.host.tell(SchedulerLost(connection))
-                self.host.tell(StorageLost(connection))
+        self.host.tell(FromScheduler(connection, CopiesDrained()))
+        if self.host.granted:
+            page, generation = self.host.granted[0]
+            pages, generations = int32_array([page]), int32_array([generation])
+            commit = CommitPages(keys=make_key(0), host_page_ids=pages, generations=generations)
+            self.host.tell(FromScheduler(connection, commit))
+        for order in tuple(self.host.orders):
+            num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
+            self.host.tell(FromStorage(connection, ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))))
+        self.host.tell(SchedulerLost(connection))
+        self.host.tell(StorageLost(connection))
 
     @property
     def earlier_connections(self) -> list[ConnectionId]:
@@ -234,10 +241,10 @@ class HostWorld(RuleBasedStateMachine):
     # Processes that died
 
     @precondition(lambda self: any(self.zombies.values()))
-    @rule(data=st.data())
-    def dying_process_writes(self, data: st.DataObject) -> None:
-        pages = sorted(set().union(*self.zombies.values()))
-        self.content[data.draw(st.sampled_from(pages))] = GARBAGE
+    @rule()
+    def processes_out_of_reach_write(self) -> None:
+        for page in set().union(*self.zombies.values()):
+            self.content[page] = GARBAGE
 
     @precondition(lambda self: self.zombies.keys() - {None, self.gpu_pid})
     @rule(data=st.data())
@@ -356,12 +363,15 @@ class HostWorld(RuleBasedStateMachine):
     def flush_storage(self) -> None:
         self.host.tell(FlushStorage())
 
-    @rule()
-    def flush(self) -> None:
+    @rule(is_awaited=st.booleans())
+    def flush(self, is_awaited: bool) -> None:
         index = self.host.core._index
         self.flushing |= {(page, index.generation(page)) for page in index.ready_pages(0, 24)}
         self.host.dropped.clear()
         self.host.tell(FlushHost())
+        if is_awaited:
+            self.host.tick_while_due()
+            assert self.host.dropped
 
     @invariant()
     def flushed_pages_are_gone_unless_they_were_read(self) -> None:
