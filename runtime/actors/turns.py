@@ -1,7 +1,8 @@
 """The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the next turn.
 
 A deadline is judged only after the actor has listened: what its peers had sent by then is taken first, however long the
-actor itself was busy. Time that passes in its own turn is nobody's silence.
+actor itself was busy. Time that passes in its own turn is nobody's silence: what a long turn asked went out at its end,
+so its peers get as long to answer as it lasted.
 """
 
 import asyncio
@@ -14,8 +15,12 @@ logger = logging.getLogger(__name__)
 
 _QUIET_PASSES = 4
 """Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in the next; one more."""
-_MAX_PASSES = 64
+_MAX_PASSES = 16
 """Peers that never stop talking do not put a deadline off for ever."""
+_LONG_TURN_S = 0.01
+"""Shorter turns cost a peer no time worth counting."""
+_MAX_GRACE_S = 0.5
+"""Nor do long turns put a deadline off for longer."""
 
 Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
@@ -58,6 +63,8 @@ class Turns(Generic[Event, Effect]):
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
+        self._not_before_s = 0.0
+        """Until then peers may answer what a long turn asked of them."""
         self._is_listening = False
         self._has_heard = False
         self._num_passes = 0
@@ -104,17 +111,24 @@ class Turns(Generic[Event, Effect]):
                     self._carry_out(effect)
 
             wanted_s = self._finish(now_s)
-            self._await_next(core.next_deadline_s(), wanted_s)
+            self._note_end(now_s)
+            self._await_next(wanted_s)
         except Exception:  # the actor's top loop: its state is broken
             logger.exception("a turn failed")
             self._on_fatal()
 
-    def _await_next(self, deadline_s: float | None, wanted_s: float | None) -> None:
-        """Listen if the core's deadline has come, and set the timer for what is to come."""
-        if deadline_s is not None and deadline_s <= time.monotonic():
-            deadline_s = None
+    def _note_end(self, began_s: float) -> None:
+        ended_s = time.monotonic()
+        if ended_s - began_s >= _LONG_TURN_S:
+            self._not_before_s = ended_s + (ended_s - began_s)
+
+    def _await_next(self, wanted_s: float | None) -> None:
+        """Listen if a deadline of the core is to be judged, and set the timer for what is to come."""
+        judged_s = self._judged_s()
+        if judged_s is not None and judged_s <= time.monotonic():
+            judged_s = None
             self._listen()
-        self._arm_timer(min((time_s for time_s in (deadline_s, wanted_s) if time_s is not None), default=None))
+        self._arm_timer(min((time_s for time_s in (judged_s, wanted_s) if time_s is not None), default=None))
 
     def _arm_timer(self, due_s: float | None) -> None:
         if self._timer is not None:
@@ -158,5 +172,12 @@ class Turns(Generic[Event, Effect]):
         self._turn((self._tick,) if self._is_core_due() else ())
 
     def _is_core_due(self) -> bool:
+        judged_s = self._judged_s()
+        return judged_s is not None and judged_s <= time.monotonic()
+
+    def _judged_s(self) -> float | None:
+        """When the core's next deadline is judged."""
         deadline_s = None if self._core is None else self._core.next_deadline_s()
-        return deadline_s is not None and deadline_s <= time.monotonic()
+        if deadline_s is None:
+            return None
+        return max(deadline_s, min(self._not_before_s, deadline_s + _MAX_GRACE_S))

@@ -1,6 +1,9 @@
 import asyncio
 import time
 
+import pytest
+
+from raydix.runtime.actors import turns
 from raydix.runtime.actors.turns import Turns
 
 
@@ -162,3 +165,40 @@ async def test_a_turn_that_raises_is_the_end() -> None:
     bench.core.fails = True
     bench.turns.take_now("a")
     assert bench.num_fatal == 1
+
+
+class Busy(Bench):
+    """An actor whose turns last."""
+
+    def __init__(self, turn_s: float) -> None:
+        super().__init__()
+        self._turn_s = turn_s
+
+    def _carry_out(self, effect: str) -> None:
+        super()._carry_out(effect)
+        if effect != "TICK":
+            time.sleep(self._turn_s)  # the turn itself
+
+
+async def test_peers_get_as_long_to_answer_as_the_turn_that_asked_them_lasted() -> None:
+    bench = Busy(0.03)
+    bench.core.deadline_s = time.monotonic() + 0.01
+    bench.turns.take_now("a")
+    ended_s = time.monotonic()
+    async with asyncio.timeout(10):
+        await bench.ticked.wait()
+    assert time.monotonic() - ended_s >= 0.03
+    assert bench.log[:2] == ["a", "|"]
+
+
+async def test_turns_that_are_always_long_do_not_put_a_deadline_off_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_MAX_GRACE_S", 0.05)
+    bench = Busy(0.02)
+    bench.core.deadline_s = time.monotonic()
+    num_turns = 0
+    while not bench.ticked.is_set():
+        bench.turns.post("b")
+        await passes(1)
+        num_turns += 1
+        # 3 of 0.02 s in the grace, then one in each pass in which the actor listens.
+        assert num_turns < 40
