@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.host_scale import measure_host
+from benchmarks import host_scale
 from benchmarks.record import REPOSITORY, Figure, report
 from benchmarks.scheduler_engine import Engine
 from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
@@ -313,7 +313,7 @@ PARTS: dict[str, Callable[[float], list[Figure]]] = {
     "full": measure_full,
     "queue": measure_queue,
     "deep": measure_deep,
-    "host": lambda loop_s: measure_host(),
+    "host": lambda loop_s: host_scale.figures(host_scale.measure()),
 }
 
 

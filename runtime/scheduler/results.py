@@ -142,7 +142,8 @@ def apply_outcome(
     outcome: RowOutcome,
     now_s: float,
 ) -> None:
-    """Take one row's outcome: publish full pages, pass the token on, end the request if it is complete."""
+    """Take the outcome of a row that is not of the batch: publish full pages, pass the token on, perhaps end it."""
+    assert request.batch is None, "what decodes is taken by the batch"
     request.row_computed(outcome.num_computed)
     size = replica.settings.page_size
     if replica.settings.prefix_caching and request.num_computed // size > request.num_held_pages:
@@ -232,7 +233,13 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
     lane.publish(request, now_s)
     deferred, request.deferred = request.deferred, []
     for outcome in deferred:
-        if request.run == run:
+        if request.run != run:
+            return
+        if request.batch is not None and request.slot is not None:
+            # It joined with the first of them.
+            slots = int32_array((request.slot,))
+            _take_decoded(replica, lane, lane.batch.take(slots, outcome.token_ids), now_s)
+        else:
             apply_outcome(replica, lane, request, outcome, now_s)
 
 

@@ -128,3 +128,18 @@ def test_check_finds_a_table_that_disagrees() -> None:
     batch._num_paged += np.int32(1)
     with pytest.raises(AccountingError, match="room"):
         batch.check()
+
+
+def test_rows_that_were_done_before_their_load_are_taken_in_order_once_it_is() -> None:
+    driver = CoreDriver(has_host_memory=True, start_load_bytes_per_s=1e18)
+    prompt = list(range(17))
+    driver.fill_l2(prompt)
+    name = driver.submit(prompt, max_tokens=6)
+    driver.host_turn()
+    for token in (11, 12, 13):  # nobody has heard of the load's end
+        driver.step(token=token)
+    assert name not in driver.answers or not driver.answers[name].tokens
+    driver.finish_copies()
+    assert driver.answers[name].tokens == [11, 12, 13]
+    driver.run()
+    assert driver.answers[name].tokens == [11, 12, 13, 1, 1, 1]
