@@ -272,4 +272,6 @@ class StorageSwitch:
     async def _forget(self) -> None:
         # First, so that a HostMemory which is being made now knows it.
         self.current = None
-        await self._bounded(self._around.tell_host("detach_storage"), "HostMemory did not let go of its storage backend")
+        await self._bounded(
+            self._around.tell_host("detach_storage"), "HostMemory did not let go of its storage backend"
+        )

@@ -107,3 +107,25 @@ async def test_abort_at_any_moment_leaves_nothing_behind(state: State, reference
             await engine.check()
         await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
         await engine.check()
+
+
+async def test_an_id_used_again_at_once_never_gets_tokens_of_its_earlier_prompt(references: References) -> None:
+    reference = references(Family.LLAMA)
+    expected = reference.expect(PROMPTS)
+    params = {"max_tokens": NUM_TOKENS, "temperature": 0.0}
+
+    async with in_process_engine(engine_config(reference.folder)) as engine:
+        for index, prompt in enumerate(PROMPTS * 3):
+            left = engine.client.generate(prompt, params, "again")
+            for _ in range(1 + index % 3):
+                await anext(left)
+            await left.aclose()
+
+            other = (index + 1) % len(PROMPTS)
+            *_, output = [each async for each in engine.client.generate(PROMPTS[other], params, "again")]
+            assert output.outputs[0].finish_reason == "length"
+            await assert_exact(engine.client, expected[other], output.outputs[0].token_ids)
+
+        stats = await engine.check()
+        assert engine.client.num_requests == 0
+        assert stats["scheduler"]["finished_abort"] == 12

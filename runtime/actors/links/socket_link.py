@@ -206,9 +206,7 @@ class SocketLink(asyncio.Protocol):
 class Listener:
     """Owns: a listening socket, the links it accepted and the tasks that serve them."""
 
-    def __init__(
-        self, own: Hello, on_link: Callable[[Link], Awaitable[None]], max_client_frame_bytes: int
-    ) -> None:
+    def __init__(self, own: Hello, on_link: Callable[[Link], Awaitable[None]], max_client_frame_bytes: int) -> None:
         self._own = own
         self._on_link = on_link
         self._max_client_frame_bytes = max_client_frame_bytes
