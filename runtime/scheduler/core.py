@@ -50,7 +50,6 @@ class SchedulerCore:
             replica.wake_at(now_s + self.settings.lookup_deadline_s)
 
         self._take(event, now_s)
-        self._expire(now_s)
         enqueue_hashed(replica, now_s)
         replica.send_due_lookups()
         tell_if_drained(replica)
@@ -168,7 +167,9 @@ class SchedulerCore:
                 for lane in replica.lanes:
                     back_up_all(replica, lane)
             case events.Tick():
-                pass
+                # Times count on a tick alone: what had been said by then was taken before.
+                self._expire(now_s)
+                self._judge_silence(now_s)
             case _:
                 assert_never(event)
 
@@ -229,10 +230,9 @@ class SchedulerCore:
         move_waiting(replica, lane, now_s)
 
     def _expire(self, now_s: float) -> None:
-        """Some times have come: end overdue requests, look at waiting ones, give up on who is silent or late."""
+        """Some times have come: end overdue requests, look at waiting ones."""
         replica = self._replica
-        due = replica.timers.take_due(now_s)
-        for entry in due:
+        for entry in replica.timers.take_due(now_s):
             request = None if entry is None else replica.requests.get(entry[0])
             if entry is None or request is None or request.serial != entry[1]:
                 continue
@@ -241,8 +241,10 @@ class SchedulerCore:
                 replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
             else:
                 replica.lanes[request.lane].waiting.wake(request)
-        if not due:
-            return
+
+    def _judge_silence(self, now_s: float) -> None:
+        """Who owes an answer for too long counts as silent, or as dead."""
+        replica = self._replica
         time_out_host(replica, now_s)
         for lane in replica.lanes:
             if lane.in_flight or lane.transfers:

@@ -136,8 +136,9 @@ def test_rows_that_were_done_before_their_load_are_taken_in_order_once_it_is() -
     driver.fill_l2(prompt)
     name = driver.submit(prompt, max_tokens=6)
     driver.host_turn()
+    driver.step()  # starts the load
     for token in (11, 12, 13):  # nobody has heard of the load's end
-        driver.step(token=token)
+        assert driver.rows(driver.step(token=token)) == {name: 1}
     assert name not in driver.answers or not driver.answers[name].tokens
     driver.finish_copies()
     assert driver.answers[name].tokens == [11, 12, 13]
