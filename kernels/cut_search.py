@@ -100,17 +100,23 @@ def load_logits(row_ptr, first, vocab_size, SIZE: tl.constexpr):
 
 
 @triton.jit
-def divide(logits, temperature):
-    """Exactly rounded, as the twin divides."""
-    return tl.minimum(tl.div_rn(logits, tl.zeros_like(logits) + temperature), LARGEST)
+def load_largest(row_ptr, likeliest):
+    """The row's largest logit."""
+    logit = tl.load(row_ptr + likeliest).to(tl.float32)
+    logit = tl.where(logit == logit, logit, float("-inf"))
+    return tl.minimum(logit, LARGEST)
 
 
 @triton.jit
-def largest_scaled(row_ptr, likeliest, temperature):
-    """The row's largest logit over its temperature."""
-    logit = tl.load(row_ptr + likeliest).to(tl.float32)
-    logit = tl.where(logit == logit, logit, float("-inf"))
-    return divide(tl.minimum(logit, LARGEST), temperature)
+def weights_of(logits, largest, temperature):
+    """Proportional to the tokens' probabilities; that of the most likely one is 1."""
+    return tl.exp((logits - largest) * (1.0 / temperature))
+
+
+@triton.jit
+def least_kept(largest, temperature, min_p):
+    """The least logit that min-p keeps; -inf without min-p."""
+    return largest + temperature * tl.log(min_p)
 
 
 @triton.jit
@@ -228,17 +234,17 @@ def _search(
                 tl.store(floors_ptr + row, floor)
 
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
-        top_scaled = largest_scaled(row_ptr, tl.load(likeliest_ptr + row), temperature)
-        min_p = tl.load(min_ps_ptr + row).to(tl.float32)
+        largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+        least = least_kept(largest, temperature, tl.load(min_ps_ptr + row).to(tl.float32))
         pivots = low + tl.arange(0, _PIVOTS) * STEP
         # Pivots lie along registers, tokens along threads: that needs no exchange until the end.
         sums = tl.zeros([_PIVOTS, CHUNK], tl.float32)
         for first in tl.static_range(0, PART, CHUNK):
             logits, _ = load_logits(row_ptr, part * PART + first, vocab_size, CHUNK)
             keys = keys_of(logits, KEY_BITS)
-            weights = tl.exp(divide(logits, temperature) - top_scaled)
-            is_kept = (logits > float("-inf")) & (weights >= min_p) & (keys >= floor)
-            values = tl.where(is_kept, weights if IS_MASS else 1.0, 0.0)
+            is_kept = (logits > float("-inf")) & (logits >= least) & (keys >= floor)
+            weights = weights_of(logits, largest, temperature) if IS_MASS else 1.0
+            values = tl.where(is_kept, weights, 0.0)
             sums += tl.where(keys[None, :] >= pivots[:, None], values[None, :], 0.0)
         entry = (PASS * num_rows + row).to(tl.int64) * num_parts + part
         tl.store(sums_ptr + entry * _PIVOTS + tl.arange(0, _PIVOTS), tl.sum(sums, 1))

@@ -44,7 +44,7 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
     chosen = columns.at(rows_X)
     logits_XV = _numbers(logits_RV[rows_X])
     scaled_XV = _scaled(logits_XV, chosen)
-    shares_XV = _kept_shares(logits_XV, scaled_XV, chosen)
+    shares_XV = _kept_shares(logits_XV, chosen)
     token_ids_R[rows_X] = _with_most_noise(scaled_XV + shares_XV.log(), chosen)
 
 
@@ -57,11 +57,14 @@ def _scaled(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
     return (logits_XV / columns.temperatures_R.float()[:, None]).clamp_max(_LARGEST)
 
 
-def _kept_shares(logits_XV: Tensor, scaled_XV: Tensor, columns: SamplingColumns) -> Tensor:
+def _kept_shares(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
     """The share of its weight that each token keeps, float32: 1, 0 where it is cut, or between at the edge of top-p."""
     vocab_size = logits_XV.shape[1]
-    weights_XV = (scaled_XV - scaled_XV.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
-    is_kept_XV = (weights_XV >= columns.min_ps_R.float()[:, None]) & (logits_XV > float("-inf"))
+    temperatures_X1 = columns.temperatures_R.float()[:, None]
+    largest_X1 = logits_XV.amax(-1, keepdim=True)
+    weights_XV = ((logits_XV - largest_X1) * (1 / temperatures_X1)).exp().nan_to_num(0.0)
+    least_X1 = largest_X1 + temperatures_X1 * columns.min_ps_R.float()[:, None].log()
+    is_kept_XV = (logits_XV >= least_X1) & (logits_XV > float("-inf"))
 
     # Top-k: the k-th largest of what min-p leaves.
     sorted_XV, order_XV = logits_XV.masked_fill(~is_kept_XV, float("-inf")).sort(descending=True)

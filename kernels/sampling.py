@@ -13,13 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.cut_search import (
+    LARGEST,
     decide,
-    divide,
     key_bits,
     keys_of,
-    largest_scaled,
+    least_kept,
+    load_largest,
     load_logits,
     search_cuts,
+    weights_of,
 )
 from raydix.kernels.sampling_columns import SamplingColumns, check_inputs
 
@@ -118,6 +120,12 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
 
 
 @triton.jit
+def _divide(logits, temperature):
+    """Exactly rounded, as the twin divides."""
+    return tl.minimum(tl.div_rn(logits, tl.zeros_like(logits) + temperature), LARGEST)
+
+
+@triton.jit
 def _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
     is_part = (tl.load(top_ks_ptr + row) > 0) | (tl.load(top_ps_ptr + row) < 1.0)
     is_part = is_part | (tl.load(min_ps_ptr + row) > 0.0)
@@ -186,7 +194,7 @@ def _score_whole(
     logits, token_ids = load_logits(row_ptr, part * PART, vocab_size, PART)
     if (temperature > 0.0) & (is_cut == 0):
         noise_key = tl.load(noise_keys_ptr + row)
-        best, best_id = _best_with_noise(divide(logits, temperature), token_ids, noise_key)
+        best, best_id = _best_with_noise(_divide(logits, temperature), token_ids, noise_key)
     else:
         largest = tl.max(logits, 0)
         best_id = tl.min(tl.where(logits == largest, token_ids, _NO_TOKEN), 0)
@@ -231,16 +239,16 @@ def _score_cut(
         min_p = tl.load(min_ps_ptr + row).to(tl.float32)
         logits, token_ids = load_logits(row_ptr, part * PART, vocab_size, PART)
         keys = keys_of(logits, KEY_BITS)
-        scaled = divide(logits, temperature)
-        top_scaled = largest_scaled(row_ptr, tl.load(likeliest_ptr + row), temperature)
-        weights = tl.exp(scaled - top_scaled)
-        is_kept = (weights >= min_p) & (logits > float("-inf"))
+        scaled = _divide(logits, temperature)
+        largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+        is_kept = (logits >= least_kept(largest, temperature, min_p)) & (logits > float("-inf"))
         if top_p_64 < 1.0:
             edge, goal, above, here = decide(
                 lows_ptr, goals_ptr, aboves_ptr, sums_ptr, top_p, row, num_rows, num_search_parts,
                 2 * STAGE - 1, KEY_BITS, SEARCH_PARTS,
             )  # fmt: skip
             is_kept = is_kept & (keys >= edge)
+            weights = weights_of(logits, largest, temperature)
             share = tl.ceil((goal - above) / weights) * weights / (here - above)
             scaled = tl.where(keys == edge, scaled + tl.log(tl.minimum(share, 1.0)), scaled)
         elif tl.load(top_ks_ptr + row) > 0:
