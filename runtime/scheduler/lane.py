@@ -53,8 +53,6 @@ class StepInFlight:
     started_s: float
     """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
-    has_loads: bool
-    """Some row waits on the device for a load."""
     result: StepResult | None = None
 
     @property

@@ -68,7 +68,6 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
         num_tokens=draft.num_tokens,
         started_s=now_s,
         waiting_ranks=set(lane.ranks),
-        has_loads=any(columns[-1] >= 0 for columns in draft.row_columns),
     )
     if lane.armed_until_s <= now_s:
         lane.armed_until_s = now_s + replica.settings.step_deadline_s

@@ -46,8 +46,8 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     result = flight.result
     assert result is not None
     replica.seconds["compute_s"] += result.compute_s
-    if flight.num_tokens > flight.num_rows and not flight.has_loads and result.compute_s > 0:
-        # A decode step's time says little about the time per prompt token, nor one that waited for a load.
+    if flight.num_tokens > flight.num_rows:
+        # A decode step's time says little about the time per prompt token.
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
         _count_prediction(replica, "prefill", predicted_s, result.compute_s)
         replica.prefill_rate.observe(flight.num_tokens, result.compute_s, now_s)
