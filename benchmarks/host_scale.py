@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 
 from benchmarks.record import Figure, report
 from raydix.ids import ConnectionId, LeaseId, LookupId
@@ -44,7 +44,6 @@ from raydix.runtime.messages.host import (
     CommitPages,
     CopiesDrained,
     DeleteObjects,
-    FindObjects,
     LeasePages,
     Lookup,
     ObjectsDone,
@@ -91,10 +90,10 @@ class Node:
 
     def tell(self, event: HostEvent) -> float:
         """Take one turn; returns its seconds."""
-        started_s = perf_counter()
+        started_s = thread_time()
         effects = self.core.handle(event, self.now_s)
         self.core.next_deadline_s()
-        seconds = perf_counter() - started_s
+        seconds = thread_time() - started_s
         for effect in effects:
             if isinstance(effect, ToScheduler) and isinstance(effect.message, PagesGranted):
                 self.grants.append(effect.message)
@@ -161,11 +160,11 @@ def longest(node: Node, act: Callable[[], float]) -> float:
 
 def reference_loop() -> float:
     """Seconds that this core takes now for a million additions to a dictionary."""
-    started_s = perf_counter()
+    started_s = thread_time()
     numbers: dict[int, int] = {}
     for number in range(1_000_000):
         numbers[number] = number
-    return perf_counter() - started_s
+    return thread_time() - started_s
 
 
 def lease_and_release(node: Node) -> float:
@@ -203,11 +202,12 @@ def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
     measured["loaded_lookup"] = longest(node, node.look_up)
     measured["answer_turn"] = max(node.answer(ObjectStatus.OK) for _ in range(REPEATS))
 
-    lost_s = node.tell(SchedulerLost(node.connection))
-    measured["mirror_turn"] = max(lost_s, *node.attach_scheduler())
+    measured["scheduler_lost_turn"] = node.tell(SchedulerLost(node.connection))
+    measured["mirror_turn"] = max(node.attach_scheduler())
     node.say(CopiesDrained())
     measured["flush_turn"] = max(node.tell(FlushHost()), *node.finish_pieces())
-    assert node.core.stats()["pages_ready"] == node.core.stats()["pages_staged"] == 0
+    num_being_written = storage.max_write_batches * storage.batch_pages
+    assert int(node.core.stats()["pages_ready"]) <= num_being_written, "a flush leaves what is read"
     return measured
 
 
@@ -225,9 +225,9 @@ def _load(node: Node) -> None:
 
 
 def _time(act: Callable[[], object]) -> float:
-    started_s = perf_counter()
+    started_s = thread_time()
     act()
-    return perf_counter() - started_s
+    return thread_time() - started_s
 
 
 def figures(measured: Mapping[str, float]) -> list[Figure]:

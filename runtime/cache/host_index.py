@@ -16,8 +16,8 @@ from raydix.runtime.messages.arrays import Int32Array
 class _GroupPages:
     """Pages of the slabs that one KV group owns now."""
 
-    free: dict[HostPageId, None] = field(default_factory=dict)
-    """Handed out from its end."""
+    free: list[HostPageId] = field(default_factory=list)
+    """Every FREE page, handed out from the end, and some that went to another group with their slab."""
     ready: dict[PageKey, HostPageId] = field(default_factory=dict)
     evictable: OrderedDict[HostPageId, None] = field(default_factory=OrderedDict)
     """READY pages without readers, least recently used first."""
@@ -114,14 +114,27 @@ class HostIndex:
 
     def allocate(self, group: int) -> HostPageId | None:
         """Hand out a page as FILLING, dropping the least recently used one if needed; None if all are in use."""
-        pages = self._groups[group]
-        if not pages.free and not self._take_unused_slab(group) and not self._drop_oldest(group):
-            self._take_slab_from_another(group)
-        if not pages.free:
-            return None
-        page_id = pages.free.popitem()[0]
-        self._pages.hand_out(page_id)
+        page_id = self._take_free(group)
+        if page_id is None:
+            if not self._take_unused_slab(group) and not self._drop_oldest(group):
+                self._take_slab_from_another(group)
+            page_id = self._take_free(group)
+        if page_id is not None:
+            self._pages.hand_out(page_id)
         return page_id
+
+    def _take_free(self, group: int) -> HostPageId | None:
+        free = self._groups[group].free
+        while free:
+            page_id = free.pop()
+            # Not so if its slab has changed hands: a list, unlike a dict, cannot strike out what is
+            # in its middle, but it grows to a million pages without a pause.
+            if self._is_free(page_id, group):
+                return page_id
+        return None
+
+    def _is_free(self, page_id: HostPageId, group: int) -> bool:
+        return self.state(page_id) is PageState.FREE and self._pages.group_of(page_id) == group
 
     def publish(self, page_id: HostPageId, key: PageKey) -> bool:
         """Make a FILLING page READY, most recently used. False: the name is READY already and the page is FREE now."""
@@ -138,7 +151,7 @@ class HostIndex:
     def free(self, page_id: HostPageId) -> None:
         """Take a FILLING or QUARANTINED page back unpublished."""
         self._pages.give_back(page_id)
-        self._groups[self._pages.group_of(page_id)].free[page_id] = None
+        self._groups[self._pages.group_of(page_id)].free.append(page_id)
 
     def quarantine(self, page_id: HostPageId) -> None:
         """Keep a FILLING page out of use until `free`."""
@@ -216,7 +229,7 @@ class HostIndex:
         key = self._pages.drop(page_id)
         del pages.ready[key]
         pages.changes[key] = False
-        pages.free[page_id] = None
+        pages.free.append(page_id)
 
     def _drop_oldest(self, group: int) -> bool:
         evictable = self._groups[group].evictable
@@ -237,16 +250,14 @@ class HostIndex:
         found = self._pages.least_used_slab(group)
         if found is None:
             return
-        loser, page_ids = found
-        for page_id in page_ids:
+        for page_id in found:
             if self.state(page_id) is PageState.READY:
                 self.drop_unread(page_id)
-            del self._groups[loser].free[page_id]
-        self._add_free(group, self._pages.move_slab(page_ids[0], group))
+        self._add_free(group, self._pages.move_slab(found[0], group))
 
     def _add_free(self, group: int, page_ids: list[HostPageId]) -> None:
-        # Pages are handed out from the end of the dict, so that low ids go first.
-        self._groups[group].free.update(dict.fromkeys(reversed(page_ids)))
+        # Pages are handed out from the end of the list, so that low ids go first.
+        self._groups[group].free.extend(reversed(page_ids))
 
     # Invariants ------------------------------------------------------------------------------------------------
 
@@ -270,8 +281,9 @@ class HostIndex:
         pages = self._groups[group]
         counts = self.count_by_state(group)
         num_unread = sum(not self._pages.num_readers(page_id) for page_id in pages.ready.values())
+        free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
         figures = {
-            "free": (counts[PageState.FREE], len(pages.free)),
+            "free": (counts[PageState.FREE], len(free)),
             "ready": (counts[PageState.READY], len(pages.ready)),
             "evictable": (num_unread, len(pages.evictable)),
             "distinct pages": (len(set(pages.ready.values())), len(pages.ready)),
@@ -282,8 +294,6 @@ class HostIndex:
         for key, page_id in pages.ready.items():
             if self.name(page_id) != (group, key):
                 raise AccountingError(f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}")
-        for listed, state in ((pages.evictable, PageState.READY), (pages.free, PageState.FREE)):
-            for page_id in listed:
-                is_right = self.state(page_id) is state and self._pages.group_of(page_id) == group
-                if not is_right or self._pages.num_readers(page_id):
-                    raise AccountingError(f"group {group}: host page {page_id} is listed but {self.state(page_id)}")
+        for page_id in pages.evictable:
+            if self.name(page_id) is None or self._pages.num_readers(page_id):
+                raise AccountingError(f"group {group}: host page {page_id} is evictable but {self.state(page_id).name}")

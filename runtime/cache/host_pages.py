@@ -196,8 +196,8 @@ class HostPages:
         self._num_slabs_given += 1
         return self._give_slab(slab, group)
 
-    def least_used_slab(self, group: int) -> tuple[int, list[HostPageId]] | None:
-        """Of the slabs that others have and nobody holds, the one with the fewest READY pages: its group and pages."""
+    def least_used_slab(self, group: int) -> list[HostPageId] | None:
+        """Pages of the slab with the fewest READY ones, of those that others have and nobody holds."""
         if sum(self._num_idle_slabs) == self._num_idle_slabs[group]:
             return None
         _, index, loser = min(
@@ -206,7 +206,7 @@ class HostPages:
             if slab.group not in (None, group) and slab.num_held == 0
         )
         assert loser is not None
-        return loser, self._page_ids(index, loser)
+        return self._page_ids(index, loser)
 
     def move_slab(self, page_id: HostPageId, group: int) -> list[HostPageId]:
         """Give the slab of a page, all of whose pages are FREE, to another group. Returns the pages it has there."""

@@ -11,9 +11,15 @@ Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 """Within one process: only int32 columns travel."""
 
 
-def int32_array(values: Iterable[int] | Int32Array) -> Int32Array:
-    """Copy `values` into a read-only one-dimensional int32 array."""
-    array = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.int32)
+def int32_array(values: Iterable[int] | np.ndarray[Any, Any]) -> Int32Array:
+    """Copy `values` into a read-only one-dimensional int32 array. Raises OverflowError if one does not fit."""
+    if isinstance(values, np.ndarray):
+        array = values.astype(np.int32)
+        # numpy wraps around without a word what comes in another width.
+        if values.dtype != np.int32 and not np.array_equal(array, values):
+            raise OverflowError(f"{values.dtype} column with values outside int32: {values.min()} to {values.max()}")
+    else:
+        array = np.array(list(values), dtype=np.int32)
     array.flags.writeable = False
     return array
 

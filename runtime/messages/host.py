@@ -77,9 +77,10 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLookup:
-    """Stop fetching for this lookup; reads that others share go on. Answered by a final `LookupProgress`.
+    """Nobody waits for this lookup any more. What it fetched and nobody has leased makes room at once.
 
-    Stale if the lookup has ended by itself in the meantime: then nothing happens.
+    If it has not ended, fetching stops, but for reads that others share, and a final `LookupProgress`
+    answers. Worth saying after that, too: fetched pages are kept for some time otherwise. Never stale.
     """
 
     lookup_id: LookupId
@@ -207,8 +208,9 @@ FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupPro
 """What HostMemory answers."""
 
 # HostMemory <-> storage actor ------------------------------------------------------------------------------------
-# HostMemory counts batches and never uses an id twice, so an answer names one order; an answer to none is an error of
-# accounting unless the order's connection was lost.
+# HostMemory counts batches and never uses an id twice, so an answer names one order. Over a connection every order is
+# answered once; an answer to none is an error of accounting. A storage actor that connects, for the first time or
+# again, has no order of an earlier connection under way, and answers none of them any more.
 
 
 class ObjectStatus(IntEnum):
@@ -246,7 +248,7 @@ class ObjectStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindObjects:
-    """Which of these objects exist? A hint, answered by `ObjectsDone`."""
+    """Which of these objects exist? A hint, answered by `ObjectsDone`. Never stale."""
 
     batch_id: BatchId
     keys: bytes
@@ -256,7 +258,7 @@ class FindObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadObjects:
-    """Read and verify objects into host pages. `host_page_ids` are FILLING under the reader's lease."""
+    """Read and verify objects into host pages, which are FILLING and nobody else's until the answer. Never stale."""
 
     batch_id: BatchId
     keys: bytes
@@ -267,7 +269,7 @@ class ReadObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteObjects:
-    """Write READY host pages, which HostMemory keeps leased until the answer."""
+    """Write READY host pages, which HostMemory keeps pinned until the answer. Never stale."""
 
     batch_id: BatchId
     keys: bytes
@@ -278,7 +280,7 @@ class WriteObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteObjects:
-    """Remove every object of this namespace, answered by `ObjectsDone` with one status."""
+    """Remove every object of this namespace, answered by `ObjectsDone` with one status. Never stale."""
 
     batch_id: BatchId
 
@@ -295,7 +297,10 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsDone:
-    """One `ObjectStatus` byte per object. The storage actor touches no page of the batch after it has sent this."""
+    """One `ObjectStatus` byte per object. The storage actor touches no page of the batch after it has sent this.
+
+    Stale as to what was asked, if HostMemory has given the batch up or cancelled it; what it says of pages holds.
+    """
 
     batch_id: BatchId
     statuses: bytes

@@ -1,12 +1,17 @@
 """The HostMemory core when L3 lacks what it should hold: it is not asked twice, and pages are written again."""
 
+import random
 from dataclasses import replace
 
+import pytest
+
+from raydix.runtime.cache import host_repairs
 from raydix.runtime.cache.host_events import (
     DetachStorage,
     FlushHost,
     RetireStorage,
     StorageSettings,
+    Tick,
 )
 from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus, PageSource, WriteObjects
 from tests.runtime.cache.host_script import STORAGE, HostScript, make_key
@@ -175,3 +180,68 @@ def test_silent_search_for_pages_of_l2_is_given_up() -> None:
     host.lookup("a", range(4))
     assert host.stat("l3_overdue_batches") == 1
     assert host.core.is_drained
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attached_storage_is_offered_every_page_whatever_happens_meanwhile(seed: int) -> None:
+    draw = random.Random(seed)
+    host = HostScript(512, replace(STORAGE, max_queued_writes=16, look_interval_s=1e9))
+    host.attach_scheduler()
+    host.commit([f"old{name}" for name in range(440)])
+    num_dropped = host.stat("l3_writes_dropped_queue_full")
+    host.attach_storage(50)
+    for step in range(400):
+        match draw.choice(["answer", "answer", "answer", "commit", "look up", "tick"]):
+            case "answer" if host.orders:
+                host.answer(draw.randrange(len(host.orders)))
+            case "commit":
+                host.commit([f"new{step}"])
+            case "look up":
+                first = draw.randrange(430)
+                host.lookup(f"{step}", [f"old{name}" for name in range(first, first + 4)])
+            case "tick":
+                host.now_s += 0.001
+                host.tell(Tick())
+    while host.orders or host.tick_while_due():
+        host.answer_all()
+    lacking = [key for key in host.core._index.ready_keys(0) if key not in host.objects]
+    assert not lacking
+    assert host.stat("l3_writes_dropped_queue_full") == num_dropped
+    assert host.core.is_drained
+
+
+def test_new_pages_are_written_before_repairs_and_none_is_dropped_for_them() -> None:
+    host = HostScript(256, replace(STORAGE, max_queued_writes=8, max_write_batches=1))
+    host.attach_scheduler()
+    host.commit(range(100))
+    num_dropped = host.stat("l3_writes_dropped_queue_full")
+    host.attach_storage(50)
+    for _ in range(3):
+        host.answer()
+    host.commit([f"new{name}" for name in range(8)])
+    assert host.stat("l3_writes_dropped_queue_full") == num_dropped
+    written: list[bytes] = []
+    while len(written) < 16:
+        order = host.answer()
+        if isinstance(order, WriteObjects):
+            written += [order.keys[start : start + 3] for start in range(0, len(order.keys), 32)]
+    assert written.index(b"new") <= STORAGE.batch_pages
+    assert written[written.index(b"new") :][:8] == [b"new"] * 8
+    host.answer_all()
+    assert len(host.objects) == 108
+    assert host.stat("l3_writes_dropped_queue_full") == num_dropped
+
+
+def test_pages_in_use_are_looked_for_ahead_of_the_walk_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_repairs, "_WALK_PAGES", 4)
+    host = HostScript(256, STORAGE)
+    host.attach_scheduler()
+    host.commit(range(20))
+    host.attach_storage(50)
+    host.lookup("a", range(20))
+    host.answer_all()
+    host.tick_while_due()
+    host.answer_all()
+    assert host.core.next_deadline_s() is None
+    assert len(host.objects) == 20
+    assert host.stat("l3_pages_looked_for") == 20

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.ids import HostPageId, LeaseId, RequestId
+from raydix.ids import ConnectionId, HostPageId, LeaseId, LookupId
 from raydix.runtime.cache.host_events import (
     FlushHost,
     FlushStorage,
@@ -42,6 +42,8 @@ from raydix.runtime.storage.worker import StorageWorker
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, FileStore, content, make_key
 
+SCHEDULER, STORAGE = ConnectionId(1), ConnectionId(2)
+
 
 class Node:
     """One node in one process; its clock stands still unless it is moved."""
@@ -55,25 +57,26 @@ class Node:
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, NAMESPACE, self.answers.put)
         self.granted: list[tuple[int, int]] = []
-        self.heard: dict[str, LookupProgress] = {}
+        self.num_asked = 0
+        self.heard: dict[int, LookupProgress] = {}
         self.leased: list[HostPageId] = []
         self.flushed: list[ObjectStatus] = []
         self.now_s = 0.0
-        self.tell(SchedulerAttached(1))
-        self.tell(StorageAttached(1))
+        self.tell(SchedulerAttached(SCHEDULER))
+        self.tell(StorageAttached(STORAGE, 1))
 
     def tell(self, event: HostEvent) -> None:
         for effect in self.core.handle(event, self.now_s):
             match effect:
                 case SetGenerations(pages, generations):
                     self.arena.generations[pages] = generations
-                case ToStorage(order):
+                case ToStorage(_, order):
                     self.worker.submit(order)
-                case ToScheduler(PagesGranted() as grant):
+                case ToScheduler(_, PagesGranted() as grant):
                     self.granted.extend(zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True))
-                case ToScheduler(LookupProgress() as progress):
-                    self.heard[progress.request_id] = progress
-                case ToScheduler(PagesLeased() as leased):
+                case ToScheduler(_, LookupProgress() as progress):
+                    self.heard[progress.lookup_id] = progress
+                case ToScheduler(_, PagesLeased() as leased):
                     assert self.arena.generations[leased.host_page_ids].tolist() == leased.generations.tolist()
                     self.leased = [HostPageId(page) for page in leased.host_page_ids.tolist()]
                 case StorageFlushed(status):
@@ -83,7 +86,7 @@ class Node:
     def settle(self) -> None:
         """Until storage has answered everything."""
         while self.core.stats()["lookups"] or not self.core.is_drained:
-            self.tell(FromStorage(self.answers.get(timeout=30)))
+            self.tell(FromStorage(STORAGE, self.answers.get(timeout=30)))
 
     def commit(self, names: range) -> None:
         for name in names:
@@ -91,19 +94,21 @@ class Node:
             self.arena.payload(HostPageId(page), 0)[:] = content(name)
             pages, generations = int32_array([page]), int32_array([generation])
             commit = CommitPages(keys=make_key(name), host_page_ids=pages, generations=generations)
-            self.tell(FromScheduler(commit))
+            self.tell(FromScheduler(SCHEDULER, commit))
 
     def fetch(self, names: range) -> list[PageSource]:
         """Look up, wait, lease, compare every byte that can be had."""
         keys = b"".join(map(make_key, names))
-        self.tell(FromScheduler(Lookup(request_id=RequestId("r"), keys=keys, num_l1_pages=0)))
+        self.num_asked += 1
+        asked = self.num_asked
+        self.tell(FromScheduler(SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=0)))
         self.settle()
-        self.tell(FromScheduler(LeasePages(lease_id=LeaseId(1), keys=keys)))
+        self.tell(FromScheduler(SCHEDULER, LeasePages(lease_id=LeaseId(asked), keys=keys)))
         for name, page in zip(names, self.leased, strict=False):
             assert bytes(self.arena.payload(page, 0)) == content(name)
-        sources = [PageSource(code) for code in self.heard["r"].sources]
+        sources = [PageSource(code) for code in self.heard[asked].sources]
         assert len(self.leased) >= sum(source in (PageSource.L2, PageSource.L3) for source in sources)
-        self.tell(FromScheduler(ReleaseLeases(lease_ids=int32_array([1]))))
+        self.tell(FromScheduler(SCHEDULER, ReleaseLeases(lease_ids=int32_array([asked]))))
         return sources
 
     def close(self) -> None:
@@ -160,7 +165,7 @@ def test_flush_of_l3_removes_the_objects(tmp_path: Path) -> None:
     node.commit(range(4))
     node.tell(FlushStorage())
     while not node.flushed:
-        node.tell(FromStorage(node.answers.get(timeout=30)))
+        node.tell(FromStorage(STORAGE, node.answers.get(timeout=30)))
     node.tell(FlushHost())
     assert node.flushed == [ObjectStatus.OK]
     assert node.fetch(range(4)) == [PageSource.NOT_FOUND] * 4

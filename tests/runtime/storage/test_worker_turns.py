@@ -2,7 +2,7 @@
 
 import threading
 
-from raydix.runtime.messages.host import CancelBatch, ObjectStatus
+from raydix.runtime.messages.host import CancelBatch, ObjectsDone, ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.fake import FakeBackend
 from tests.runtime.storage.stores import Bench
@@ -36,4 +36,20 @@ def test_batch_that_is_cancelled_before_its_turn_moves_nothing() -> None:
     leave.set()
     assert sorted(bench.wait() for _ in range(NUM_THREADS + 1)) == [[OK]] * NUM_THREADS + [[CANCELLED] * 2]
     assert num_read == NUM_THREADS
+    bench.close()
+
+
+def test_worker_that_is_quiet_has_nothing_left_to_say() -> None:
+    bench = Bench(FakeBackend())
+    num_active: list[int | float] = []
+    tell = bench.worker._on_done
+
+    def tell_and_count(done: ObjectsDone) -> None:
+        num_active.append(bench.worker.stats()["active_batches"])
+        tell(done)
+
+    bench.worker._on_done = tell_and_count
+    bench.write([1])
+    bench.worker.quiesce()
+    assert num_active == [1], "a batch counts as under way until its answer is out"
     bench.close()

@@ -1,0 +1,151 @@
+"""The HostMemory actor's links: each has a number, and nothing meant for one goes to another."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from raydix.ids import LeaseId, LookupId
+from raydix.runtime.actors.host_memory import HostMemoryActor, HostMemorySetup
+from raydix.runtime.actors.links.link import Link
+from raydix.runtime.actors.links.socket_link import connect, listen
+from raydix.runtime.cache.host_events import HostSettings, StorageSettings, ToScheduler
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.codec import Message
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.messages.host import (
+    CommitPages,
+    CopiesDrained,
+    FindObjects,
+    LeasePages,
+    Lookup,
+    LookupProgress,
+    ObjectsDone,
+    PagesGranted,
+    PagesLeased,
+    ReadObjects,
+    StorageStatus,
+)
+from tests.runtime.actors.test_outbox import RecordingLink
+from tests.runtime.storage.stores import LAYOUT, make_key
+
+SECRET = b"secret"
+PATIENCE_S = 20.0
+Wanted = TypeVar("Wanted")
+
+
+def hello(role: Role) -> Hello:
+    return Hello(secret=SECRET, role=role, name="x", incarnation=1, pid=os.getpid())
+
+
+class World:
+    """A running HostMemory, and this test as Scheduler and as storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.actor = HostMemoryActor(name="host", incarnation=1)
+        self.links: asyncio.Queue[Link] = asyncio.Queue()
+        self._scheduler_address = f"unix:{folder}/scheduler"
+        self._storage_address = f"unix:{folder}/storage"
+
+    async def start(self) -> None:
+        self.listener = await listen(self._scheduler_address, hello(Role.SCHEDULER), self.links.put)
+        await self.actor.create_arena(LAYOUT, 64 * LAYOUT.host_page_bytes(0))
+        settings = HostSettings(page_size=LAYOUT.page_size, storage=StorageSettings(min_tokens=1), has_storage=True)
+        setup = HostMemorySetup(
+            settings=settings,
+            scheduler_address=self._scheduler_address,
+            storage_address=self._storage_address,
+            secret=SECRET,
+        )
+        await self.actor.start(setup)
+
+    async def connect_storage(self) -> Link:
+        return await connect(self._storage_address, hello(Role.STORAGE))
+
+    async def stop(self) -> None:
+        await self.actor.stop()
+        await self.listener.close()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    await world.start()
+    yield world
+    await world.stop()
+
+
+async def receive(link: Link, kind: type[Wanted]) -> Wanted:
+    """The next message, which must be of this kind."""
+    async with asyncio.timeout(PATIENCE_S):
+        message: Message = await link.receive()
+    assert isinstance(message, kind)
+    return message
+
+
+async def test_scheduler_whose_link_broke_gets_pages_again_once_its_copies_are_drained(world: World) -> None:
+    first = await world.links.get()
+    await receive(first, StorageStatus)
+    lost = await receive(first, PagesGranted)
+    first.close()
+
+    second = await world.links.get()
+    await receive(second, StorageStatus)
+    second.send(LeasePages(lease_id=LeaseId(1), keys=b""))
+    assert (await receive(second, PagesLeased)).lease_id == 1, "and no page is granted before that"
+    assert world.actor.stats()["pages_quarantined"] == len(lost.host_page_ids)
+    second.send(CopiesDrained())
+    await receive(second, PagesGranted)
+    assert world.actor.stats()["pages_quarantined"] == 0
+
+
+async def test_answer_made_for_a_lost_link_does_not_reach_the_next() -> None:
+    actor = HostMemoryActor(name="host", incarnation=1)
+    first, second = RecordingLink(), RecordingLink()
+    connection = actor._open(first)
+    actor._close(connection)
+    actor._open(second)
+    actor._carry_out(ToScheduler(connection, LookupProgress(lookup_id=LookupId(1), sources=b"", is_final=True)))
+    assert first.is_closed
+    assert first.frames == second.frames == []
+
+
+async def test_storage_process_that_connects_again_has_let_go_of_its_pages(world: World) -> None:
+    scheduler = await world.links.get()
+    await receive(scheduler, StorageStatus)
+    await receive(scheduler, PagesGranted)
+    storage = await world.connect_storage()
+    await world.actor.wait_storage()
+    keys = b"".join(map(make_key, range(4)))
+    scheduler.send(Lookup(lookup_id=LookupId(1), keys=keys, num_l1_pages=0))
+    search = await receive(storage, FindObjects)
+    storage.send(ObjectsDone(batch_id=search.batch_id, statuses=bytes(4)))
+    await receive(storage, ReadObjects)
+
+    storage.close()
+    while not (await receive(scheduler, LookupProgress)).is_final:
+        pass
+    assert world.actor.stats()["pages_quarantined"] == 4
+    again = await world.connect_storage()
+    await world.actor.wait_storage()
+    scheduler.send(LeasePages(lease_id=LeaseId(1), keys=b""))
+    await receive(scheduler, PagesLeased)
+    assert world.actor.stats()["pages_quarantined"] == 0
+    again.close()
+
+
+async def test_flush_returns_the_number_of_pages_when_the_last_piece_is_done(world: World) -> None:
+    scheduler = await world.links.get()
+    await receive(scheduler, StorageStatus)
+    granted = await receive(scheduler, PagesGranted)
+    keys = b"".join(map(make_key, range(3)))
+    pages, generations = int32_array(granted.host_page_ids[:3]), int32_array(granted.generations[:3])
+    scheduler.send(CommitPages(keys=keys, host_page_ids=pages, generations=generations))
+    scheduler.send(LeasePages(lease_id=LeaseId(1), keys=make_key(0)))
+    while not isinstance(await scheduler.receive(), PagesLeased):
+        pass
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asyncio.gather(world.actor.flush(), world.actor.flush()) == [2, 0]
