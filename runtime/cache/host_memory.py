@@ -189,7 +189,12 @@ class HostMemoryCore:
 
     def _commit(self, message: CommitPages) -> None:
         entries = list(
-            zip(split_keys(message.keys), message.host_page_ids.tolist(), message.generations.tolist(), strict=True)
+            zip(
+                split_keys(message.keys),
+                message.host_page_ids.tolist(),
+                message.generations.tolist(),
+                strict=True,
+            )
         )
         # The last page is published first, so that a chain loses its tail first; it is stored head first.
         published = []

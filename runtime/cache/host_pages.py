@@ -275,5 +275,7 @@ class HostPages:
             by_state[state] += 1
             num_held += state in (PageState.FILLING, PageState.QUARANTINED) or self._num_readers[page_id] > 0
             if (self._keys[page_id] is None) == (state == PageState.READY):
-                raise AccountingError(f"host page {page_id} is {PageState(state).name} with key {self._keys[page_id]}")
+                raise AccountingError(
+                    f"host page {page_id} is {PageState(state).name} with key {self._keys[page_id]!r}"
+                )
         return by_state, num_held

@@ -29,7 +29,11 @@ class HostRepairs:
     """
 
     def __init__(
-        self, settings: StorageSettings, index: HostIndex, orders: StorageOrders, counters: Counter[str]
+        self,
+        settings: StorageSettings,
+        index: HostIndex,
+        orders: StorageOrders,
+        counters: Counter[str],
     ) -> None:
         self._settings = settings
         self._index = index

@@ -86,7 +86,9 @@ async def receive(link: Link, kind: type[Wanted]) -> Wanted:
     return message
 
 
-async def test_scheduler_whose_link_broke_gets_pages_again_once_its_copies_are_drained(world: World) -> None:
+async def test_scheduler_whose_link_broke_gets_pages_again_once_its_copies_are_drained(
+    world: World,
+) -> None:
     first = await world.links.get()
     await receive(first, StorageStatus)
     lost = await receive(first, PagesGranted)
@@ -142,7 +144,10 @@ async def test_flush_returns_the_number_of_pages_when_the_last_piece_is_done(wor
     await receive(scheduler, StorageStatus)
     granted = await receive(scheduler, PagesGranted)
     keys = b"".join(map(make_key, range(3)))
-    pages, generations = int32_array(granted.host_page_ids[:3]), int32_array(granted.generations[:3])
+    pages, generations = (
+        int32_array(granted.host_page_ids[:3]),
+        int32_array(granted.generations[:3]),
+    )
     scheduler.send(CommitPages(keys=keys, host_page_ids=pages, generations=generations))
     scheduler.send(LeasePages(lease_id=LeaseId(1), keys=make_key(0)))
     while not isinstance(await scheduler.receive(), PagesLeased):

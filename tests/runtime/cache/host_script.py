@@ -146,6 +146,12 @@ class HostScript:
         """Whether the link is there that a message is meant for."""
         return connection in (self.scheduler, self.storage)
 
+    @property
+    def earlier_connections(self) -> list[ConnectionId]:
+        """Links that were there once."""
+        connections = map(ConnectionId, range(1, self.num_connections + 1))
+        return [connection for connection in connections if not self.is_open(connection)]
+
     def tick_while_due(self) -> int:
         """Go on with what is done in pieces. Returns how many there were."""
         num_ticks = 0

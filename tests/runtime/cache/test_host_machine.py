@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raydix.ids import ConnectionId, LeaseId, PageKey
+from raydix.ids import LeaseId, PageKey
 from raydix.runtime.cache.host_events import (
     DetachStorage,
     FlushHost,
@@ -35,15 +35,13 @@ from raydix.runtime.messages.host import (
     ObjectsDone,
     ObjectStatus,
     ProcessDrained,
-    ReadObjects,
     ReleaseLeases,
-    WriteObjects,
     split_keys,
 )
 from tests.runtime.cache.host_script import STORAGE, HostScript, make_key
+from tests.runtime.cache.host_world import Memory
 
 SETTINGS = replace(STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2)
-GARBAGE = PageKey(b"garbage".ljust(32, b"!"))
 NAMES = st.integers(0, 11)
 CHAINS = st.builds(lambda first, length: list(range(first, first + length)), st.integers(0, 3), st.integers(0, 8))
 STATUSES = st.sampled_from([ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT])
@@ -58,15 +56,12 @@ class HostWorld(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.host = HostScript(24, SETTINGS, piece_pages=2)
-        self.content: dict[int, PageKey] = {}
+        self.memory = Memory()
         self.copies: list[tuple[int, int, PageKey]] = []
         """Backups that the living GPU process carries out: page, generation, key."""
         self.past_copies: list[tuple[int, int, PageKey]] = []
         """Backups that have ended, well or not; a late word about one must change nothing."""
         self.leases: dict[int, list[tuple[int, PageKey]]] = {}
-        self.zombies: dict[int | None, set[int]] = {}
-        """Pages that processes out of reach, or (None) orders of a lost connection, may still write."""
-        self.zombie_reads: dict[int | None, list[tuple[int, PageKey]]] = {}
         self.gpu_pid, self.storage_pid, self.next_lease = 1000, 2000, 0
         self.is_attached, self.is_drained, self.has_storage = True, True, True
         self.retired_orders: list[object] | None = None
@@ -96,7 +91,7 @@ class HostWorld(RuleBasedStateMachine):
 
     def _finish_backup(self, place: int) -> None:
         page, generation, key = self.copies.pop(place)
-        self.content[page] = key
+        self.memory.content[page] = key
         self.past_copies.append((page, generation, key))
         self._commit(page, generation, key)
 
@@ -163,17 +158,15 @@ class HostWorld(RuleBasedStateMachine):
         self._lose_sight_of_copies(self.gpu_pid)
         self.host.say(abandoned)
 
-    @precondition(lambda self: self.is_attached and self.gpu_pid in self.zombies)
+    @precondition(lambda self: self.is_attached and self.gpu_pid in self.memory.holders)
     @rule()
     def gpu_process_says_hello_anew(self) -> None:
-        self.zombies.pop(self.gpu_pid)
-        self.zombie_reads.pop(self.gpu_pid)
+        self.memory.end(self.gpu_pid)
         self.host.say(ProcessDrained(pid=self.gpu_pid))
 
     def _lose_sight_of_copies(self, holder: int | None) -> None:
-        self.zombies.setdefault(holder, set()).update(page for page, _, _ in self.copies)
         reads = [entry for held in self.leases.values() for entry in held]
-        self.zombie_reads.setdefault(holder, []).extend(reads)
+        self.memory.lose_sight(holder, (page for page, _, _ in self.copies), reads)
         self.past_copies.extend(self.copies)
         self.copies.clear()
         self.leases.clear()
@@ -209,10 +202,10 @@ class HostWorld(RuleBasedStateMachine):
         self.host.tell(SchedulerAttached(link))
         assert not self.host.granted
 
-    @precondition(lambda self: self.earlier_connections)
+    @precondition(lambda self: self.host.earlier_connections)
     @rule(data=st.data())
     def earlier_connection_brings_what_would_fit(self, data: st.DataObject) -> None:
-        connection = data.draw(st.sampled_from(self.earlier_connections))
+        connection = data.draw(st.sampled_from(self.host.earlier_connections))
         self.host.tell(FromScheduler(connection, CopiesDrained()))
         if self.host.granted:
             page, generation = self.host.granted[0]
@@ -225,35 +218,26 @@ class HostWorld(RuleBasedStateMachine):
         self.host.tell(SchedulerLost(connection))
         self.host.tell(StorageLost(connection))
 
-    @property
-    def earlier_connections(self) -> list[ConnectionId]:
-        numbers = range(1, self.host.num_connections + 1)
-        return [ConnectionId(number) for number in numbers if not self.host.is_open(ConnectionId(number))]
-
     @precondition(lambda self: self.is_attached and not self.is_drained)
     @rule()
     def copies_drain(self) -> None:
         self.is_drained = True
-        self.zombies.pop(None, None)
-        self.zombie_reads.pop(None, None)
+        self.memory.end(None)
         self.host.say(CopiesDrained())
 
     # Processes that died
 
-    @precondition(lambda self: any(self.zombies.values()))
+    @precondition(lambda self: self.memory.holders)
     @rule()
     def processes_out_of_reach_write(self) -> None:
-        for page in set().union(*self.zombies.values()):
-            self.content[page] = GARBAGE
+        self.memory.spoil()
 
-    @precondition(lambda self: self.zombies.keys() - {None, self.gpu_pid})
+    @precondition(lambda self: self.memory.holders - {None, self.gpu_pid})
     @rule(data=st.data())
     def process_exits(self, data: st.DataObject) -> None:
-        pids = sorted(pid for pid in self.zombies if pid is not None and pid != self.gpu_pid)
-        pid = data.draw(st.sampled_from(pids))
+        pid = data.draw(st.sampled_from([pid for pid in self.memory.pids if pid != self.gpu_pid]))
         assert pid in self.host.watched
-        del self.zombies[pid]
-        self.zombie_reads.pop(pid, None)
+        self.memory.end(pid)
         self.host.tell(ProcessExited(pid))
 
     # Storage
@@ -264,31 +248,10 @@ class HostWorld(RuleBasedStateMachine):
         place = data.draw(st.integers(0, len(self.host.orders) - 1))
         order = self.host.orders[place]
         del self.host.orders[place]
-        if isinstance(order, DeleteObjects):
-            self.objects.clear()
-            statuses = [ObjectStatus.OK]
-        else:
-            keys = split_keys(order.keys)
-            statuses = [self._carry_out(order, i, key, data.draw(STATUSES)) for i, key in enumerate(keys)]
+        is_cancelled = order.batch_id in self.host.cancelled
+        luck = st.just(ObjectStatus.CANCELLED) if is_cancelled else STATUSES
+        statuses = self.memory.carry_out(order, self.objects, lambda: data.draw(luck))
         self.host.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
-
-    def _carry_out(
-        self, order: FindObjects | ReadObjects | WriteObjects, place: int, key: PageKey, drawn: ObjectStatus
-    ) -> ObjectStatus:
-        if order.batch_id in self.host.cancelled:
-            drawn = ObjectStatus.CANCELLED
-        match order:
-            case FindObjects():
-                return drawn if drawn or key in self.objects else ObjectStatus.MISSING
-            case ReadObjects():
-                is_read = not drawn and key in self.objects
-                self.content[int(order.host_page_ids[place])] = key if is_read else GARBAGE
-                return drawn if drawn or is_read else ObjectStatus.MISSING
-            case WriteObjects():
-                assert self.content[int(order.host_page_ids[place])] == key, "a page changed while it was written"
-                if not drawn:
-                    self.objects.add(key)
-                return drawn
 
     @precondition(lambda self: self.has_storage)
     @rule()
@@ -312,14 +275,7 @@ class HostWorld(RuleBasedStateMachine):
         self.host.tell(DetachStorage())
 
     def _lose_sight_of_storage(self) -> None:
-        pages = [page for order in self.host.orders if isinstance(order, ReadObjects) for page in order.host_page_ids]
-        written = [order for order in self.host.orders if isinstance(order, WriteObjects)]
-        self.zombies[self.storage_pid] = {int(page) for page in pages}
-        self.zombie_reads[self.storage_pid] = [
-            (int(page), key)
-            for order in written
-            for page, key in zip(order.host_page_ids, split_keys(order.keys), strict=True)
-        ]
+        self.memory.lose_sight_of_orders(self.storage_pid, self.host.orders)
         self.host.orders.clear()
         self.has_storage = False
 
@@ -331,12 +287,11 @@ class HostWorld(RuleBasedStateMachine):
         self.retired_orders = None
         self.host.attach_storage(self.storage_pid)
 
-    @precondition(lambda self: not self.has_storage and self.storage_pid in self.zombies)
+    @precondition(lambda self: not self.has_storage and self.storage_pid in self.memory.holders)
     @rule()
     def storage_process_connects_again(self) -> None:
         """It has drained before, so what it was moving has come free, for HostMemory too."""
-        self.zombies.pop(self.storage_pid)
-        self.zombie_reads.pop(self.storage_pid)
+        self.memory.end(self.storage_pid)
         self.has_storage = True
         self.retired_orders = None
         self.host.attach_storage(self.storage_pid)
@@ -387,13 +342,11 @@ class HostWorld(RuleBasedStateMachine):
         for key in index.ready_keys(0):
             page = index.find(0, key)
             assert page is not None
-            assert self.content[page] == key
+            assert self.memory.content[page] == key
 
     @invariant()
     def what_is_being_read_stays(self) -> None:
-        for held in (*self.leases.values(), *self.zombie_reads.values()):
-            for page, key in held:
-                assert self.content[page] == key
+        self.memory.check_reads(entry for held in self.leases.values() for entry in held)
 
     @invariant()
     def retired_storage_is_not_asked_and_not_waited_for(self) -> None:
@@ -419,8 +372,8 @@ class HostWorld(RuleBasedStateMachine):
         if not self.has_storage:
             self.storage_attaches()
         self.gpu_process_dies()
-        for pid in [pid for pid in self.zombies if pid is not None]:
-            del self.zombies[pid]
+        for pid in self.memory.pids:
+            self.memory.end(pid)
             self.host.tell(ProcessExited(pid))
         for _ in range(3):
             while self.host.orders or self.host.tick_while_due():
