@@ -65,7 +65,9 @@ class ArenaLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemorySetup:
-    """What a HostMemory starts with; the same for each of its incarnations but for whether storage will attach."""
+    """What a HostMemory starts with; the same for each of its incarnations but for whether storage
+    will attach.
+    """
 
     settings: HostSettings
     scheduler_address: str
@@ -75,10 +77,11 @@ class HostMemorySetup:
 
 
 class HostMemoryActor:
-    """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler and storage.
+    """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler
+    and storage.
 
-    All state changes in a turn, which runs on the actor's event loop and never waits. Links are numbered as they come:
-    an answer made for one never goes to the next.
+    All state changes in a turn, which runs on the actor's event loop and never waits. Links are
+    numbered as they come: an answer made for one never goes to the next.
     """
 
     def __init__(
@@ -162,7 +165,9 @@ class HostMemoryActor:
         return {**self._running_core().stats(), "incarnation": self._incarnation}
 
     async def flush(self) -> int:
-        """Drop all of L2 that nobody reads or writes; returns the number of pages, of all flushes that ran at once."""
+        """Drop all of L2 that nobody reads or writes; returns the number of pages, of all flushes
+        that ran at once.
+        """
         flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._flushes.append(flush)
         # Taken at once, so that a flush which ends before that does not answer for this one.
@@ -297,7 +302,9 @@ class HostMemoryActor:
                 assert_never(effect)
 
     def _end_flushes(self, num_pages: int) -> None:
-        """All that were asked for: each made the walk over the index start anew, and it has come to its end."""
+        """All that were asked for: each made the walk over the index start anew, and it has come to
+        its end.
+        """
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
             if not flush.done():

@@ -60,27 +60,32 @@ class HostSettings:
 
     page_size: int
     piece_pages: int = 2048
-    """One turn goes over so many pages of L2 at most: what concerns all of them is done in pieces."""
+    """One turn goes over so many pages of L2 at most: what concerns all of them is done in pieces.
+    """
     storage: StorageSettings = StorageSettings()
     has_storage: bool = False
     """L3 is in use from the start: a storage actor will attach."""
 
 
 # Events ----------------------------------------------------------------------------------------------------------
-# Whoever takes the links counts connections, of all kinds together, and never uses a number twice. What an earlier
-# connection still brings is stale: it is counted and ignored.
+# Whoever takes the links counts connections, of all kinds together, and never uses a number twice.
+# What an earlier connection still brings is stale: it is counted and ignored.
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerAttached:
-    """A Scheduler has connected; an earlier connection, if any, counts as lost, whether or not its Scheduler lives."""
+    """A Scheduler has connected; an earlier connection, if any, counts as lost, whether or not its
+    Scheduler lives.
+    """
 
     connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True)
 class FromScheduler:
-    """The Scheduler says something. Stale unless the connection is the latest that attached, and not lost."""
+    """The Scheduler says something. Stale unless the connection is the latest that attached, and
+    not lost.
+    """
 
     connection: ConnectionId
     message: ToHost
@@ -97,8 +102,8 @@ class SchedulerLost:
 class StorageAttached:
     """The storage actor of process `pid` has connected: from now on L3 is in use.
 
-    Its hello says that this process moves no page, whatever was ordered over earlier connections. An earlier
-    connection, if any, counts as lost.
+    Its hello says that this process moves no page, whatever was ordered over earlier connections.
+    An earlier connection, if any, counts as lost.
     """
 
     connection: ConnectionId
@@ -107,7 +112,9 @@ class StorageAttached:
 
 @dataclass(frozen=True, slots=True)
 class FromStorage:
-    """The storage actor answers. Stale unless the connection is the latest that attached, and not lost or detached."""
+    """The storage actor answers. Stale unless the connection is the latest that attached, and not
+    lost or detached.
+    """
 
     connection: ConnectionId
     message: ObjectsDone
@@ -152,7 +159,9 @@ class FlushStorage:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at `next_deadline_s`. What is done in pieces goes on with this event alone."""
+    """Time has passed; due at `next_deadline_s`. What is done in pieces goes on with this event
+    alone.
+    """
 
 
 HostEvent = (

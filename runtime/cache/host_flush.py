@@ -9,10 +9,11 @@ from raydix.runtime.cache.staged_pages import StagedPages
 class HostFlush:
     """Owns: how far a flush has come.
 
-    It walks over the index piece by piece and decides for each page as it comes by: a page that is leased or being
-    written then stays, as one that is FILLING does. What is published behind the walk stays; what is published ahead
-    of it goes, as if the flush had been asked for a moment later. Each page that was there when the flush was asked
-    for and that nobody has used since is gone in the end, since its id has not changed.
+    It walks over the index piece by piece and decides for each page as it comes by: a page that is
+    leased or being written then stays, as one that is FILLING does. What is published behind the
+    walk stays; what is published ahead of it goes, as if the flush had been asked for a moment
+    later. Each page that was there when the flush was asked for and that nobody has used since is
+    gone in the end, since its id has not changed.
     """
 
     def __init__(self, index: HostIndex, staged: StagedPages, piece_pages: int, counters: Counter[str]) -> None:

@@ -29,7 +29,9 @@ class HostGrants:
         return sum(map(len, self._pages))
 
     def take_back(self, page_id: int, generation: int) -> bool:
-        """End a grant, if it is still the one that the Scheduler means; else it is counted as stale."""
+        """End a grant, if it is still the one that the Scheduler means; else it is counted as
+        stale.
+        """
         if self._index.is_filling(page_id, generation):
             for pages in self._pages:
                 if page_id in pages:

@@ -16,8 +16,8 @@ class _Held:
 class Quarantine:
     """Owns: pages that a process may still write (QUARANTINED) or read (pinned), by holder.
 
-    The holder is the process that must exit or say that it is drained, or None: earlier connections of the Scheduler,
-    until it says that copies are drained.
+    The holder is the process that must exit or say that it is drained, or None: earlier connections
+    of the Scheduler, until it says that copies are drained.
     """
 
     def __init__(self, index: HostIndex) -> None:

@@ -17,7 +17,9 @@ class _GroupPages:
     """Pages of the slabs that one KV group owns now."""
 
     free: list[HostPageId] = field(default_factory=list)
-    """Every FREE page, handed out from the end, and some that went to another group with their slab."""
+    """Every FREE page, handed out from the end, and some that went to another group with their
+    slab.
+    """
     ready: dict[PageKey, HostPageId] = field(default_factory=dict)
     evictable: OrderedDict[HostPageId, None] = field(default_factory=OrderedDict)
     """READY pages without readers, least recently used first."""
@@ -28,7 +30,8 @@ class _GroupPages:
 class HostIndex:
     """Owns: `HostPages`, the names of READY pages, the order in which they go, and leases.
 
-    No operation costs more than the pages it touches; taking a slab from another group also looks at every slab.
+    No operation costs more than the pages it touches; taking a slab from another group also looks
+    at every slab.
     """
 
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None = None) -> None:
@@ -74,10 +77,11 @@ class HostIndex:
         return list(self._groups[group].ready)
 
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
-        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no more.
+        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no
+        more.
 
-        A walk over the index takes them piece by piece. A page that is READY from its first to its last piece is met
-        exactly once, whatever happens in between, for a page's id never changes.
+        A walk over the index takes them piece by piece. A page that is READY from its first to its
+        last piece is met exactly once, whatever happens in between, for a page's id never changes.
         """
         return self._pages.ready_pages(start, max_pages)
 
@@ -262,7 +266,9 @@ class HostIndex:
     # Invariants ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that pages, names, leases and lists agree; O(pages). Raises AccountingError with the figures."""
+        """Prove that pages, names, leases and lists agree; O(pages). Raises AccountingError with
+        the figures.
+        """
         self._pages.check()
         for group in range(len(self._groups)):
             self._check_group(group)

@@ -25,9 +25,9 @@ from raydix.runtime.messages.host import (
 class HostLookups:
     """Owns: lookups that are not final, and the searches under way for them.
 
-    The oldest lookup's pages are read first, since the Scheduler asks in the order of its queue; hints go last and
-    leave half of the reads. What is fetched for a request stays staged until it is leased, its lookup is cancelled, or
-    some time after the final report.
+    The oldest lookup's pages are read first, since the Scheduler asks in the order of its queue;
+    hints go last and leave half of the reads. What is fetched for a request stays staged until it
+    is leased, its lookup is cancelled, or some time after the final report.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class HostLookups:
                 return
 
     def cancel(self, lookup_id: LookupId) -> None:
-        """Fetch no more for this lookup, and keep nothing for it, even if its final report has been sent."""
+        """Fetch no more for this lookup, and keep nothing for it, even if its final report has been
+        sent.
+        """
         self._staged.cancel(lookup_id)
         lookup = self._lookups.get(lookup_id)
         if lookup is not None:
@@ -197,7 +199,8 @@ class HostLookups:
         lookup = self._finds.pop(done.batch_id, None)
         if lookup is not None:
             self._finish_find(lookup, done, now_s)
-        # All pages of a batch are READY by now: a failed one must not end what waits for the others.
+        # All pages of a batch are READY by now: a failed one must not end what waits for the
+        # others.
         for outcome in self._reads.finish(done, now_s):
             for waiting, index in outcome.waiters:
                 if outcome.status is ObjectStatus.OK:

@@ -58,13 +58,15 @@ _STAGED_DIVISOR = 2
 
 
 class HostMemoryCore:
-    """Owns: which connections are attached, and the parts that share L2: index, grants, quarantine, lookups, storage.
+    """Owns: which connections are attached, and the parts that share L2: index, grants, quarantine,
+    lookups, storage.
 
-    `handle` is told what happened and returns what to do, in order. One Scheduler and one storage actor are attached
-    at a time. An answered `LeasePages`, empty or not, is ended by one `ReleaseLeases` or `AbandonPages`.
+    `handle` is told what happened and returns what to do, in order. One Scheduler and one storage
+    actor are attached at a time. An answered `LeasePages`, empty or not, is ended by one
+    `ReleaseLeases` or `AbandonPages`.
 
-    No turn takes long, however many pages there are: what concerns all of them is done in pieces, one with each `Tick`,
-    which `next_deadline_s` asks for at once.
+    No turn takes long, however many pages there are: what concerns all of them is done in pieces,
+    one with each `Tick`, which `next_deadline_s` asks for at once.
     """
 
     def __init__(self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None) -> None:
@@ -226,7 +228,9 @@ class HostMemoryCore:
         self._mirror.start()
 
     def _lose_scheduler(self) -> None:
-        """Copies may be in flight that this connection ordered, even if its Scheduler lives and comes back."""
+        """Copies may be in flight that this connection ordered, even if its Scheduler lives and
+        comes back.
+        """
         self._scheduler = None
         self._is_granting = False
         self._mirror.stop()
@@ -253,7 +257,8 @@ class HostMemoryCore:
     # After each event ------------------------------------------------------------------------------------------
 
     def _advance(self, event: HostEvent) -> None:
-        # What is done in pieces goes on with ticks, which come at once, so that other events are not held up by it.
+        # What is done in pieces goes on with ticks, which come at once, so that other events are
+        # not held up by it.
         self._staged.expire(self._now_s)
         if isinstance(event, Tick | FlushHost):
             self._advance_flush()
@@ -308,7 +313,9 @@ class HostMemoryCore:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def stats(self) -> dict[str, int | str]:
-        """Pages by state, bytes that READY pages take, what is pending, the breaker, and all counters."""
+        """Pages by state, bytes that READY pages take, what is pending, the breaker, and all
+        counters.
+        """
         orders = self._storage.orders
         totals: Counter[str] = Counter({state.name.lower(): 0 for state in PageState})
         ready_bytes = 0
@@ -332,7 +339,9 @@ class HostMemoryCore:
         return stats | self.counters
 
     def check(self) -> None:
-        """Prove that every page in use has exactly one holder; O(pages). Raises AccountingError with the figures."""
+        """Prove that every page in use has exactly one holder; O(pages). Raises AccountingError
+        with the figures.
+        """
         self._index.check()
         self._staged.check()
         self._storage.writes.check()

@@ -9,10 +9,11 @@ from raydix.runtime.messages.host import MIRROR_KEY_BYTES, MirrorUpdate
 class HostMirror:
     """Owns: how far the attached Scheduler's mirror has been filled.
 
-    A new Scheduler gets all keys piece by piece, in a walk over the index, while changes go out at once. In the end its
-    mirror is right: a key that is READY then either became so since the Scheduler attached, and its last change said
-    so, or was READY all along, and the walk met it. And each update agrees with the index at the end of its turn, so
-    no key that the walk told of is one whose drop was told before.
+    A new Scheduler gets all keys piece by piece, in a walk over the index, while changes go out at
+    once. In the end its mirror is right: a key that is READY then either became so since the
+    Scheduler attached, and its last change said so, or was READY all along, and the walk met it.
+    And each update agrees with the index at the end of its turn, so no key that the walk told of is
+    one whose drop was told before.
     """
 
     def __init__(self, index: HostIndex, piece_pages: int, counters: Counter[str]) -> None:

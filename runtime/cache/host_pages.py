@@ -1,4 +1,6 @@
-"""The state of every host page and slab of an arena, in columns, with counts that are kept as they change."""
+"""The state of every host page and slab of an arena, in columns, with counts that are kept as they
+change.
+"""
 
 from array import array
 from collections.abc import Iterable
@@ -34,10 +36,11 @@ class _Slab:
 
 
 class HostPages:
-    """Owns: state, key, generation and readers of every host page, which group has each slab, and how many are what.
+    """Owns: state, key, generation and readers of every host page, which group has each slab, and
+    how many are what.
 
-    There may be millions of pages, so each fact is a column: an object per page would cost hundreds of bytes, and a
-    pause whenever Python looks for garbage.
+    There may be millions of pages, so each fact is a column: an object per page would cost hundreds
+    of bytes, and a pause whenever Python looks for garbage.
     """
 
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None) -> None:
@@ -65,7 +68,9 @@ class HostPages:
         return PageState(self._states[page_id])
 
     def generation(self, page_id: HostPageId) -> int:
-        """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before the first time."""
+        """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before the first
+        time.
+        """
         return self._generations[page_id]
 
     def generations(self) -> "array[int]":
@@ -87,7 +92,9 @@ class HostPages:
         return self._states[page_id] == PageState.FILLING and self._generations[page_id] == generation
 
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
-        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no more."""
+        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no
+        more.
+        """
         pages: list[HostPageId] = []
         while len(pages) < max_pages:
             # A search for one byte passes over a million other pages in some tens of microseconds.
@@ -209,7 +216,9 @@ class HostPages:
         return self._page_ids(index, loser)
 
     def move_slab(self, page_id: HostPageId, group: int) -> list[HostPageId]:
-        """Give the slab of a page, all of whose pages are FREE, to another group. Returns the pages it has there."""
+        """Give the slab of a page, all of whose pages are FREE, to another group. Returns the pages
+        it has there.
+        """
         index = self._geometry.slab_of(page_id)
         slab = self._slabs[index]
         assert slab.group is not None
@@ -246,7 +255,9 @@ class HostPages:
     # Invariants ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that the counts are those of the columns; O(pages). Raises AccountingError with the figures."""
+        """Prove that the counts are those of the columns; O(pages). Raises AccountingError with the
+        figures.
+        """
         counts = [[0] * len(PageState) for _ in self._counts]
         num_idle = [0] * len(self._counts)
         for index, slab in enumerate(self._slabs):

@@ -43,9 +43,11 @@ class ReadOutcome:
 
 
 class HostReads:
-    """Owns: reads in flight and the FILLING pages they fill. Each object is read once, however many wait for it.
+    """Owns: reads in flight and the FILLING pages they fill. Each object is read once, however many
+    wait for it.
 
-    A page that was fetched for a request is staged. Staged pages and pages being filled together are bounded.
+    A page that was fetched for a request is staged. Staged pages and pages being filled together
+    are bounded.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class HostReads:
     # Pages -----------------------------------------------------------------------------------------------------
 
     def allocate(self, group: int) -> HostPageId | None:
-        """A page for a read, which counts as FILLING until `give_back` or the end of its batch; None if L2 is full."""
+        """A page for a read, which counts as FILLING until `give_back` or the end of its batch;
+        None if L2 is full.
+        """
         if not self.is_allocating or self._num_filling[group] >= self._staged.num_left(group):
             return None
         page_id = self._index.allocate(group)
@@ -174,7 +178,9 @@ class HostReads:
                 self._staged.add(lookup.lookup_id, group, key)
 
     def _end_reads(self, batch_id: BatchId, batch: _Batch) -> list[list[Waiter]]:
-        """Forget a batch's reads; per object, who waits for it (nobody if another batch reads it by now)."""
+        """Forget a batch's reads; per object, who waits for it (nobody if another batch reads it by
+        now).
+        """
         waiters: list[list[Waiter]] = []
         for key in batch.keys:
             read = self._reads.get((batch.group, key))
@@ -188,7 +194,9 @@ class HostReads:
     # Trouble ---------------------------------------------------------------------------------------------------
 
     def give_up(self, batch_id: BatchId) -> list[Waiter]:
-        """A batch is overdue. Returns who waited for it; its pages stay FILLING until it is answered."""
+        """A batch is overdue. Returns who waited for it; its pages stay FILLING until it is
+        answered.
+        """
         batch = self._batches.get(batch_id)
         if batch is None:
             return []
@@ -196,7 +204,9 @@ class HostReads:
         return [waiter for waiters in self._end_reads(batch_id, batch) for waiter in waiters]
 
     def lose(self) -> tuple[list[Waiter], list[HostPageId]]:
-        """The storage actor is gone. Returns who waited for a read; the FILLING pages pass to the caller."""
+        """The storage actor is gone. Returns who waited for a read; the FILLING pages pass to the
+        caller.
+        """
         waiters = [waiter for read in self._reads.values() for waiter in read.waiters]
         held = [page_id for batch in self._batches.values() for page_id in batch.page_ids]
         self._reads.clear()

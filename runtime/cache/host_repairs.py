@@ -17,15 +17,18 @@ _WALK_PAGES = 1024
 
 
 class HostRepairs:
-    """Owns: which pages of L2 are to be looked for in L3, and the one search for some of them that is under way.
+    """Owns: which pages of L2 are to be looked for in L3, and the one search for some of them that
+    is under way.
 
-    When a storage actor attaches, its backend may be another one, or have lost everything: a walk over the index looks
-    for every page that L2 holds then. Pages that lookups use go first. Later a page is looked for when a lookup uses
-    it, `look_interval_s` after it was last looked for or was first used. What L3 lacks is noted.
+    When a storage actor attaches, its backend may be another one, or have lost everything: a walk
+    over the index looks for every page that L2 holds then. Pages that lookups use go first. Later a
+    page is looked for when a lookup uses it, `look_interval_s` after it was last looked for or was
+    first used. What L3 lacks is noted.
 
     The walk offers every page: one that stays READY is met, for its id does not change. What is
     dropped before the walk comes by is gone. What is handed out and becomes READY after the attach
-    is written or was read over the same connection; its generation tells, and the walk passes it by.
+    is written or was read over the same connection; its generation tells, and the walk passes it
+    by.
     """
 
     def __init__(
@@ -47,7 +50,9 @@ class HostRepairs:
         self._generations = index.generations()
         """Per page, as of when the backend attached or the page was first used since."""
         self._look_at_s = array("d", bytes(8 * len(self._generations)))
-        """When a page of that generation is to be looked for if a lookup uses it; only searches' cost depends on it."""
+        """When a page of that generation is to be looked for if a lookup uses it; only searches'
+        cost depends on it.
+        """
 
     @property
     def num_pending(self) -> int:

@@ -16,7 +16,9 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3: `lookups`, `reads`, `writes`, repairs and probes, which share their orders."""
+    """Owns: what the engine wants of L3: `lookups`, `reads`, `writes`, repairs and probes, which
+    share their orders.
+    """
 
     def __init__(
         self,
@@ -40,7 +42,9 @@ class HostStorage:
 
     @property
     def num_pending(self) -> int:
-        """Pages that wait to be written or looked for, or are; while all are looked for, at most so many."""
+        """Pages that wait to be written or looked for, or are; while all are looked for, at most so
+        many.
+        """
         return self.writes.num_pending + self.repairs.num_pending
 
     @property

@@ -47,7 +47,9 @@ class OpenLookup:
         return True
 
     def fail(self, index: int, source: PageSource) -> bool:
-        """Page `index` will not come, and for want of it none after it is of use. Returns whether that is news."""
+        """Page `index` will not come, and for want of it none after it is of use. Returns whether
+        that is news.
+        """
         if index >= self.end:
             return False
         self.end = index

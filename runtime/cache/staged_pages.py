@@ -30,12 +30,14 @@ class _Stage:
 class StagedPages:
     """Owns: pins of fetched pages, and for which lookups each is kept.
 
-    A pin ends when its page is released, or when no lookup wants it any more: each of them was cancelled, or ended
-    `grace_s` ago. The pins of a cancelled lookup make room at once.
+    A pin ends when its page is released, or when no lookup wants it any more: each of them was
+    cancelled, or ended `grace_s` ago. The pins of a cancelled lookup make room at once.
     """
 
     def __init__(self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int) -> None:
-        """`max_pages`: per group. `piece_pages`: so many pins end in one turn at most, unless they are released."""
+        """`max_pages`: per group. `piece_pages`: so many pins end in one turn at most, unless they
+        are released.
+        """
         self._index = index
         self._max_pages = max_pages
         self._grace_s = grace_s
@@ -90,7 +92,9 @@ class StagedPages:
             pin.num_lookups += 1
 
     def end(self, lookup_id: LookupId, group: int, keys: Iterable[PageKey], now_s: float) -> None:
-        """A lookup is final: keep what is staged of `keys`, by whomever, for some time, and nothing else for it."""
+        """A lookup is final: keep what is staged of `keys`, by whomever, for some time, and nothing
+        else for it.
+        """
         assert lookup_id not in self._ended
         pins = {key: pin for key in keys if (pin := self._pins[group].get(key)) is not None}
         stage = self._open.pop(lookup_id, _Stage(group, {}))
@@ -122,7 +126,9 @@ class StagedPages:
         self._index.unpin([pins.pop(key).page_id for key in keys if key in pins])
 
     def expire(self, now_s: float) -> None:
-        """End the pins that nobody wants any more, as of now, but only a piece of them if they are many."""
+        """End the pins that nobody wants any more, as of now, but only a piece of them if they are
+        many.
+        """
         while self._ended and next(iter(self._ended.values())).until_s <= now_s:
             self._dismiss(self._ended.popitem(last=False)[1])
 
@@ -142,13 +148,16 @@ class StagedPages:
 
     def _drop(self, group: int, key: PageKey, pin: _Pin) -> None:
         pin.num_lookups -= 1
-        # A pin that was released is not on record any more, though the key may have another one by now.
+        # A pin that was released is not on record any more, though the key may have another one by
+        # now.
         if pin.num_lookups == 0 and self._pins[group].get(key) is pin:
             del self._pins[group][key]
             self._index.unpin((pin.page_id,))
 
     def check(self) -> None:
-        """Raises AccountingError unless every pin is kept for as many lookups as it says, and for one at least."""
+        """Raises AccountingError unless every pin is kept for as many lookups as it says, and for
+        one at least.
+        """
         stages = (*self._open.values(), *self._ended.values(), *self._dismissed)
         num_lookups = Counter(pin for stage in stages for pin in stage.pins.values())
         kept = [pin for pins in self._pins for pin in pins.values()]

@@ -53,7 +53,9 @@ class _Order:
 
 @dataclass(slots=True)
 class _Unanswered:
-    """Orders of one kind that have no answer. Thousands of searches may be under way, so nothing here goes over all."""
+    """Orders of one kind that have no answer. Thousands of searches may be under way, so nothing
+    here goes over all.
+    """
 
     current: dict[BatchId, _Order] = field(default_factory=dict)
     """Those that are not overdue."""

@@ -77,10 +77,12 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLookup:
-    """Nobody waits for this lookup any more. What it fetched and nobody has leased makes room at once.
+    """Nobody waits for this lookup any more. What it fetched and nobody has leased makes room at
+    once.
 
-    If it has not ended, fetching stops, but for reads that others share, and a final `LookupProgress`
-    answers. Worth saying after that, too: fetched pages are kept for some time otherwise. Never stale.
+    If it has not ended, fetching stops, but for reads that others share, and a final
+    `LookupProgress` answers. Worth saying after that, too: fetched pages are kept for some time
+    otherwise. Never stale.
     """
 
     lookup_id: LookupId
@@ -208,9 +210,10 @@ FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupPro
 """What HostMemory answers."""
 
 # HostMemory <-> storage actor ------------------------------------------------------------------------------------
-# HostMemory counts batches and never uses an id twice, so an answer names one order. Over a connection every order is
-# answered once; an answer to none is an error of accounting. A storage actor that connects, for the first time or
-# again, has no order of an earlier connection under way, and answers none of them any more.
+# HostMemory counts batches and never uses an id twice, so an answer names one order. Over a
+# connection every order is answered once; an answer to none is an error of accounting. A storage
+# actor that connects, for the first time or again, has no order of an earlier connection under way,
+# and answers none of them any more.
 
 
 class ObjectStatus(IntEnum):
@@ -258,7 +261,9 @@ class FindObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadObjects:
-    """Read and verify objects into host pages, which are FILLING and nobody else's until the answer. Never stale."""
+    """Read and verify objects into host pages, which are FILLING and nobody else's until the
+    answer. Never stale.
+    """
 
     batch_id: BatchId
     keys: bytes
@@ -280,7 +285,9 @@ class WriteObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteObjects:
-    """Remove every object of this namespace, answered by `ObjectsDone` with one status. Never stale."""
+    """Remove every object of this namespace, answered by `ObjectsDone` with one status. Never
+    stale.
+    """
 
     batch_id: BatchId
 
@@ -297,9 +304,11 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsDone:
-    """One `ObjectStatus` byte per object. The storage actor touches no page of the batch after it has sent this.
+    """One `ObjectStatus` byte per object. The storage actor touches no page of the batch after it
+    has sent this.
 
-    Stale as to what was asked, if HostMemory has given the batch up or cancelled it; what it says of pages holds.
+    Stale as to what was asked, if HostMemory has given the batch up or cancelled it; what it says
+    of pages holds.
     """
 
     batch_id: BatchId

@@ -92,7 +92,9 @@ class StorageWorker:
         pool.submit(self._run, message, self._clock())
 
     def quiesce(self) -> None:
-        """Cancel everything and wait until `on_done` has been told of it: no page of the arena is touched any more."""
+        """Cancel everything and wait until `on_done` has been told of it: no page of the arena is
+        touched any more.
+        """
         with self._idle:
             self._cancelled |= self._active
             self._idle.wait_for(lambda: not self._active)

@@ -65,9 +65,11 @@ def make_keys(names: "range | list[int] | list[str]") -> bytes:
 
 
 class HostScript:
-    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest first.
+    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest
+    first.
 
-    It numbers connections and carries messages as the actor does: those for a link that is gone go nowhere.
+    It numbers connections and carries messages as the actor does: those for a link that is gone go
+    nowhere.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class HostScript:
         self.num_connections = 0
         self.scheduler: ConnectionId | None = None
         self.storage: ConnectionId | None = None
-        """The links that are open; nobody has told the core of them yet when they have just come or gone."""
+        """The links that are open; nobody has told the core of them yet when they have just come or
+        gone.
+        """
         self.num_undelivered = 0
         """Messages for a link that is gone."""
         self.table = dict.fromkeys(range(num_pages), 0)

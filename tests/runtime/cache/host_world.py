@@ -1,8 +1,10 @@
 """What is in each host page of a modelled arena, and who can still change it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from raydix.ids import PageKey
+from raydix.ids import HostPageId, PageKey
+from raydix.runtime.cache.host_index import HostIndex
+from raydix.runtime.cache.host_pages import PageState
 from raydix.runtime.messages.host import (
     DeleteObjects,
     FindObjects,
@@ -41,6 +43,11 @@ class Memory:
         """Processes out of reach."""
         return sorted(pid for pid in self._written if pid is not None)
 
+    @property
+    def may_be_written(self) -> set[int]:
+        """Pages that somebody out of reach may write at any time."""
+        return set().union(*self._written.values())
+
     def lose_sight(self, holder: int | None, written: Iterable[int], read: Iterable[Read]) -> None:
         """A holder is out of reach while it writes and reads these pages."""
         self._written.setdefault(holder, set()).update(written)
@@ -53,7 +60,7 @@ class Memory:
 
     def spoil(self) -> None:
         """Whoever is out of reach writes all that it may."""
-        for page in set().union(*self._written.values()):
+        for page in self.may_be_written:
             self.content[page] = GARBAGE
 
     def lose_sight_of_orders(self, pid: int, orders: Iterable[Order]) -> None:
@@ -67,7 +74,9 @@ class Memory:
         self.lose_sight(pid, (), ())
 
     def carry_out(self, order: Order, objects: set[PageKey], luck: Callable[[], ObjectStatus]) -> list[ObjectStatus]:
-        """What storage, which holds `objects`, does and answers; `luck` says of each page whether it is OK."""
+        """What storage, which holds `objects`, does and answers; `luck` says of each page whether
+        it is OK.
+        """
         if isinstance(order, DeleteObjects):
             objects.clear()
             return [ObjectStatus.OK]
@@ -93,3 +102,12 @@ class Memory:
         """Nothing that is being read has changed."""
         for page, key in (*reads, *(read for held in self._read.values() for read in held)):
             assert self.content[page] == key
+
+    def check_writable(self, index: HostIndex, granted: Mapping[int, int], orders: Iterable[Order]) -> None:
+        """What may be written from outside is in nobody else's hands."""
+        reads = [order for order in orders if isinstance(order, ReadObjects)]
+        being_read = {page for order in reads for page in order.host_page_ids.tolist()}
+        assert not granted.keys() & (self.may_be_written | being_read)
+        assert {index.state(HostPageId(page)) for page in being_read} <= {PageState.FILLING}
+        states = {index.state(HostPageId(page)) for page in self.may_be_written}
+        assert states <= {PageState.QUARANTINED}

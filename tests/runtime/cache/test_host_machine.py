@@ -68,7 +68,9 @@ class HostWorld(RuleBasedStateMachine):
         """What L3 had not answered when it was retired; None while it is in use."""
         self.objects = {make_key(name) for name in range(8)}
         self.flushing: set[tuple[int, int]] = set()
-        """Pages, with generations, that were READY when a flush was asked for and that nobody has read since."""
+        """Pages, with generations, that were READY when a flush was asked for and that nobody has
+        read since.
+        """
         self.host.attach_scheduler()
         self.host.attach_storage(self.storage_pid)
         for name in range(8, 12):
@@ -188,7 +190,9 @@ class HostWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.is_attached)
     @rule(chain=CHAINS, is_loss_seen=st.booleans())
     def scheduler_has_another_link_before_its_last_words_are_read(self, chain: list[int], is_loss_seen: bool) -> None:
-        """HostMemory's shell has the new link; what came over the former one still waits for its turn."""
+        """HostMemory's shell has the new link; what came over the former one still waits for its
+        turn.
+        """
         former = self.host.scheduler
         assert former is not None
         self._lose_sight_of_copies(None)
@@ -343,6 +347,10 @@ class HostWorld(RuleBasedStateMachine):
             page = index.find(0, key)
             assert page is not None
             assert self.memory.content[page] == key
+
+    @invariant()
+    def pages_that_others_may_write_are_out_of_use(self) -> None:
+        self.memory.check_writable(self.host.core._index, dict(self.host.granted), self.host.orders)
 
     @invariant()
     def what_is_being_read_stays(self) -> None:
