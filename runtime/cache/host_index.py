@@ -1,7 +1,6 @@
 """The index of L2: which host page holds what, who reads it, and which page goes next."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +8,7 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LeaseId, PageKey
 from raydix.runtime.cache.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host_pages import HostPages, PageState
+from raydix.runtime.cache.page_order import PageNames, PageOrder
 from raydix.runtime.messages.arrays import Int32Array
 
 
@@ -20,9 +20,7 @@ class _GroupPages:
     """Every FREE page, handed out from the end, and some that went to another group with their
     slab.
     """
-    ready: dict[PageKey, HostPageId] = field(default_factory=dict)
-    evictable: OrderedDict[HostPageId, None] = field(default_factory=OrderedDict)
-    """READY pages without readers, least recently used first."""
+    ready: PageNames = field(default_factory=PageNames)
     changes: dict[PageKey, bool] = field(default_factory=dict)
     """Keys that became READY (True) or were dropped (False) since the last `take_changes`."""
 
@@ -38,6 +36,8 @@ class HostIndex:
         """Start with every page FREE. `generations` continues those of an arena that was in use before."""
         self._pages = HostPages(geometry, generations)
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
+        self._evictable = PageOrder(geometry.num_host_pages, geometry.num_groups)
+        """READY pages without readers."""
         self._leases: dict[LeaseId, list[HostPageId]] = {}
 
     # Queries ---------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class HostIndex:
 
     def find(self, group: int, key: PageKey) -> HostPageId | None:
         """The READY page that holds `key`."""
-        return self._groups[group].ready.get(key)
+        return self._groups[group].ready.find(key)
 
     def name(self, page_id: HostPageId) -> tuple[int, PageKey] | None:
         """Group and key of a READY page; None for others."""
@@ -142,13 +142,14 @@ class HostIndex:
 
     def publish(self, page_id: HostPageId, key: PageKey) -> bool:
         """Make a FILLING page READY, most recently used. False: the name is READY already and the page is FREE now."""
-        pages = self._groups[self._pages.group_of(page_id)]
-        if key in pages.ready:
+        group = self._pages.group_of(page_id)
+        pages = self._groups[group]
+        if pages.ready.find(key) is not None:
             self.free(page_id)
             return False
         self._pages.fill(page_id, key)
-        pages.ready[key] = page_id
-        pages.evictable[page_id] = None
+        pages.ready.add(key, page_id)
+        self._evictable.append(group, page_id)
         pages.changes[key] = True
         return True
 
@@ -165,22 +166,22 @@ class HostIndex:
 
     def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
         """Mark the READY pages of a chain as used, the last one first, so that the chain loses its tail first."""
-        pages = self._groups[group]
         for key in reversed(keys):
-            page_id = pages.ready.get(key)
-            if page_id is not None and page_id in pages.evictable:
-                pages.evictable.move_to_end(page_id)
+            page_id = self.find(group, key)
+            if page_id is not None and page_id in self._evictable:
+                self._evictable.remove(group, page_id)
+                self._evictable.append(group, page_id)
 
     def pin(self, page_id: HostPageId) -> None:
         """Add a reader to a READY page."""
         if self._pages.add_reader(page_id):
-            del self._groups[self._pages.group_of(page_id)].evictable[page_id]
+            self._evictable.remove(self._pages.group_of(page_id), page_id)
 
     def unpin(self, page_ids: Iterable[HostPageId]) -> None:
         """Take a reader off each page, given in prefix order; the last one counts as used first."""
         for page_id in reversed(list(page_ids)):
             if self._pages.remove_reader(page_id):
-                self._groups[self._pages.group_of(page_id)].evictable[page_id] = None
+                self._evictable.append(self._pages.group_of(page_id), page_id)
 
     def lease(self, lease_id: LeaseId, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
         """Pin the longest READY prefix of `keys` until `end_lease`; an empty lease must be ended too."""
@@ -215,10 +216,8 @@ class HostIndex:
 
     def drop_unread(self, page_id: HostPageId) -> bool:
         """Drop a READY page unless somebody reads it. Returns whether it is gone."""
-        evictable = self._groups[self._pages.group_of(page_id)].evictable
-        if page_id not in evictable:
+        if page_id not in self._evictable:
             return False
-        del evictable[page_id]
         self._drop(page_id)
         return True
 
@@ -229,17 +228,19 @@ class HostIndex:
         return ready, [key for key, is_ready in changes.items() if not is_ready]
 
     def _drop(self, page_id: HostPageId) -> None:
-        pages = self._groups[self._pages.group_of(page_id)]
+        group = self._pages.group_of(page_id)
+        pages = self._groups[group]
         key = self._pages.drop(page_id)
-        del pages.ready[key]
+        self._evictable.remove(group, page_id)
+        pages.ready.remove(key)
         pages.changes[key] = False
         pages.free.append(page_id)
 
     def _drop_oldest(self, group: int) -> bool:
-        evictable = self._groups[group].evictable
-        if not evictable:
+        page_id = self._evictable.oldest(group)
+        if page_id is None:
             return False
-        self._drop(evictable.popitem(last=False)[0])
+        self._drop(page_id)
         return True
 
     # Slabs -----------------------------------------------------------------------------------------------------
@@ -286,20 +287,23 @@ class HostIndex:
     def _check_group(self, group: int) -> None:
         pages = self._groups[group]
         counts = self.count_by_state(group)
-        num_unread = sum(not self._pages.num_readers(page_id) for page_id in pages.ready.values())
+        named = {key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None}
+        num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
+        evictable = list(self._evictable.pages(group))
         free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
         figures = {
             "free": (counts[PageState.FREE], len(free)),
             "ready": (counts[PageState.READY], len(pages.ready)),
-            "evictable": (num_unread, len(pages.evictable)),
-            "distinct pages": (len(set(pages.ready.values())), len(pages.ready)),
+            "evictable": (num_unread, len(evictable)),
+            "listed": (len(evictable), self._evictable.length(group)),
+            "distinct pages": (len(set(named.values())), len(pages.ready)),
         }
         for name, (counted, kept) in figures.items():
             if counted != kept:
                 raise AccountingError(f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})")
-        for key, page_id in pages.ready.items():
+        for key, page_id in named.items():
             if self.name(page_id) != (group, key):
                 raise AccountingError(f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}")
-        for page_id in pages.evictable:
+        for page_id in evictable:
             if self.name(page_id) is None or self._pages.num_readers(page_id):
                 raise AccountingError(f"group {group}: host page {page_id} is evictable but {self.state(page_id).name}")

@@ -195,7 +195,7 @@ def test_key_that_came_and_went_is_reported_once() -> None:
 def test_check_finds_a_lost_page() -> None:
     index = HostIndex(make_geometry(1, (2,)))
     publish(index, "a")
-    del index._groups[0].evictable[HostPageId(0)]
+    index._evictable.remove(0, HostPageId(0))
     with pytest.raises(AccountingError, match="evictable"):
         index.check()
 
