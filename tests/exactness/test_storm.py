@@ -75,16 +75,18 @@ async def test_no_answer_differs_whatever_storage_does(references: References) -
     )
     draw = random.Random(5)
     turns = asyncio.Semaphore(NUM_AT_ONCE)
+    attaching = asyncio.Lock()
 
     async with in_process_engine(config) as engine:
 
         async def take_turn(index: int) -> tuple[int, str, list[RequestOutput]]:
             async with turns:
-                if index % REQUESTS_PER_WEATHER == 0:
+                if index % REQUESTS_PER_WEATHER == 0 and not attaching.locked():
                     set_weather(engine, draw.choice(WEATHER))
                 if index in (NUM_REQUESTS // 3, 2 * NUM_REQUESTS // 3):
-                    set_weather(engine, Faults())
-                    await engine.attach_storage({"backend": "fake", "seed": index})
+                    async with attaching:
+                        set_weather(engine, Faults())
+                        await engine.attach_storage({"backend": "fake", "seed": index})
                 return await stream(engine, draw, index)
 
         results = await asyncio.gather(*(take_turn(index) for index in range(NUM_REQUESTS)))
