@@ -1,6 +1,6 @@
 """Which pages are copied from L1 to L2, and when."""
 
-from collections.abc import Iterable
+import itertools
 
 from raydix.ids import PageKey
 from raydix.runtime.cache.radix_tree import Victim
@@ -49,6 +49,12 @@ def clean_ahead(replica: Replica, lane: Lane) -> None:
     if wanted <= 0 or not replica.host.is_usable:
         return
 
+    for short in list(itertools.islice(lane.lost, _MAX_INSPECTED_PAGES)):
+        lane.lost.discard(short)
+        entry = lane.inspected.get(short)
+        if entry is not None:
+            _clean(replica, lane, *entry)
+
     # The tree knows how far it was inspected, so that a step looks at what is new ahead, and at so much at most.
     num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
     for victim in lane.tree.inspect_ahead(wanted):
@@ -58,23 +64,6 @@ def clean_ahead(replica: Replica, lane: Lane) -> None:
             _clean(replica, lane, key, page_id)
         if num_left <= 0 or len(lane.dirty) >= _MAX_DIRTY_PAGES:
             return
-
-
-def clean_again(replica: Replica, lost: Iterable[bytes]) -> None:
-    """L2 has lost pages, named by halves of their keys: those that go next in L1 are to be backed up once more."""
-    for lane in replica.lanes:
-        if lane.inspected:
-            for short in lost:
-                entry = lane.inspected.get(short)
-                if entry is not None:
-                    _clean(replica, lane, *entry)
-
-
-def clean_all_again(replica: Replica) -> None:
-    """A HostMemory is there that may hold nothing."""
-    for lane in replica.lanes:
-        for key, page_id in lane.inspected.values():
-            _clean(replica, lane, key, page_id)
 
 
 def _clean(replica: Replica, lane: Lane, key: PageKey, page_id: int) -> None:

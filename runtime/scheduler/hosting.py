@@ -19,7 +19,6 @@ from raydix.runtime.messages.host import (
     StorageStatus,
 )
 from raydix.runtime.scheduler.admission import start_running
-from raydix.runtime.scheduler.backups import clean_again, clean_all_again
 from raydix.runtime.scheduler.hints import end_hint
 from raydix.runtime.scheduler.host_view import LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
@@ -38,7 +37,8 @@ def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
     if replica.host.connection is not None:
         on_host_lost(replica)
     replica.host.attach(connection)
-    clean_all_again(replica)
+    for lane in replica.lanes:
+        lane.lost.update(lane.inspected)
 
 
 def on_host_lost(replica: Replica) -> None:
@@ -94,7 +94,7 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
             for lane in replica.lanes:
                 for key in ready:
                     lane.waiting.page_came(key)
-            clean_again(replica, dropped)
+                lane.lost.update(key for key in dropped if key in lane.inspected)
         case StorageStatus():
             replica.host.has_storage = message.is_in_use
             replica.lookups.max_claimed_pages = message.max_staged_pages

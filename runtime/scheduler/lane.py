@@ -106,6 +106,9 @@ class Lane:
         """Pages to be backed up, oldest first: key to page id. An evicted page leaves it."""
         self.inspected: dict[bytes, tuple[PageKey, int]] = {}
         """Pages that go next and that L2 has or is to get: key and page id, by as much of the key as the mirror has."""
+        self.lost: set[bytes] = set()
+        """Those of them that L2 has lost since. They are looked at with the next rows, for between two tiers that are both
+        full pages would else go to and fro for ever."""
         self.backing_up: set[PageKey] = set()
         self.num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
@@ -226,6 +229,7 @@ class Lane:
                 self.dirty.pop(key, None)
                 self.num_uses.pop(key, None)
                 self.inspected.pop(key[:MIRROR_KEY_BYTES], None)
+                self.lost.discard(key[:MIRROR_KEY_BYTES])
 
     def publish(self, request: RequestState, now_s: float) -> list[tuple[PageKey, int]]:
         """Put the request's full computed pages into the tree; returns keys and ids of the pages that are new there.

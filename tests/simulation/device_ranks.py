@@ -18,13 +18,13 @@ import torch
 
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
-from raydix.runtime.scheduler import events
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import Direction, Transfer, TransferDone, TransferEngine
 from tests.simulation.cluster import Cluster
+from tests.simulation.links import End, Link
 from tests.simulation.ranks import VOCABULARY, WrongHit, next_token, prefix_hashes
 
 _PATIENCE_S = 30.0
@@ -104,7 +104,7 @@ class DeviceRank:
     def __init__(self, world: DeviceWorld, cluster: Cluster, arena: HostArena, *, rank: int, incarnation: int) -> None:
         self.rank = rank
         self.incarnation = incarnation
-        self.pid = 1000 + incarnation
+        self.pid = cluster.processes.start()
         self.is_alive = True
         self._world = world
         self._cluster = cluster
@@ -125,6 +125,7 @@ class DeviceRank:
         self._pool_PLH2SD = pool.view(torch.int32)
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._transfers = self._make_transfers(pool)
+        cluster.scheduler.connect(self._use, lambda: self.is_alive)
 
     def _make_transfers(self, pool: torch.Tensor) -> TransferEngine:
         layout = self._cluster.settings.layout
@@ -141,9 +142,14 @@ class DeviceRank:
         """A process cannot be killed in part."""
         raise NotImplementedError("ranks on a device live as long as their cluster")
 
-    def receive(self, plan: StepPlan) -> None:
-        """A plan is on its way."""
-        self._cluster.deliver(f"scheduler>{self.rank}.{self.incarnation}", lambda: self._arrive(plan))
+    def flap(self) -> None:
+        """What is on its way to a device cannot be lost in part."""
+        raise NotImplementedError("ranks on a device stay connected")
+
+    def _use(self, link: Link) -> None:
+        self._link = link
+        link.listen(End.DIALLER, self._arrive, lambda: None)
+        link.carry(End.ACCEPTOR, lambda: self._cluster.scheduler.accept_rank(link, self))
 
     def close(self) -> None:
         """Wait for what is under way and end the threads."""
@@ -179,7 +185,7 @@ class DeviceRank:
             del self._slots[slot], self._tables[slot]
         for added in plan.added:
             assert added.slot not in self._slots, f"slot {added.slot} is taken"
-            salt = self._cluster.cache_salt(added.request_id)
+            salt = self._cluster.cache_salt(added.sampling)
             self._slots[added.slot] = _Tokens(added.token_ids.tolist(), salt)
             self._tables[added.slot] = {}
         for changes in plan.tables:
@@ -234,7 +240,7 @@ class DeviceRank:
         return pages_T, offsets_T, hashes_T.to(torch.int32)
 
     def _complete_later(self, plan: StepPlan) -> None:
-        duration_s = self._cluster.draw(self._cluster.faults.step_s) if len(plan.row_slots) else 0.0
+        duration_s = self._cluster.clock.draw(self._cluster.faults.step_s) if len(plan.row_slots) else 0.0
         self._cluster.after(duration_s, lambda: self._complete(duration_s))
 
     def _complete(self, duration_s: float) -> None:
@@ -275,7 +281,7 @@ class DeviceRank:
             else:
                 self._transfers.start(PageCopies(), copies)
         for transfer_id in transfer_ids:
-            delay_s = self._cluster.draw(self._cluster.faults.copy_s)
+            delay_s = self._cluster.clock.draw(self._cluster.faults.copy_s)
             begins_s = delay_s * self._world.random.choice([0.0, 0.5, 1.0])
             self._cluster.after(begins_s, partial(self._let_go, transfer_id, direction))
             self._cluster.after(delay_s, partial(self._acknowledge, transfer_id, direction, delay_s))
@@ -315,8 +321,7 @@ class DeviceRank:
             return self._done[transfer_id]
 
     def _send(self, message: StepResult | TransfersDone) -> None:
-        event = events.RankMessage(rank=self.rank, incarnation=self.incarnation, message=message)
-        self._cluster.deliver(f"{self.rank}.{self.incarnation}>scheduler", lambda: self._cluster.to_core(event))
+        self._link.send(End.ACCEPTOR, message)
 
 
 def _as_int32(value: int) -> int:

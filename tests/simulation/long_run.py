@@ -15,7 +15,7 @@ from typing import Any
 
 from raydix.runtime.scheduler.settings import LoadPolicy, WritePolicy
 from tests.simulation.cluster import Cluster, Faults
-from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload, sources_of
+from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload
 
 _REQUESTS_PER_S = 12.0
 _REQUESTS_PER_FAULT = {
@@ -63,7 +63,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     assert cluster.host is not None
     counters = cluster.lost_counters + cluster.host.counters
     stats = cluster.core.stats()
-    scheduled = ("lost_hosts", "host_silences", "lost_ranks", "retracted_requests", "stale_loads")
+    scheduled = ("lost_hosts", "host_silences", "lost_ranks", "retractions", "stale_loads")
     return {
         "requests": len(cluster.answers),
         "endings": dict(Counter(answer.ending for answer in cluster.answers.values())),
@@ -71,7 +71,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "prompt_tokens_by_source": sources_of(cluster),
         "faults": dict(cluster.num_faults),
         "storage": {name: count for name, count in sorted(counters.items()) if name.startswith(("l3_", "storage_"))},
-        "scheduler": {name: stats.get(name, 0) for name in scheduled},
+        "scheduler": {name: stats[name] for name in scheduled if name in stats},
         "leases_at_the_end": cluster.host.stats()["leases"],
         "virtual_seconds": round(cluster.now_s, 1),
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from typing import TYPE_CHECKING
 
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
-from raydix.runtime.scheduler import events
+from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -22,7 +23,7 @@ class WrongHit(AssertionError):
 def prefix_hashes(token_ids: list[int], cache_salt: str | None = None) -> list[int]:
     """The modelled keys and values: entry i stands for tokens [0, i] under this salt."""
     hashes: list[int] = []
-    value = 0 if cache_salt is None else 1 + len(cache_salt)
+    value = 0 if cache_salt is None else zlib.crc32(cache_salt.encode())
     for token in token_ids:
         value = hash((value, token))
         hashes.append(value)
@@ -45,7 +46,10 @@ def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None =
 
 
 class SimulatedRank:
-    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside them."""
+    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside them.
+
+    When its link breaks it finishes, unheard, what had arrived, forgets its requests and says hello again.
+    """
 
     def __init__(self, cluster: Cluster, rank: int, incarnation: int) -> None:
         self.cluster = cluster
@@ -53,9 +57,10 @@ class SimulatedRank:
         self.part = rank % cluster.settings.ranks_per_lane
         """Which part of a host page this rank reads and writes: its own heads."""
         self.incarnation = incarnation
-        self.pid = 1000 + incarnation
+        self.pid = cluster.processes.start()
         self.is_alive = True
         self.exit_s = float("inf")
+        self._link: Link | None = None
         size = cluster.settings.page_size
         self.pages: list[list[int | None]] = [[None] * size for _ in range(cluster.settings.num_pages + 1)]
         self.tokens: dict[int, list[int]] = {}
@@ -66,27 +71,57 @@ class SimulatedRank:
         """Loads that read pages which had changed hands: what is computed on top of them must never count."""
         self.plans: deque[StepPlan] = deque()
         self.is_stepping = False
+        self._num_copying = 0
+        """Transfers under way."""
+        self._dial()
+
+    # Links -----------------------------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        self.cluster.scheduler.connect(self._use, lambda: self.is_alive)
+
+    def _use(self, link: Link) -> None:
+        self._link = link
+        link.listen(End.DIALLER, self._arrive, self._lose_link)
+        link.carry(End.ACCEPTOR, lambda: self.cluster.scheduler.accept_rank(link, self))
 
     def kill(self, linger_s: float) -> None:
         """No message leaves any more; copies that would end within `linger_s` still write."""
         self.is_alive = False
         self.exit_s = self.cluster.now_s + linger_s
+        if self._link is not None:
+            self._link.close()
 
-    def receive(self, plan: StepPlan) -> None:
-        """A plan is on its way."""
-        self.cluster.deliver(f"scheduler>{self.rank}.{self.incarnation}", lambda: self._arrive(plan))
+    def flap(self) -> None:
+        """The link to the Scheduler breaks while both live."""
+        if self.is_alive and self._link is not None and self._link.is_open:
+            self.cluster.num_faults["GPU link broken"] += 1
+            self._link.close()
+
+    def _lose_link(self) -> None:
+        self._link = None
+        self._forget_if_drained()
+
+    def _forget_if_drained(self) -> None:
+        if self._link is not None or not self.is_alive or self.is_stepping or self._num_copying:
+            return
+        for kept in (self.tokens, self.hashes, self.tables, self.stale):
+            kept.clear()
+        self.cluster.after(self.cluster.draw_redial_s(), self._dial)
+
+    # Plans -----------------------------------------------------------------------------------------------------
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        if self.is_alive:
-            # Loads overtake the steps that are queued before them; backups see what those have computed.
-            self._start_copies(plan.loads, is_load=True)
+        # Loads overtake the steps that are queued before them; backups see what those have computed.
+        self._start_copies(plan.loads, is_load=True)
         if not self.is_stepping:
             self._next()
 
     def _next(self) -> None:
         if not self.plans or not self.is_alive:
             self.is_stepping = False
+            self._forget_if_drained()
             return
         self.is_stepping = True
         plan = self.plans.popleft()
@@ -100,7 +135,8 @@ class SimulatedRank:
         for added in plan.added:
             assert added.slot not in self.tokens, f"slot {added.slot} is taken"
             self.tokens[added.slot] = added.token_ids.tolist()
-            self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot], self.cluster.cache_salt(added.request_id))
+            salt = self.cluster.cache_salt(added.sampling)
+            self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot], salt)
             self.tables[added.slot] = {}
         for changes in plan.tables:
             start = 0
@@ -118,12 +154,13 @@ class SimulatedRank:
         columns = (copies.transfer_ids, copies.page_ids, copies.host_page_ids, copies.generations)
         for transfer, page, host_page, generation in zip(*(column.tolist() for column in columns), strict=True):
             groups.setdefault(transfer, []).append((page, host_page, generation))
+        self._num_copying += len(groups)
         for transfer, entries in groups.items():
             if is_load:
                 self.loading.add(transfer)
             last_s = 0.0
             for page, host_page, _ in entries:
-                delay_s = self.cluster.draw(self.cluster.faults.copy_s)
+                delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
                 last_s = max(last_s, delay_s)
                 copy = self._load_page if is_load else self._back_up_page
                 self.cluster.after(delay_s, lambda copy=copy, page=page, host_page=host_page: copy(page, host_page))
@@ -152,6 +189,8 @@ class SimulatedRank:
             seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
         self._send(done)
+        self._num_copying -= 1
+        self._forget_if_drained()
 
     def is_stale(self, entries: list[tuple[int, int, int]]) -> bool:
         """Did a host page change hands before all of (page, host page, generation) were read?"""
@@ -164,7 +203,7 @@ class SimulatedRank:
             self.cluster.after(0.001, lambda: self._wait_for_loads(plan))
             return
         num_tokens = int(plan.row_num_tokens.sum())
-        duration_s = self.cluster.draw(self.cluster.faults.step_s) if num_tokens else 0.0
+        duration_s = self.cluster.clock.draw(self.cluster.faults.step_s) if num_tokens else 0.0
         self.cluster.after(duration_s, lambda: self._compute(plan, duration_s))
 
     def _compute(self, plan: StepPlan, duration_s: float) -> None:
@@ -208,5 +247,5 @@ class SimulatedRank:
                 self.pages[page][position % size] = hashes[position]
 
     def _send(self, message: StepResult | TransfersDone) -> None:
-        event = events.RankMessage(rank=self.rank, incarnation=self.incarnation, message=message)
-        self.cluster.deliver(f"{self.rank}.{self.incarnation}>scheduler", lambda: self.cluster.to_core(event))
+        if self._link is not None:
+            self._link.send(End.ACCEPTOR, message)

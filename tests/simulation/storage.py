@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from raydix.ids import BatchId, PageKey
@@ -16,112 +19,212 @@ from raydix.runtime.messages.host import (
     WriteObjects,
     split_keys,
 )
+from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
-
 PagePart = tuple[int | None, ...]
 """What one rank's part of a page holds, per slot."""
+_REDIAL_S = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """One life of the storage actor."""
+
+    pid: int
+    exit_s: float = float("inf")
+    """It touches no page after this."""
+    is_alive: bool = True
+    link: Link | None = None
+    busy: set[BatchId] = field(default_factory=set)
+    """Batches that may still touch the arena."""
+    cancelled: set[BatchId] = field(default_factory=set)
 
 
 class SimulatedStorage:
-    """Owns: L3's objects. Whether an object can be used is decided when it is read, as a checksum would."""
+    """Owns: L3's objects and the actor's process. Whether an object can be used is decided when it is read.
 
-    def __init__(self, cluster: Cluster, pid: int) -> None:
-        self.cluster = cluster
-        self.pid = pid
-        self.is_up = True
-        self.exit_s = float("inf")
-        """A killed storage process touches no page after this."""
+    An actor whose link breaks finishes its batches, unheard, before it says hello again.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._process = _Process(cluster.processes.start())
+        self.is_in_use = True
+        """False while no backend is attached, between two."""
         self.objects: dict[PageKey, list[PagePart]] = {}
         self.bad_keys: set[PageKey] = set()
         self.num_reads: dict[PageKey, int] = {}
-        self._busy: set[BatchId] = set()
 
     @property
     def is_busy(self) -> bool:
-        """Some batch may still touch the arena."""
-        return bool(self._busy)
+        """Some batch of the living actor may still touch the arena."""
+        return bool(self._process.busy)
 
-    def receive(self, order: host_events.StorageOrder) -> None:
-        """An order is on its way; it is carried out after a random delay, out of order."""
-        incarnation = self.cluster.host_incarnation
+    # Life ------------------------------------------------------------------------------------------------------
+
+    def dial(self) -> None:
+        """Say hello to HostMemory, once it is there."""
+        process, host = self._process, self._cluster.host_memory
+        if not process.is_alive or process.busy or process.link is not None:
+            return
+        if host is None or host.core is None:
+            self._cluster.after(_REDIAL_S, self.dial)
+            return
+        link = process.link = self._cluster.new_link()
+        link.listen(End.DIALLER, partial(self._receive, process, link), partial(self._lose_link, process))
+        link.carry(End.ACCEPTOR, lambda: self._say_hello(host.core, link))
+
+    def _say_hello(self, core: object, link: Link) -> None:
+        host = self._cluster.host_memory
+        assert host is not None
+        if host.core is core and core is not None:
+            host.accept_storage(link, self._process.pid)
+        else:
+            link.close()
+
+    def _lose_link(self, process: _Process) -> None:
+        process.link = None
+        if process.is_alive and not process.busy:
+            self._cluster.after(self._cluster.draw_redial_s(), self.dial)
+
+    def kill(self) -> None:
+        """SIGKILL: its reads may linger; its objects stay; then a new actor is there."""
+        if self._process.is_alive:
+            self._cluster.num_faults["storage killed"] += 1
+            exit_s = self._end(self._process)
+            self._cluster.after(exit_s + self._draw_linger_s(), self._start)
+
+    def flap(self) -> None:
+        """The link to HostMemory breaks while both live."""
+        if self._process.link is not None and self._process.link.is_open:
+            self._cluster.num_faults["storage link broken"] += 1
+            self._process.link.close()
+
+    def switch(self) -> None:
+        """Retire the backend and end its actor, done or not; later attach another one, which may be empty."""
+        if self._process.is_alive:
+            self._cluster.num_faults["storage switched"] += 1
+            retired = self._process
+            self._cluster.to_host(host_events.RetireStorage())
+            self._cluster.after(self._cluster.clock.draw(0.1), lambda: self._detach(retired))
+
+    def _detach(self, retired: _Process) -> None:
+        if not retired.is_alive:
+            return
+        exit_s = self._end(retired)
+        self.is_in_use = False
+        if self._cluster.random.random() < 0.5:
+            self.objects, self.bad_keys = {}, set()
+        self._cluster.after(exit_s, lambda: self._cluster.to_host(host_events.DetachStorage()))
+        self._cluster.after(exit_s + self._cluster.clock.draw(0.3), self._start)
+
+    def _end(self, process: _Process) -> float:
+        """Kill; how long the process lives on after its link has closed."""
+        exit_s = self._draw_linger_s()
+        process.is_alive = False
+        process.exit_s = self._cluster.now_s + exit_s
+        self._cluster.processes.end(process.pid, exit_s)
+        if process.link is not None:
+            process.link.close()
+        return exit_s
+
+    def _start(self) -> None:
+        self._process = _Process(self._cluster.processes.start())
+        self.is_in_use = True
+        self.dial()
+
+    def _draw_linger_s(self) -> float:
+        return self._cluster.clock.draw(self._cluster.faults.linger_s)
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, process: _Process, link: Link, order: host_events.StorageOrder) -> None:
+        """An order is carried out after a random delay, out of order."""
+        delay_s = self._cluster.clock.draw(self._cluster.faults.storage_s)
         match order:
             case CancelBatch():
+                if order.batch_id in process.busy and self._cluster.random.random() < 0.5:
+                    process.cancelled.add(order.batch_id)
                 return
             case DeleteObjects():
-                self.objects.clear()
-                self._answer(order.batch_id, [ObjectStatus.OK], incarnation)
+                carry_out: Callable[[], list[ObjectStatus]] = self._delete
             case FindObjects():
-                self.cluster.after(self._delay_s(), lambda: self._find(order, incarnation))
+                carry_out = partial(self._find, order)
             case ReadObjects():
-                self._busy.add(order.batch_id)
-                self.cluster.after(self._delay_s(), lambda: self._read(order, incarnation))
+                carry_out = partial(self._read, order, process)
             case WriteObjects():
-                self._busy.add(order.batch_id)
-                self.cluster.after(self._delay_s(), lambda: self._write(order, incarnation))
+                carry_out = partial(self._write, order)
+        process.busy.add(order.batch_id)
+        self._cluster.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))
 
-    def _delay_s(self) -> float:
-        return self.cluster.draw(self.cluster.faults.storage_s)
+    def _finish(
+        self, batch_id: BatchId, process: _Process, link: Link, carry_out: Callable[[], list[ObjectStatus]]
+    ) -> None:
+        if self._cluster.now_s > process.exit_s:
+            return
+        statuses = carry_out()
+        process.busy.discard(batch_id)
+        process.cancelled.discard(batch_id)
+        if process.is_alive:
+            link.send(End.ACCEPTOR, ObjectsDone(batch_id=batch_id, statuses=bytes(statuses)))
+        if process.link is None:
+            self.dial()
 
     def _fails(self) -> bool:
-        return self.cluster.random.random() < self.cluster.faults.storage_failure_fraction
+        return self._cluster.random.random() < self._cluster.faults.storage_failure_fraction
 
     def _is_full(self) -> bool:
-        fraction = self.cluster.faults.storage_full_fraction
-        return fraction > 0.0 and self.cluster.random.random() < fraction
+        fraction = self._cluster.faults.storage_full_fraction
+        return fraction > 0.0 and self._cluster.random.random() < fraction
 
-    def _find(self, order: FindObjects, incarnation: int) -> None:
+    def _delete(self) -> list[ObjectStatus]:
+        self.objects.clear()
+        return [ObjectStatus.OK]
+
+    def _find(self, order: FindObjects) -> list[ObjectStatus]:
+        keys = split_keys(order.keys)
         if self._fails():
-            statuses = [ObjectStatus.IO_ERROR] * len(split_keys(order.keys))
-        else:
-            found = {True: ObjectStatus.OK, False: ObjectStatus.MISSING}
-            statuses = [found[key in self.objects] for key in split_keys(order.keys)]
-        self._answer(order.batch_id, statuses, incarnation)
+            return [ObjectStatus.IO_ERROR] * len(keys)
+        return [ObjectStatus.OK if key in self.objects else ObjectStatus.MISSING for key in keys]
 
-    def _read(self, order: ReadObjects, incarnation: int) -> None:
-        if self.cluster.now_s > self.exit_s:
-            return
-        statuses = []
-        for key, host_page in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
-            self.num_reads[key] = self.num_reads.get(key, 0) + 1
-            if self._fails():
-                statuses.append(ObjectStatus.IO_ERROR)
-            elif key not in self.objects:
-                statuses.append(ObjectStatus.MISSING)
-            elif key in self.bad_keys:
-                self.cluster.arena[host_page] = [(None,) * self.cluster.settings.page_size] * len(self.objects[key])
-                statuses.append(ObjectStatus.BAD_CHECKSUM)
-                self.bad_keys.remove(key)
-                del self.objects[key]
-            else:
-                self.cluster.arena[host_page] = list(self.objects[key])
-                statuses.append(ObjectStatus.OK)
-        self._answer(order.batch_id, statuses, incarnation)
+    def _read(self, order: ReadObjects, process: _Process) -> list[ObjectStatus]:
+        if order.batch_id in process.cancelled:
+            return [ObjectStatus.CANCELLED] * len(order.host_page_ids)
+        keys = split_keys(order.keys)
+        pairs = zip(keys, order.host_page_ids.tolist(), strict=True)
+        return [self._read_object(key, host_page) for key, host_page in pairs]
 
-    def _write(self, order: WriteObjects, incarnation: int) -> None:
-        if self.cluster.now_s > self.exit_s:
-            return
-        statuses = []
-        for key, host_page in zip(split_keys(order.keys), order.host_page_ids.tolist(), strict=True):
-            if self._fails():
-                statuses.append(ObjectStatus.IO_ERROR)
-            elif self._is_full():
-                statuses.append(ObjectStatus.FULL)
-            else:
-                self.objects[key] = list(self.cluster.arena[host_page])
-                if self.cluster.random.random() < self.cluster.faults.bad_object_fraction:
-                    self.bad_keys.add(key)
-                statuses.append(ObjectStatus.OK)
-        self._answer(order.batch_id, statuses, incarnation)
+    def _read_object(self, key: PageKey, host_page: int) -> ObjectStatus:
+        self.num_reads[key] = self.num_reads.get(key, 0) + 1
+        if self._fails():
+            return ObjectStatus.IO_ERROR
+        if key not in self.objects:
+            return ObjectStatus.MISSING
+        if key not in self.bad_keys:
+            self._cluster.arena[host_page] = list(self.objects[key])
+            return ObjectStatus.OK
 
-    def _answer(self, batch_id: BatchId, statuses: list[ObjectStatus], incarnation: int) -> None:
-        self._busy.discard(batch_id)
-        done = ObjectsDone(batch_id=batch_id, statuses=bytes(statuses))
+        # What cannot be verified has been written all the same, and the backend drops it.
+        empty_part: PagePart = (None,) * self._cluster.settings.page_size
+        self._cluster.arena[host_page] = [empty_part] * len(self.objects[key])
+        self.bad_keys.remove(key)
+        del self.objects[key]
+        return ObjectStatus.BAD_CHECKSUM
 
-        def arrive() -> None:
-            if incarnation == self.cluster.host_incarnation and self is self.cluster.storage:
-                self.cluster.to_host(host_events.FromStorage(done))
+    def _write(self, order: WriteObjects) -> list[ObjectStatus]:
+        keys = split_keys(order.keys)
+        pairs = zip(keys, order.host_page_ids.tolist(), strict=True)
+        return [self._write_object(key, host_page) for key, host_page in pairs]
 
-        self.cluster.deliver("storage>host", arrive)
+    def _write_object(self, key: PageKey, host_page: int) -> ObjectStatus:
+        if self._fails():
+            return ObjectStatus.IO_ERROR
+        if self._is_full():
+            return ObjectStatus.FULL
+        self.objects[key] = list(self._cluster.arena[host_page])
+        if self._cluster.random.random() < self._cluster.faults.bad_object_fraction:
+            self.bad_keys.add(key)
+        return ObjectStatus.OK

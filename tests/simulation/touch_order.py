@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from raydix.ids import BatchId, RequestId
+from raydix.ids import BatchId, LookupId
 from raydix.runtime.cache import host_events
 from raydix.runtime.messages.host import (
     KEY_BYTES,
@@ -42,7 +42,7 @@ class TouchOrderWatch:
         self._chains: dict[int, list[bytes]] = {}
         self._fetched: set[bytes] = set()
         self._pins: Counter[bytes] = Counter()
-        self._lookups: dict[RequestId, list[bytes]] = {}
+        self._lookups: dict[LookupId, list[bytes]] = {}
         self._leases: dict[int, list[bytes]] = {}
         self._writes: dict[BatchId, list[bytes]] = {}
         self._reads: dict[BatchId, list[bytes]] = {}
@@ -50,19 +50,21 @@ class TouchOrderWatch:
     def hears(self, event: host_events.HostEvent) -> None:
         """HostMemory is about to take this event."""
         match event:
-            case host_events.FromScheduler(Lookup() as lookup):
-                self._lookups[lookup.request_id] = _short_keys(lookup.keys)
-                self._touch(self._lookups[lookup.request_id])
-            case host_events.FromScheduler(LeasePages() as lease):
+            case host_events.SchedulerAttached():
+                self._forget()
+            case host_events.FromScheduler(_, Lookup() as lookup):
+                self._lookups[lookup.lookup_id] = _short_keys(lookup.keys)
+                self._touch(self._lookups[lookup.lookup_id])
+            case host_events.FromScheduler(_, LeasePages() as lease):
                 self._leases[lease.lease_id] = _short_keys(lease.keys)
                 self._pin(self._leases[lease.lease_id])
-            case host_events.FromScheduler(ReleaseLeases() as release):
-                for lease_id in release.lease_ids.tolist():
+            case host_events.FromScheduler(_, ReleaseLeases() as release):
+                for lease_id in release.lease_ids:
                     self._unpin(self._leases.pop(lease_id))
-            case host_events.FromScheduler(AbandonPages() as abandoned):
-                for lease_id in abandoned.lease_ids.tolist():
+            case host_events.FromScheduler(_, AbandonPages() as abandoned):
+                for lease_id in abandoned.lease_ids:
                     del self._leases[lease_id]
-            case host_events.FromStorage(done):
+            case host_events.FromStorage(_, done):
                 self._unpin(self._writes.pop(done.batch_id, []))
                 read = zip(self._reads.pop(done.batch_id, []), done.statuses, strict=False)
                 self._fetched.update(key for key, code in read if code == ObjectStatus.OK)
@@ -75,17 +77,25 @@ class TouchOrderWatch:
     def says(self, effect: host_events.HostEffect) -> None:
         """HostMemory did this. Raises HeadDroppedFirst."""
         match effect:
-            case host_events.ToScheduler(MirrorUpdate() as update):
+            case host_events.ToScheduler(_, MirrorUpdate() as update):
                 self._follow(update)
-            case host_events.ToScheduler(LookupProgress(is_final=True) as report):
-                self._touch(self._lookups.pop(report.request_id))
-            case host_events.ToStorage(WriteObjects() as order):
+            case host_events.ToScheduler(_, LookupProgress(is_final=True) as report):
+                self._touch(self._lookups.pop(report.lookup_id))
+            case host_events.ToStorage(_, WriteObjects() as order):
                 self._writes[order.batch_id] = _short_keys(order.keys)
                 self._pin(self._writes[order.batch_id])
-            case host_events.ToStorage(ReadObjects() as order):
+            case host_events.ToStorage(_, ReadObjects() as order):
                 self._reads[order.batch_id] = _short_keys(order.keys)
             case _:
                 pass
+
+    def _forget(self) -> None:
+        """Another Scheduler's link: what was dropped in between was told to nobody, and its leases stay pinned."""
+        self._lookups.clear()
+        self._leases.clear()
+        self._ready.clear()
+        self._uses.clear()
+        self._chains.clear()
 
     def _touch(self, chain: list[bytes]) -> None:
         serial = next(self._serial)

@@ -3,16 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from raydix.ids import AskingId
 from raydix.runtime.cache import host_events
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
-from tests.simulation.cluster import Cluster, Faults
+from tests.simulation.checks import check_idle
+from tests.simulation.cluster import Cluster
+from tests.simulation.faults import Faults
 from tests.simulation.ranks import expected_output
-from tests.simulation.workload import BASE_SETTINGS, STORAGE, check_idle
+from tests.simulation.workload import BASE_SETTINGS, STORAGE
 
 PATIENT = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
 PAGES = [token % 7 for token in range(41)]
@@ -37,7 +38,7 @@ def cluster_with(
 def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:
     """Send a prompt."""
     message = SubmitRequest(
-        asking=AskingId(len(cluster.answers)),
+        asking=cluster.client("client").next_asking(),
         request_id=name,  # type: ignore[arg-type]
         token_ids=int32_array(prompt),
         sampling=DeviceSampling(seed=0),

@@ -1,0 +1,77 @@
+"""What must hold after every run of the simulation."""
+
+from tests.simulation.client_links import Answer
+from tests.simulation.cluster import Cluster
+from tests.simulation.ranks import expected_output
+
+_WAITS = ("leases_wanted", "lookups_open", "lookups_due", "l2_claimed_pages", "num_requests_waiting")
+"""Figures of the Scheduler that say what it waits for, ..."""
+_HOLDS = ("transfers_in_flight", "l1_locked_pages", "num_requests_running")
+"""... and what it holds."""
+_HOST_HOLDS = ("leases", "pages_quarantined", "lookups", "pages_reading", "pages_staged")
+
+
+def check_answers(cluster: Cluster) -> None:
+    """Every answer is a prefix of what the tokens alone demand, complete unless it was ended, and accounted for."""
+    for answer in cluster.history:
+        _check_answer(answer, cluster.settings.max_model_len)
+
+
+def _check_answer(answer: Answer, max_model_len: int) -> None:
+    submit = answer.submit
+    name = f"asking {submit.asking} of {answer.link.client_id}, {submit.request_id}"
+    prompt = submit.token_ids.tolist()
+    expected = expected_output(prompt, len(answer.tokens), submit.cache_salt)
+    assert answer.tokens == expected, f"{name}: {answer.tokens} instead of {expected}"
+
+    room = max_model_len - len(prompt)
+    max_tokens = room if submit.max_tokens is None else min(room, submit.max_tokens)
+    assert len(answer.tokens) <= max_tokens
+    stops = [index for index, token in enumerate(answer.tokens) if token in submit.stop_token_ids]
+    assert stops in ([], [len(answer.tokens) - 1]), f"{name} went on after a stop token"
+    if answer.ending == "length":
+        assert len(answer.tokens) == max_tokens, f"{name} has {len(answer.tokens)} of {max_tokens} tokens"
+
+    if answer.tokens or answer.ending == "abort":
+        assert answer.sources is not None, f"{name} was not told where its prompt came from"
+        assert sum(answer.sources.values()) == len(prompt), f"{name}: {answer.sources}, {len(prompt)} tokens"
+
+
+def check_idle(cluster: Cluster) -> None:
+    """Nothing is held or waited for by anybody once all has ended, and everything that was asked is answered."""
+    unanswered = [answer.asked for answer in (*cluster.history, *cluster.hints) if answer.ending is None]
+    assert not unanswered, unanswered
+    assert cluster.num_overdue_kills == 0, "a healthy rank was killed for being late"
+    _check_core(cluster)
+    _check_host(cluster)
+
+
+def _check_core(cluster: Cluster) -> None:
+    core = cluster.core
+    core.check()
+    stats = core.stats()
+    assert core.is_idle, stats
+    assert stats["ranks_attached"] == len(cluster.ranks)
+    assert not any(stats[name] for name in (*_WAITS, *_HOLDS)), {name: stats[name] for name in (*_WAITS, *_HOLDS)}
+    assert stats["l1_used_pages"] == stats["l1_cached_pages"]
+
+
+def _check_host(cluster: Cluster) -> None:
+    if cluster.host_memory is None:
+        return
+    host = cluster.host
+    assert host is not None
+    host.check()
+    figures = host.stats()
+    assert figures["pages_filling"] == figures["pages_granted"], figures
+    assert figures["pages_granted"] == cluster.core.stats()["l2_granted_pages"], figures
+    assert not any(figures[name] for name in _HOST_HOLDS), figures
+
+
+def sources_of(cluster: Cluster) -> dict[str, int]:
+    """Prompt tokens of all requests, by source."""
+    totals: dict[str, int] = {}
+    for answer in cluster.history:
+        for source, num_tokens in (answer.sources or {}).items():
+            totals[source] = totals.get(source, 0) + num_tokens
+    return totals

@@ -1,0 +1,25 @@
+"""How the simulated world misbehaves."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Faults:
+    """Times are virtual seconds, and means of what is drawn."""
+
+    link_delay_s: float = 0.002
+    turn_s: float = 0.0002
+    """What has arrived waits for so long until the Scheduler or HostMemory takes it."""
+    step_s: float = 0.010
+    copy_s: float = 0.020
+    storage_s: float = 0.030
+    storage_failure_fraction: float = 0.0
+    storage_full_fraction: float = 0.0
+    """Of writes."""
+    bad_object_fraction: float = 0.0
+    linger_s: float = 0.100
+    """A killed process may go on copying for so long after its links have closed."""
+    reconnect_s: float = 0.010
+    """Who has lost a link dials anew after so long, half of the time at once."""
+    outbox_bytes: int = 4096
+    """A client that has not read so much is given up."""

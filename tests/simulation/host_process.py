@@ -1,0 +1,164 @@
+"""HostMemory as a process: the real core on the node's arena, its links, its death."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
+
+from raydix.ids import ConnectionId
+from raydix.runtime.cache import host_events
+from raydix.runtime.cache.host_events import HostSettings, StorageSettings
+from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.messages.arrays import int32_array
+from tests.simulation.links import End, Link, Turns
+from tests.simulation.touch_order import TouchOrderWatch
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+_LOOK_AGAIN_S = 0.01
+
+
+class HostProcess:
+    """Owns: HostMemory's core while its process lives, and its ends of links."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.core: HostMemoryCore | None = None
+        self.lost_counters: Counter[str] = Counter()
+        """Of the cores that were killed."""
+        self._links: dict[ConnectionId, Link] = {}
+        self._scheduler: Link | None = None
+        self._storage: Link | None = None
+        self._start(is_first=True)
+
+    def _start(self, *, is_first: bool) -> None:
+        """A new process, on a new arena or on the one that its predecessor left."""
+        cluster = self._cluster
+        self.core = HostMemoryCore(
+            cluster.geometry,
+            HostSettings(
+                page_size=cluster.settings.page_size,
+                storage=cluster.storage_settings or StorageSettings(),
+                has_storage=cluster.storage is not None and cluster.storage.is_in_use,
+            ),
+            None if is_first else int32_array(cluster.generations),
+        )
+        self._watch = TouchOrderWatch()
+        self._turns = Turns(
+            cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick()
+        )
+        self._dial_scheduler()
+
+    def kill(self) -> None:
+        """SIGKILL: the index is lost, the arena stays. The next process waits for all copies to end."""
+        if self.core is None:
+            return
+        self._cluster.num_faults["HostMemory killed"] += 1
+        self.lost_counters.update(self.core.counters)
+        self.core = None
+        self._turns.stop()
+        for link in (self._scheduler, self._storage):
+            if link is not None:
+                link.close()
+        self._scheduler = self._storage = None
+        self._links.clear()
+        self._cluster.after(self._cluster.clock.draw(0.2), self._restart)
+
+    def _restart(self) -> None:
+        storage = self._cluster.storage
+        is_copying = storage is not None and storage.is_busy
+        if is_copying or self._cluster.processes.is_any_lingering:
+            self._cluster.after(_LOOK_AGAIN_S, self._restart)
+        else:
+            self._start(is_first=False)
+
+    def pause(self, duration_s: float) -> None:
+        """SIGSTOP, then SIGCONT: what the Scheduler sends is heard late."""
+        if self._scheduler is not None:
+            self._cluster.num_faults["HostMemory silent"] += 1
+            self._scheduler.hold_up(End.DIALLER, self._cluster.now_s + duration_s)
+
+    def flap(self) -> None:
+        """The link to the Scheduler breaks while both live."""
+        if self._scheduler is not None and self._scheduler.is_open:
+            self._cluster.num_faults["HostMemory link broken"] += 1
+            self._scheduler.close()
+
+    def take_now(self, event: host_events.HostEvent) -> None:
+        """A control call: the core, if there is one, takes this event at once."""
+        self._turns.take_now(event)
+
+    # Links -----------------------------------------------------------------------------------------------------
+
+    def _dial_scheduler(self) -> None:
+        core = self.core
+        self._cluster.scheduler.connect(self._use_scheduler, lambda: self.core is core is not None)
+
+    def _use_scheduler(self, link: Link) -> None:
+        self._scheduler = self._links[link.number] = link
+        link.listen(End.DIALLER, partial(self._hear_scheduler, link), partial(self._lose_scheduler, link))
+        link.carry(End.ACCEPTOR, partial(self._cluster.scheduler.accept_host, link))
+        self._turns.post(host_events.SchedulerAttached(link.number))
+
+    def _hear_scheduler(self, link: Link, message: host_events.ToHost) -> None:
+        self._turns.post(host_events.FromScheduler(link.number, message))
+
+    def _lose_scheduler(self, link: Link) -> None:
+        if self._links.pop(link.number, None) is link:
+            # It may hear of the next link first: an earlier one counts as lost all the same.
+            if self._cluster.random.random() < 0.8:
+                self._turns.post(host_events.SchedulerLost(link.number))
+            self._cluster.after(self._cluster.draw_redial_s(), self._dial_scheduler)
+
+    def accept_storage(self, link: Link, pid: int) -> None:
+        """A storage actor says hello: none of its batches is in flight."""
+        if self._storage is not None:
+            self._storage.close()
+        self._storage = self._links[link.number] = link
+        link.listen(End.ACCEPTOR, partial(self._hear_storage, link), partial(self._lose_storage, link))
+        self._turns.post(host_events.StorageAttached(link.number, pid))
+
+    def _hear_storage(self, link: Link, message: host_events.ObjectsDone) -> None:
+        self._turns.post(host_events.FromStorage(link.number, message))
+
+    def _lose_storage(self, link: Link) -> None:
+        if self._links.pop(link.number, None) is link:
+            self._turns.post(host_events.StorageLost(link.number))
+
+    def link_of(self, connection: ConnectionId) -> Link | None:
+        """The link that an effect names, if it is still there."""
+        return self._links.get(connection)
+
+    # The core --------------------------------------------------------------------------------------------------
+
+    def _take(self, event: host_events.HostEvent) -> None:
+        assert self.core is not None
+        self._watch.hears(event)
+        for effect in self.core.handle(event, self._cluster.now_s):
+            self._watch.says(effect)
+            self._carry_out(effect)
+        if self._cluster.is_check_due():
+            self.core.check()
+
+    def _carry_out(self, effect: host_events.HostEffect) -> None:
+        match effect:
+            case host_events.SetGenerations():
+                self._cluster.generations[effect.host_page_ids] = effect.generations
+            case host_events.ToScheduler(connection, message):
+                self._send(connection, End.ACCEPTOR, message)
+            case host_events.ToStorage(connection, message):
+                self._send(connection, End.DIALLER, message)
+            case host_events.WatchProcess(pid):
+                turns = self._turns
+                self._cluster.processes.watch(pid, lambda: turns.post(host_events.ProcessExited(pid)))
+            case host_events.HostFlushed() | host_events.StorageFlushed() | host_events.StorageRetired():
+                pass
+            case _:
+                assert_never(effect)
+
+    def _send(self, connection: ConnectionId, to: End, message: object) -> None:
+        link = self.link_of(connection)
+        if link is not None:
+            link.send(to, message)

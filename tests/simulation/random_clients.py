@@ -1,0 +1,201 @@
+"""Clients that send prompts with common prefixes under a few names that they use again and again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from raydix.ids import AskingId, RequestId
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.plan import DeviceSampling
+from tests.simulation.client_links import CUT_OFF, Answer, ClientLink
+from tests.simulation.ranks import VOCABULARY
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.workload import Workload
+
+_HINTER = "hinter"
+_REFUSED = "BadRequest"
+_RETRY_S = 0.03
+
+
+class RandomClients:
+    """Owns: what is still to be sent, and which names are free.
+
+    A name is free once its request's last delta was heard, or as soon as its abort was sent. A client whose link has
+    closed connects anew and sends again what was open.
+    """
+
+    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+        self._cluster = cluster
+        self._workload = workload
+        self._random = random.Random(workload.seed + 1)
+        self._num_pending = workload.num_requests
+        self._num_prompts = 0
+        self._num_sent = 0
+        self._num_names = 0
+        self._free: dict[str, list[RequestId]] = {name: [] for name in ("a", "b", _HINTER)}
+        self._named: dict[Answer, RequestId] = {}
+        """Open askings by which a name is taken."""
+        self._links: list[ClientLink] = []
+        self._prefixes = [
+            self._tokens(self._random, self._random.choice(workload.prefix_tokens))
+            for _ in range(workload.num_prefixes)
+        ]
+        cluster.on_ending = self._on_ending
+        for _ in range(workload.num_requests):
+            cluster.after(self._random.uniform(0, workload.span_s), self._send_new)
+
+    def are_done(self) -> bool:
+        """Everything was sent and has ended."""
+        return not self._num_pending
+
+    # Trouble ---------------------------------------------------------------------------------------------------
+
+    def lose_one(self) -> None:
+        """The second client vanishes; what it sends later is sent by a new one of the same name."""
+        if self._cluster.scheduler.is_up:
+            self._cluster.num_faults["client lost"] += 1
+            self._cluster.client("b").vanish()
+
+    def flap_one(self) -> None:
+        """A client's link breaks."""
+        if self._cluster.scheduler.is_up:
+            self._cluster.num_faults["client link broken"] += 1
+            self._cluster.client(self._random.choice(["a", "b", _HINTER])).link.close()
+
+    def rest_one(self, duration_s: float) -> None:
+        """A client stops reading."""
+        if self._cluster.scheduler.is_up:
+            self._cluster.num_faults["client rested"] += 1
+            self._cluster.client(self._random.choice("ab")).rest(duration_s)
+
+    # Prompts ---------------------------------------------------------------------------------------------------
+
+    def _tokens(self, draw: random.Random, num_tokens: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(num_tokens)]
+
+    def _send_new(self) -> None:
+        # Drawn apart, so that what is asked for does not depend on the hints.
+        draw = random.Random(f"{self._workload.seed} {self._num_prompts}")
+        self._num_prompts += 1
+        if draw.random() < self._workload.hint_fraction:
+            self._send_hint(draw)
+
+        suffix = self._tokens(self._random, self._random.randrange(self._workload.max_suffix_tokens + 1))
+        prompt = self._random.choice(self._prefixes) + suffix
+        is_salted = self._random.random() < self._workload.salt_fraction
+        salt = self._random.choice(["salt", "pepper"]) if is_salted else None
+        self._send(prompt[: self._workload.settings.max_model_len - 1], salt)
+
+    def _send_hint(self, draw: random.Random) -> None:
+        if not self._cluster.scheduler.is_up:
+            return
+        tokens = draw.choice(self._prefixes) + self._tokens(draw, draw.randrange(20))
+        link = self._link(_HINTER)
+        name = self._take_name(_HINTER)
+        hint = PrefetchPrompt(asking=link.next_asking(), request_id=name, token_ids=int32_array(tokens))
+        answer = self._cluster.prefetch(hint, _HINTER)
+        self._named[answer] = name
+        if draw.random() < self._workload.abort_fraction:
+            self._cluster.after(draw.uniform(0, 0.4), lambda: self._end_early(answer))
+
+    def _send(self, prompt: list[int], cache_salt: str | None) -> None:
+        workload, draw = self._workload, self._random
+        client = draw.choice("ab")
+        message = SubmitRequest(
+            asking=AskingId(0),
+            request_id=RequestId(""),
+            token_ids=int32_array(prompt),
+            sampling=DeviceSampling(seed=0),
+            max_tokens=draw.choice([None, *range(1, workload.max_output_tokens)]),
+            stop_token_ids=(draw.randrange(VOCABULARY),) if draw.random() < workload.stop_fraction else (),
+            priority=draw.randrange(-2, 3) if draw.random() < workload.priority_fraction else 0,
+            cache_salt=cache_salt,
+            session_id=draw.choice([None, "s"]),
+            deadline_s=draw.uniform(0.05, 1.0) if draw.random() < workload.deadline_fraction else None,
+        )
+        self._submit(client, message)
+
+    def _submit(self, client: str, message: SubmitRequest) -> None:
+        """Send a message under a free name; once the Scheduler is up, if it is not."""
+        if not self._cluster.scheduler.is_up:
+            self._cluster.after(_RETRY_S, lambda: self._submit(client, message))
+            return
+        link = self._link(client)
+        name = self._take_name(client)
+        self._num_sent += 1
+        sampling = DeviceSampling(seed=self._num_sent)
+        sent = replace(message, asking=link.next_asking(), request_id=name, sampling=sampling)
+        answer = self._cluster.submit(sent, client)
+        self._named[answer] = name
+        if self._random.random() < self._workload.abort_fraction:
+            self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
+
+    def _end_early(self, answer: Answer) -> None:
+        """Abort or stop, although it may have ended long ago; often the name is taken to be free at once."""
+        end = self._random.choice([answer.link.abort, answer.link.stop])
+        if isinstance(answer.asked, PrefetchPrompt):
+            end = answer.link.abort
+        end(answer)
+        if answer.link.link.is_open and self._random.random() < 0.5:
+            self._free_name(answer)
+
+    # Names and links -------------------------------------------------------------------------------------------
+
+    def _take_name(self, client: str) -> RequestId:
+        """The name that came free last, or a new one if none is."""
+        if self._free[client]:
+            return self._free[client].pop()
+        self._num_names += 1
+        return RequestId(f"{client}{self._num_names}")
+
+    def _free_name(self, answer: Answer) -> None:
+        name = self._named.pop(answer, None)
+        if name is not None:
+            self._free[answer.link.name].append(name)
+
+    def _link(self, client: str) -> ClientLink:
+        link = self._cluster.client(client)
+        if link not in self._links:
+            self._links = [*(known for known in self._links if not known.is_forgotten), link]
+        return link
+
+    @property
+    def _takes_hints(self) -> bool:
+        settings = self._workload.settings
+        return settings.has_host_memory and settings.prefix_caching
+
+    def _may_collide(self, link: ClientLink) -> bool:
+        """An earlier link of this client was there a moment ago: the Scheduler may not have missed it yet."""
+        return any(known.name == link.name and known is not link for known in self._links)
+
+    # Endings ---------------------------------------------------------------------------------------------------
+
+    def _on_ending(self, answer: Answer) -> None:
+        self._free_name(answer)
+        is_request = isinstance(answer.asked, SubmitRequest)
+        if answer.ending == _REFUSED and (is_request or self._takes_hints):
+            assert self._may_collide(answer.link), f"{answer.asked} is refused"
+        if not is_request:
+            return
+        if answer.ending in (_REFUSED, CUT_OFF):
+            client, submit = answer.link.name, answer.submit
+            self._cluster.after(self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit))
+        elif not self._follows_up(answer):
+            self._num_pending -= 1
+
+    def _follows_up(self, answer: Answer) -> bool:
+        prompt = [*answer.submit.token_ids.tolist(), *answer.tokens]
+        room = self._workload.settings.max_model_len - 1 - len(prompt)
+        wants_more = self._random.random() < self._workload.follow_up_fraction
+        if answer.ending != "length" or not wants_more or room <= self._workload.max_suffix_tokens:
+            return False
+        prompt += self._tokens(self._random, 1 + self._random.randrange(self._workload.max_suffix_tokens))
+        self._cluster.after(
+            self._random.uniform(0, 0.5), lambda: self._send(prompt, answer.submit.cache_salt)
+        )
+        return True

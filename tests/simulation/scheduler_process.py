@@ -1,0 +1,178 @@
+"""The Scheduler as a process: the real core, its links, its clients' outboxes, and its death."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
+
+from raydix.ids import ClientId, ConnectionId
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.core import SchedulerCore
+from tests.simulation.client_links import ClientAsking, ClientLink
+from tests.simulation.links import End, Link, Turns
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster, ClusterRank
+
+_REDIAL_S = 0.01
+
+
+class SchedulerProcess:
+    """Owns: the Scheduler's core, whether its process is up, and the links that it has accepted."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.is_up = False
+        self.lost_counters: Counter[str] = Counter()
+        """Of the cores that were killed."""
+        self._dialled: list[Link] = []
+        self._links: dict[ConnectionId, Link] = {}
+        self._peers: dict[str, ConnectionId] = {}
+        """The latest link of each rank and of HostMemory."""
+        self._clients: dict[ClientId, ClientLink] = {}
+        self._leaving: dict[ClientId, ClientLink] = {}
+        """Their links have closed, and the core has not heard of it."""
+        self.start()
+
+    def start(self) -> None:
+        """A process with a new core; whoever waits for it may dial."""
+        self.core = SchedulerCore(self._cluster.settings)
+        self._turns = Turns(
+            self._cluster.clock,
+            self._cluster.faults,
+            self._take,
+            self.core.next_deadline_s,
+            events.Tick(),
+        )
+        self.is_up = True
+
+    def kill(self, down_s: float) -> None:
+        """SIGKILL: every link closes; a new process is there after `down_s`."""
+        if not self.is_up:
+            return
+        self._cluster.num_faults["Scheduler killed"] += 1
+        self.is_up = False
+        self.lost_counters.update({name: int(count) for name, count in self.core.stats().items()})
+        self._turns.stop()
+        for link in (*self._dialled, *(client.link for client in self._clients.values())):
+            link.close()
+        for client in (*self._clients.values(), *self._leaving.values()):
+            client.is_forgotten = True
+        for kept in (self._dialled, self._links, self._peers, self._clients, self._leaving):
+            kept.clear()
+        self._cluster.after(down_s, self.start)
+
+    def take_now(self, event: events.Event) -> None:
+        """A control call: the core takes this event at once."""
+        self._turns.take_now(event)
+
+    # Links -----------------------------------------------------------------------------------------------------
+
+    def connect(self, use: Callable[[Link], None], is_wanted: Callable[[], bool]) -> None:
+        """Somebody dials: `use` gets the link once the Scheduler is up, if it `is_wanted` by then."""
+        if not is_wanted():
+            return
+        if not self.is_up:
+            self._cluster.after(_REDIAL_S, lambda: self.connect(use, is_wanted))
+            return
+        link = self._cluster.new_link()
+        self._dialled = [*(known for known in self._dialled if known.is_open), link]
+        use(link)
+
+    def accept_rank(self, link: Link, rank: ClusterRank) -> None:
+        """A GPU actor says hello."""
+        number = rank.rank
+        attached = events.RankAttached(
+            rank=number, connection=link.number, incarnation=rank.incarnation, pid=rank.pid
+        )
+        lost = events.RankLost(rank=number, connection=link.number)
+        self._accept(f"rank {number}", link, attached, lost)
+        link.listen(
+            End.ACCEPTOR,
+            lambda message: self._turns.post(
+                events.RankMessage(rank=number, connection=link.number, message=message)
+            ),
+            lambda: self._lose(link, lost),
+        )
+
+    def accept_host(self, link: Link) -> None:
+        """HostMemory says hello."""
+        lost = events.HostLost(connection=link.number)
+        self._accept("host", link, events.HostAttached(connection=link.number), lost)
+        link.listen(
+            End.ACCEPTOR,
+            lambda message: self._turns.post(events.HostMessage(connection=link.number, message=message)),
+            lambda: self._lose(link, lost),
+        )
+
+    def accept_client(self, client: ClientLink) -> None:
+        """A client says hello."""
+        self._clients[client.client_id] = client
+        hear = partial(self.hear_client, client)
+        client.link.listen(End.ACCEPTOR, hear, lambda: self._lose_client(client))
+
+    def hear_client(self, client: ClientLink, message: ClientAsking) -> None:
+        """A client asks for something."""
+        if client.client_id in self._clients:
+            event = events.ClientMessage(client_id=client.client_id, message=message)
+            self._turns.post(event)
+
+    def _accept(self, peer: str, link: Link, attached: events.Event, lost: events.Event) -> None:
+        former = self._links.pop(self._peers.get(peer, ConnectionId(-1)), None)
+        if former is not None:
+            # The core may hear of the new link first: an earlier one counts as lost all the same.
+            former.close()
+        self._peers[peer] = link.number
+        self._links[link.number] = link
+        self._turns.post(attached)
+
+    def _lose(self, link: Link, lost: events.Event) -> None:
+        if self._links.pop(link.number, None) is link:
+            self._turns.post(lost)
+
+    def _lose_client(self, client: ClientLink) -> None:
+        if self._clients.pop(client.client_id, None) is client:
+            self._leaving[client.client_id] = client
+            self._turns.post(events.ClientGone(client_id=client.client_id))
+
+    def link_of(self, connection: ConnectionId) -> Link | None:
+        """The link that an effect names, if it is still there."""
+        return self._links.get(connection)
+
+    # The core --------------------------------------------------------------------------------------------------
+
+    def _take(self, event: events.Event) -> None:
+        for effect in self.core.handle(event, self._cluster.now_s):
+            self._carry_out(effect)
+        if isinstance(event, events.ClientGone):
+            self._leaving.pop(event.client_id).is_forgotten = True
+        if self._cluster.is_check_due():
+            self.core.check()
+        for client in tuple(self._clients.values()):
+            client.flush()
+
+    def _carry_out(self, effect: events.Effect) -> None:
+        match effect:
+            case events.SendPlan():
+                for connection in effect.connections:
+                    self._send(connection, effect.plan)
+            case events.SendHost():
+                self._send(effect.connection, effect.message)
+            case events.SendClient():
+                if (client := self._clients.get(effect.client_id)) is not None:
+                    client.add(effect.delta)
+            case events.SendTokens():
+                if (client := self._clients.get(effect.client_id)) is not None:
+                    client.add_tokens(effect.askings.tolist(), effect.token_ids.tolist())
+            case events.KillRank():
+                kill = partial(self._cluster.kill_overdue, effect.rank, effect.incarnation)
+                self._cluster.after(0.0, kill)
+            case _:
+                assert_never(effect)
+
+    def _send(self, connection: ConnectionId, message: object) -> None:
+        link = self.link_of(connection)
+        if link is not None:
+            link.send(End.DIALLER, message)
