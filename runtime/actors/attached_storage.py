@@ -92,7 +92,10 @@ class AttachedStorage:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`, which waits for the backend. Raises ConfigError if that cannot work, EngineDead if it has ended."""
+        """Do `work`, which waits for the backend.
+
+        Raises ConfigError if the backend cannot work, EngineDead if it has ended.
+        """
         assert self._task is not None, "it has been started"
         doing = asyncio.create_task(work)
         try:
@@ -144,8 +147,8 @@ class StorageSwitch:
     async def attach(self, section: L3Section) -> str | None:
         """Open this backend, then leave the one in use, then use this one. Returns the name of the one left.
 
-        Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory does not answer in time;
-        then the engine goes on with the backend that it had.
+        Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory does not answer in
+        time; then the engine goes on with the backend that it had.
         """
         async with self._switching:
             if self._has_ended:

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _QUIET_PASSES = 4
-"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in the next; one more."""
+"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in the next; and one."""
 _MAX_PASSES = 16
 """Peers that never stop talking do not put a deadline off for ever."""
 _LONG_TURN_S = 0.01
@@ -50,9 +50,9 @@ class Turns(Generic[Event, Effect]):
         finish: Callable[[float], float | None] = lambda now_s: None,
         on_fatal: Callable[[], None],
     ) -> None:
-        """`tick`: the event for a deadline that has come, all that was heard before it being taken. `finish(now_s)` ends each turn and may ask for the next one.
+        """`tick`: the event for a deadline that has come, all that was heard before it being taken.
 
-        A turn that raises is the actor's end: `on_fatal`.
+        `finish(now_s)` ends each turn and may ask for the next one. A turn that raises is the actor's end: `on_fatal`.
         """
         self._core: Core[Event, Effect] | None = None
         self._tick = tick

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from raydix.ids import PageKey, RequestId
-from raydix.runtime.cache.radix_tree import Lock, Match
+from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
@@ -109,27 +109,17 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
             lane.waiting.park(request, lacks=_first_lacking(replica, request, num_pages))
         return verdict
 
-    _begin(replica, lane, request, found, lock, load_pages, now_s)
-    return Verdict.ADMITTED
-
-
-def _begin(
-    replica: Replica,
-    lane: Lane,
-    request: RequestState,
-    found: Assessment,
-    lock: Lock,
-    load_pages: Int32Array,
-    now_s: float,
-) -> None:
-    """A request leaves the queue and runs, or waits for a lease on what is to be loaded into `load_pages`."""
     lane.waiting.discard(request)
     lane.end_promotion(request.request_id)
     replica.cancel_lookup(request)
     lane.admit(request, lock, found.match.page_ids[0].tolist() + load_pages.tolist())
-    if request.admitted_s is None:
-        request.admitted_s = now_s
+    request.note_admission(now_s)
+    _begin(replica, request, found)
+    return Verdict.ADMITTED
 
+
+def _begin(replica: Replica, request: RequestState, found: Assessment) -> None:
+    """An admitted request runs, or waits for a lease on what is to be loaded."""
     if found.num_l2_pages:
         replica.counters["load_decisions" if found.num_load_pages else "recompute_decisions"] += 1
     if found.num_load_pages:

@@ -107,8 +107,8 @@ class Lane:
         self.inspected: dict[bytes, tuple[PageKey, int]] = {}
         """Pages that go next and that L2 has or is to get: key and page id, by as much of the key as the mirror has."""
         self.lost: set[bytes] = set()
-        """Those of them that L2 has lost since. They are looked at with the next rows, for between two tiers that are both
-        full pages would else go to and fro for ever."""
+        """Those of them that L2 has lost since. They are looked at with the next rows: else pages would go to and fro
+        for ever between two tiers that are both full."""
         self.backing_up: set[PageKey] = set()
         self.num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""

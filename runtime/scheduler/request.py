@@ -113,6 +113,11 @@ class RequestState:
         self.run += 1
         self.slot, self.lock, self.table = slot, lock, table
 
+    def note_admission(self, now_s: float) -> None:
+        """It was admitted; the first time counts as the end of its queueing."""
+        if self.admitted_s is None:
+            self.admitted_s = now_s
+
     def end_run(self, phase: Phase) -> None:
         """The request holds nothing any more; what it held was given back by the lane."""
         self._reset_run()

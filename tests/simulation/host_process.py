@@ -46,9 +46,7 @@ class HostProcess:
             None if is_first else int32_array(cluster.generations),
         )
         self._watch = TouchOrderWatch()
-        self._turns = Turns(
-            cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick()
-        )
+        self._turns = Turns(cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick())
         self._dial_scheduler()
 
     def kill(self) -> None:

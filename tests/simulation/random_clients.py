@@ -195,7 +195,5 @@ class RandomClients:
         if answer.ending != "length" or not wants_more or room <= self._workload.max_suffix_tokens:
             return False
         prompt += self._tokens(self._random, 1 + self._random.randrange(self._workload.max_suffix_tokens))
-        self._cluster.after(
-            self._random.uniform(0, 0.5), lambda: self._send(prompt, answer.submit.cache_salt)
-        )
+        self._cluster.after(self._random.uniform(0, 0.5), lambda: self._send(prompt, answer.submit.cache_salt))
         return True

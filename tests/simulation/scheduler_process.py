@@ -84,16 +84,12 @@ class SchedulerProcess:
     def accept_rank(self, link: Link, rank: ClusterRank) -> None:
         """A GPU actor says hello."""
         number = rank.rank
-        attached = events.RankAttached(
-            rank=number, connection=link.number, incarnation=rank.incarnation, pid=rank.pid
-        )
+        attached = events.RankAttached(rank=number, connection=link.number, incarnation=rank.incarnation, pid=rank.pid)
         lost = events.RankLost(rank=number, connection=link.number)
         self._accept(f"rank {number}", link, attached, lost)
         link.listen(
             End.ACCEPTOR,
-            lambda message: self._turns.post(
-                events.RankMessage(rank=number, connection=link.number, message=message)
-            ),
+            lambda message: self._turns.post(events.RankMessage(rank=number, connection=link.number, message=message)),
             lambda: self._lose(link, lost),
         )
 

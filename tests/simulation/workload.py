@@ -245,5 +245,3 @@ def change_weather(faults: Faults, draw: random.Random) -> None:
     faults.storage_failure_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 1.0])
     faults.storage_full_fraction = draw.choice([0.0, 0.0, 0.0, 0.0, 0.5, 1.0])
     faults.bad_object_fraction = draw.choice([0.0, 0.0, 0.1, 0.3])
-
-

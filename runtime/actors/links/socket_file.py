@@ -13,8 +13,8 @@ _MAX_ATTEMPTS = 100
 class SocketFile:
     """Owns: the right to put a socket at a path, from the constructor to `remove`, or to the end of the process.
 
-    A socket that an owner left there when it died may be replaced. Whether one lives is not asked of the socket: that of
-    a stopped or busy process may refuse a connection, too. Raises AddressTaken.
+    A socket that an owner left there when it died may be replaced. Whether one lives is not asked of the socket: that
+    of a stopped or busy process may refuse a connection, too. Raises AddressTaken.
     """
 
     def __init__(self, path: str) -> None:
