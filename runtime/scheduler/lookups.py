@@ -68,8 +68,9 @@ class Lookups:
     """Owns: which lookups are open and for whom, who is to ask next, and the pages of L2 that they claim.
 
     What comes from L3 takes room in L2 until its request has loaded it, and that room belongs to those whose turn is
-    next: lookups are sent in the order of the queue while the pages that they may bring fit. The first always fits.
-    Pages that several requests want count once.
+    next: lookups are sent in the order of the queue while the pages that they may bring fit. Pages that several
+    requests want count once. The first waits only for claims that end without it: not for those of others who wait for
+    their own turn behind it.
     """
 
     def __init__(self) -> None:
@@ -118,12 +119,15 @@ class Lookups:
 
     def enqueue(self, request: RequestState, pages: Pages, key: OrderKey) -> None:
         """A request is to be looked up in its turn, which may bring `pages` from L3."""
+        if request.request_id in self._claims:
+            # From now on its claim ends after its turn, which whoever is first need not wait for.
+            self._blocked = None
         self._wanted[request.request_id] = pages
         self._turns.put(request, key)
 
     def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
-        """L2 had no room for a request's pages. False: nobody else has a claim that could end, so it is in vain."""
-        if self._claims.keys() <= {request.request_id}:
+        """L2 had no room for a request's pages. False: no other claim ends before its turn, so it is in vain."""
+        if not self._may_others_end(request.request_id):
             return False
         self._retries_after[request.request_id] = self._num_ended
         self.enqueue(request, pages, key)
@@ -141,7 +145,8 @@ class Lookups:
             return None
         name = request.request_id
         pages = self._wanted[name]
-        if self._retries_after.get(name) == self._num_ended or not self._fits(name, pages):
+        has_no_room = self._retries_after.get(name) == self._num_ended or not self._fits(pages)
+        if has_no_room and self._may_others_end(name):
             self._blocked = name, self._num_ended
             return None
         self.withdraw(request)
@@ -177,10 +182,13 @@ class Lookups:
         if due != self._wanted.keys() or not due <= waiting or not self._retries_after.keys() <= due:
             raise AccountingError(f"{len(due)} lookups are due, {len(self._wanted)} sizes known, {len(waiting)} wait")
 
-    def _fits(self, name: RequestId, pages: Pages) -> bool:
-        others = self._claims.keys() - {name}
+    def _fits(self, pages: Pages) -> bool:
         num_new = sum(page not in self._num_claims for page in pages)
-        return not num_new or not others or len(self._num_claims) + num_new <= self.max_claimed_pages
+        return not num_new or len(self._num_claims) + num_new <= self.max_claimed_pages
+
+    def _may_others_end(self, name: RequestId) -> bool:
+        """Some other claim will end by itself: its request does not wait for another turn to be looked up."""
+        return any(other != name and other not in self._wanted for other in self._claims)
 
     def _claim(self, name: RequestId, pages: Pages) -> None:
         former = self._claims.pop(name, ())
@@ -195,4 +203,5 @@ class Lookups:
                 del counts[page]
             else:
                 counts[page] -= 1
-        self._num_ended += len(counts) < num_before
+        # One that ends counts even if others claim the same pages: it is waited for no longer.
+        self._num_ended += len(counts) < num_before or (bool(former) and not pages)
