@@ -224,6 +224,9 @@ class SchedulerCore:
                 replica.fail(request, FailureKind.ENGINE_DEAD, text)
             else:
                 replica.requeue(request)
+        # Their leases may still be answered: the pages that these were for are gone by then.
+        for name in list(lane.promotions):
+            lane.end_promotion(name)
         lane.attached.clear()
         lane.is_warm = False
         lane.reset()

@@ -10,7 +10,7 @@ from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver, mirror_keys
 from tests.runtime.scheduler.storage_cluster import PAGES, ask, cluster_with, flush, serve, settle
-from tests.simulation.cluster import Faults
+from tests.simulation.faults import Faults
 
 PROMPT = list(range(33))
 NUM_PAGES = 8
@@ -297,6 +297,28 @@ def test_lease_that_comes_after_its_promotion_has_ended_goes_back() -> None:
     driver.hear_host(host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages))
     [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
     assert released.lease_ids == (lease.lease_id,)
+
+
+def test_lease_of_a_part_that_went_with_its_rank_is_nobodys() -> None:
+    driver = driver_with()
+    name = waiting(driver)
+    arrive(driver, name, 3)
+    lease = next(message for message in driver.to_host if isinstance(message, host.LeasePages))
+    driver.lose_rank(0)
+    driver.to_host.clear()
+    pages = int32_array(range(3))
+    driver.hear_host(host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages))
+    [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
+    assert released.lease_ids == (lease.lease_id,)
+
+
+def test_part_that_went_with_its_rank_is_not_given_back_when_its_lease_is_given_up() -> None:
+    driver = driver_with()
+    arrive(driver, waiting(driver), 3)
+    driver.lose_rank(0)
+    driver.attach_rank(0, incarnation=2)
+    driver.wait(101.0)
+    assert driver.core.stats()["host_silences"] == 1
 
 
 def test_pipeline_on_slow_storage_with_the_real_host_memory() -> None:
