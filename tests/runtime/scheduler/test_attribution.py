@@ -1,5 +1,6 @@
 """Every prompt token has a source, and every computed one a reason that `explain` gives."""
 
+import random
 from typing import Any
 
 import pytest
@@ -111,3 +112,26 @@ def test_page_that_left_l1_for_l2_while_the_request_waited_counts_as_l1() -> Non
     driver.run()
     assert driver.answers[name].sources == {"l1": 8, "computed:not_found": 8, "computed:partial_page": 1}
     assert driver.core.stats()["loaded_pages"] == 2
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_prompts_that_share_nothing_report_nothing_cached_however_often_they_are_retracted(seed: int) -> None:
+    draw = random.Random(seed)
+    num_pages = draw.choice([12, 16, 20, 24])
+    driver = CoreDriver(
+        has_host_memory=True,
+        num_pages=num_pages,
+        max_model_len=4 * num_pages,
+        prefill_budget_tokens=draw.choice([4, 8]),
+    )
+    for index in range(6):
+        prompt = [1000 * index + position for position in range(draw.choice([4, 8, 20, 30]))]
+        driver.submit(prompt, max_tokens=draw.choice([4, 20, 30]), priority=draw.choice([0, 0, 1]))
+        for _ in range(draw.randrange(5)):
+            driver.host_turn()
+            driver.finish_copies()
+            if driver.plans[0]:
+                driver.step()
+    driver.run()
+    for answer in driver.answers.values():
+        assert not {"l1", "l2", "l3"} & set(answer.sources or {})

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raydix.ids import ConnectionId
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepResult
@@ -235,3 +236,58 @@ def test_requests_of_a_lane_without_ranks_move_to_the_first_that_gets_some() -> 
     driver.attach_rank(1)
     driver.run()
     assert [driver.answers[name].ending for name in names] == ["length"] * 4
+
+
+def test_request_that_ends_every_rank_it_runs_on_fails_alone_and_the_others_are_answered() -> None:
+    driver = CoreDriver(max_running_requests=4)
+    names = [driver.submit([index] * 9, max_tokens=3, name=f"innocent {index}") for index in range(3)]
+    driver.submit([9] * 9, max_tokens=3, name="killer")
+    num_losses = 0
+    for _ in range(60):
+        if not driver.plans[0]:
+            break
+        if "killer" in driver.rows(driver.plans[0][0]):
+            driver.lose_rank(0)
+            num_losses += 1
+            driver.attach_rank(0, incarnation=1 + num_losses)
+        else:
+            driver.step()
+    assert num_losses == 3
+    assert driver.answers["killer"].ending == "EngineDead"
+    assert [driver.answers[name].ending for name in names] == ["length"] * 3
+
+
+def test_losses_that_tokens_lie_between_end_nobody() -> None:
+    driver = CoreDriver()
+    name = driver.submit([1] * 9, max_tokens=12)
+    for incarnation in range(2, 8):
+        driver.step()
+        driver.step()
+        driver.lose_rank(0)
+        driver.attach_rank(0, incarnation=incarnation)
+    driver.run()
+    assert driver.answers[name].ending == "length"
+    assert driver.answers[name].tokens == [1] * 12
+
+
+def test_process_that_says_hello_anew_is_told_to_be_drained() -> None:
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.submit(PROMPT, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    driver.lose_rank(0)
+    assert [message.pid for message in driver.to_host if isinstance(message, host.AbandonPages)] == [100]
+    driver.to_host.clear()
+    driver.attach_rank(0)
+    assert [message.pid for message in driver.to_host if isinstance(message, host.ProcessDrained)] == [100]
+
+
+def test_nothing_is_said_to_a_host_memory_over_another_connection_than_it_is_about() -> None:
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.fill_l2(PROMPT)
+    driver.submit(PROMPT, max_tokens=1)
+    earlier = driver.host_connection
+    effects = driver.core.handle(events.HostAttached(connection=ConnectionId(77)), driver.now_s)
+    about = {effect.connection for effect in effects if isinstance(effect, events.SendHost)}
+    assert about <= {ConnectionId(77)}
+    assert earlier not in about

@@ -9,6 +9,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import StorageStatus, split_keys
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.lane import MAX_TRANSFER_ID
 from raydix.runtime.scheduler.settings import WritePolicy
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
@@ -295,3 +296,25 @@ def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
             num_ticks += 1
             driver.now_s = max(driver.now_s, due_s)
             driver.send_tick()
+
+
+def test_transfer_ids_start_over_before_they_outgrow_their_column() -> None:
+    driver = CoreDriver(has_host_memory=True)
+    lane = driver.core._replica.lanes[0]
+    lane._num_transfers = MAX_TRANSFER_ID - 1
+    for start in range(6):
+        driver.submit([start] * 13, max_tokens=1)
+        driver.run()
+    assert lane.next_transfer_id() < 100
+    assert all(answer.ending == "length" for answer in driver.answers.values())
+
+
+def test_transfer_id_that_is_in_flight_is_not_given_again() -> None:
+    driver = CoreDriver(has_host_memory=True)
+    driver.submit([1] * 13, max_tokens=1)
+    driver.host_turn()
+    driver.step()
+    lane = driver.core._replica.lanes[0]
+    (in_flight,) = lane.transfers
+    lane._num_transfers = MAX_TRANSFER_ID + in_flight - 1
+    assert lane.next_transfer_id() == in_flight + 1
