@@ -89,6 +89,7 @@ METRICS: Mapping[str, Metric] = {
         _gauge("l2_used_bytes", "Bytes of READY host pages."),
         _counter("l2_evicted_pages_total", "Pages that left L2."),
         _gauge("kv_leases_active", "Leases on host pages."),
+        _counter("l2_stale_events_total", "What earlier links brought to HostMemory, which was dropped."),
         _counter("l3_batches_total", "Batches that the storage actor has answered.", "backend", "op"),
         _counter("l3_batch_seconds_total", "Time that they took once a thread had taken them.", "backend", "op"),
         _counter("l3_objects_total", "Objects of these batches by result.", "backend", "op", "result"),

@@ -57,6 +57,7 @@ _HOST: Table = {
     "ready_bytes": ("l2_used_bytes", ()),
     "pages_dropped": ("l2_evicted_pages_total", ()),
     "leases": ("kv_leases_active", ()),
+    "stale_events": ("l2_stale_events_total", ()),
     "l3_breaker_trips": ("l3_breaker_trips_total", ()),
     "l3_overdue_batches": ("l3_overdue_batches_total", ()),
     "l3_pages_known_missing": ("l3_known_missing_pages_total", ()),

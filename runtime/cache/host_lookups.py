@@ -21,6 +21,8 @@ from raydix.runtime.messages.host import (
     split_keys,
 )
 
+_FORGOTTEN_AT_ONCE = 256
+
 
 class HostLookups:
     """Owns: lookups that are not final, and the searches under way for them.
@@ -54,6 +56,10 @@ class HostLookups:
         self._finds: dict[BatchId, OpenLookup] = {}
         self._num_hint_reads = 0
         """Of all open hints."""
+        self._forgotten: list[OpenLookup] = []
+        """Of a Scheduler that is gone. To free thousands of chains at once would take tens of
+        milliseconds.
+        """
 
     @property
     def num_lookups(self) -> int:
@@ -125,6 +131,7 @@ class HostLookups:
 
     def cancel_all(self) -> None:
         """The Scheduler is gone: forget its lookups without a report."""
+        self._forgotten.extend(self._lookups.values())
         self._lookups.clear()
         self._changed.clear()
         self._finds.clear()
@@ -144,6 +151,8 @@ class HostLookups:
 
     def dispatch(self, now_s: float) -> None:
         """Order reads, the oldest lookup's first, while not too many are in flight."""
+        del self._forgotten[-_FORGOTTEN_AT_ONCE:]
+
         for urgency, turns in self._turns.items():
             max_batches = -(-self._settings.max_read_batches // (1 + urgency))
             while turns and not (self._orders.is_readable and self._reads.num_current >= max_batches):

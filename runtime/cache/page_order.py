@@ -1,4 +1,6 @@
-"""The order in which unread host pages go, and the names of READY ones: neither ever pauses to grow."""
+"""The order in which unread host pages go, and the names of READY ones: neither ever pauses to
+grow.
+"""
 
 from array import array
 from collections.abc import Iterator
@@ -62,7 +64,9 @@ class PageOrder:
 
 
 class PageNames:
-    """Owns: which page holds each name of a group, in many small dicts, each of which grows quickly."""
+    """Owns: which page holds each name of a group, in many small dicts, each of which grows
+    quickly.
+    """
 
     def __init__(self) -> None:
         self._shards: list[dict[PageKey, HostPageId]] = [{} for _ in range(_NUM_SHARDS)]

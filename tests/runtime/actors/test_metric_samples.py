@@ -106,7 +106,7 @@ def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> Non
     counted += tuple(f"{what}_{part}_s" for what in ("load", "prefill") for part in ("predicted", "measured", "error"))
     scheduler_figures = {**scheduler_core.stats(), **dict.fromkeys(counted, 1)}
     host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))
-    host_counted = ("pages_dropped", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_known_missing")
+    host_counted = ("pages_dropped", "stale_events", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_known_missing")
     host_counted += ("l3_writes_dropped_full", "l3_writes_dropped_failed", "l3_writes_retried", "l3_overdue_batches")
     host_figures = {**host_core.stats(), **dict.fromkeys(host_counted, 1)}
 
