@@ -47,6 +47,11 @@ class HostIndex:
         """KV groups."""
         return len(self._groups)
 
+    @property
+    def num_pages(self) -> int:
+        """Page ids of the arena."""
+        return self._pages.num_pages
+
     def find(self, group: int, key: PageKey) -> HostPageId | None:
         """The READY page that holds `key`."""
         return self._groups[group].ready.find(key)

@@ -63,6 +63,11 @@ class HostPages:
 
     # Queries ---------------------------------------------------------------------------------------------------
 
+    @property
+    def num_pages(self) -> int:
+        """Page ids of the arena."""
+        return len(self._states)
+
     def state(self, page_id: HostPageId) -> PageState:
         """A page's state."""
         return PageState(self._states[page_id])

@@ -79,6 +79,11 @@ class PageNames:
         for shard in self._shards:
             yield from shard
 
+    def page_ids(self) -> Iterator[HostPageId]:
+        """All pages that have a name; O(pages)."""
+        for shard in self._shards:
+            yield from shard.values()
+
     def find(self, key: PageKey) -> HostPageId | None:
         """The page that holds `key`."""
         return self._shards[key[-1] % _NUM_SHARDS].get(key)

@@ -1,5 +1,6 @@
 """Pages that were fetched from L3 and wait to be leased."""
 
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,13 +8,7 @@ from dataclasses import dataclass
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LookupId, PageKey
 from raydix.runtime.cache.host_index import HostIndex
-
-
-@dataclass(slots=True, eq=False)
-class _Pin:
-    page_id: HostPageId
-    num_lookups: int = 0
-    """For which it is kept."""
+from raydix.runtime.cache.page_order import PageNames
 
 
 @dataclass(slots=True, eq=False)
@@ -21,8 +16,8 @@ class _Stage:
     """What is kept for one lookup."""
 
     group: int
-    pins: dict[PageKey, _Pin]
-    """In prefix order once the lookup has ended; a pin may have been released in the meantime."""
+    pins: dict[PageKey, int]
+    """By number, in prefix order once the lookup has ended; some may have been released by now."""
     until_s: float = 0.0
     """Once the lookup has ended."""
 
@@ -42,7 +37,13 @@ class StagedPages:
         self._max_pages = max_pages
         self._grace_s = grace_s
         self._piece_pages = piece_pages
-        self._pins: list[dict[PageKey, _Pin]] = [{} for _ in max_pages]
+        self._pinned = [PageNames() for _ in max_pages]
+        # Columns by page id, as an object per pin would cost a pause whenever Python looks for garbage.
+        self._pins = array("q", bytes(8 * index.num_pages))
+        """The number of a page's pin, which no other pin ever has; of the last one if it is not pinned."""
+        self._num_lookups = array("i", bytes(4 * index.num_pages))
+        """For which a page is kept."""
+        self._last_pin = 0
         self._open: dict[LookupId, _Stage] = {}
         """Of lookups that are not final."""
         self._ended: OrderedDict[LookupId, _Stage] = OrderedDict()
@@ -53,7 +54,7 @@ class StagedPages:
     @property
     def num_groups(self) -> int:
         """KV groups."""
-        return len(self._pins)
+        return len(self._pinned)
 
     def max_pages(self, group: int) -> int:
         """How many pages of a group may be staged."""
@@ -61,12 +62,12 @@ class StagedPages:
 
     def num_left(self, group: int) -> int:
         """How many more pages of a group may be staged."""
-        return self._max_pages[group] - len(self._pins[group])
+        return self._max_pages[group] - len(self._pinned[group])
 
     @property
     def num_pins(self) -> int:
         """Pins in all groups."""
-        return sum(map(len, self._pins))
+        return sum(map(len, self._pinned))
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -80,33 +81,44 @@ class StagedPages:
 
     def add(self, lookup_id: LookupId, group: int, key: PageKey) -> None:
         """Keep the READY page of a key for a lookup that is not final."""
-        pin = self._pins[group].get(key)
-        if pin is None:
-            page_id = self._index.find(group, key)
-            assert page_id is not None
-            self._index.pin(page_id)
-            pin = self._pins[group][key] = _Pin(page_id)
+        page_id = self._pinned[group].find(key)
+        if page_id is None:
+            page_id = self._pin(group, key)
         stage = self._open.setdefault(lookup_id, _Stage(group, {}))
-        if stage.pins.get(key) is not pin:
-            stage.pins[key] = pin
-            pin.num_lookups += 1
+        if stage.pins.get(key) != self._pins[page_id]:
+            stage.pins[key] = self._pins[page_id]
+            self._num_lookups[page_id] += 1
+
+    def _pin(self, group: int, key: PageKey) -> HostPageId:
+        page_id = self._index.find(group, key)
+        assert page_id is not None
+        self._index.pin(page_id)
+        self._pinned[group].add(key, page_id)
+        self._last_pin += 1
+        self._pins[page_id] = self._last_pin
+        self._num_lookups[page_id] = 0
+        return page_id
 
     def end(self, lookup_id: LookupId, group: int, keys: Iterable[PageKey], now_s: float) -> None:
         """A lookup is final: keep what is staged of `keys`, by whomever, for some time, and nothing
         else for it.
         """
         assert lookup_id not in self._ended
-        pins = {key: pin for key in keys if (pin := self._pins[group].get(key)) is not None}
         stage = self._open.pop(lookup_id, _Stage(group, {}))
-        for key, pin in pins.items():
-            if stage.pins.get(key) is pin:
+        ended = _Stage(group, {}, now_s + self._grace_s)
+        for key in keys:
+            page_id = self._pinned[group].find(key)
+            if page_id is None:
+                continue
+            ended.pins[key] = self._pins[page_id]
+            if stage.pins.get(key) == self._pins[page_id]:
                 del stage.pins[key]
             else:
-                pin.num_lookups += 1
+                self._num_lookups[page_id] += 1
         if stage.pins:
             self._dismiss(stage)
-        if pins:
-            self._ended[lookup_id] = _Stage(group, pins, now_s + self._grace_s)
+        if ended.pins:
+            self._ended[lookup_id] = ended
 
     def cancel(self, lookup_id: LookupId) -> None:
         """Nobody waits for this lookup any more, be it final or not."""
@@ -122,8 +134,14 @@ class StagedPages:
 
     def release(self, group: int, keys: Iterable[PageKey]) -> None:
         """Unpin those of a chain's pages that are staged, whoever they are kept for."""
-        pins = self._pins[group]
-        self._index.unpin([pins.pop(key).page_id for key in keys if key in pins])
+        pinned = self._pinned[group]
+        page_ids = []
+        for key in keys:
+            page_id = pinned.find(key)
+            if page_id is not None:
+                pinned.remove(key)
+                page_ids.append(page_id)
+        self._index.unpin(page_ids)
 
     def expire(self, now_s: float) -> None:
         """End the pins that nobody wants any more, as of now, but only a piece of them if they are
@@ -146,13 +164,14 @@ class StagedPages:
         if stage is not None:
             self._dismissed.append(stage)
 
-    def _drop(self, group: int, key: PageKey, pin: _Pin) -> None:
-        pin.num_lookups -= 1
-        # A pin that was released is not on record any more, though the key may have another one by
-        # now.
-        if pin.num_lookups == 0 and self._pins[group].get(key) is pin:
-            del self._pins[group][key]
-            self._index.unpin((pin.page_id,))
+    def _drop(self, group: int, key: PageKey, pin: int) -> None:
+        page_id = self._pinned[group].find(key)
+        # The pin may have been released, and the key pinned anew.
+        if page_id is None or self._pins[page_id] != pin:
+            return
+        self._num_lookups[page_id] -= 1
+        if self._num_lookups[page_id] == 0:
+            self.release(group, (key,))
 
     def check(self) -> None:
         """Raises AccountingError unless every pin is kept for as many lookups as it says, and for
@@ -160,9 +179,8 @@ class StagedPages:
         """
         stages = (*self._open.values(), *self._ended.values(), *self._dismissed)
         num_lookups = Counter(pin for stage in stages for pin in stage.pins.values())
-        kept = [pin for pins in self._pins for pin in pins.values()]
-        for pin in {*kept, *num_lookups}:
-            if pin.num_lookups != num_lookups[pin] or not pin.num_lookups:
-                raise AccountingError(
-                    f"host page {pin.page_id} is staged for {num_lookups[pin]} lookups; {pin.num_lookups} on record"
-                )
+        for pinned in self._pinned:
+            for page_id in pinned.page_ids():
+                counted, kept = num_lookups[self._pins[page_id]], self._num_lookups[page_id]
+                if counted != kept or not kept:
+                    raise AccountingError(f"host page {page_id} is staged for {counted} lookups; {kept} on record")
