@@ -111,7 +111,6 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
 
     lane.waiting.discard(request)
     lane.end_promotion(request.request_id)
-    replica.cancel_lookup(request)
     lane.admit(request, lock, found.match.page_ids[0].tolist() + load_pages.tolist())
     request.note_admission(now_s)
     _begin(replica, request, found)
@@ -126,7 +125,10 @@ def _begin(replica: Replica, request: RequestState, found: Assessment) -> None:
         request.phase = Phase.LEASING
         start = found.match.num_pages
         replica.ask_lease(request, start, start + found.num_load_pages)
+        # Only now, for the lease takes over from the lookup what is kept in L2.
+        replica.cancel_lookup(request)
     else:
+        replica.cancel_lookup(request)
         start_running(replica, request, num_loaded_pages=0, num_left_pages=found.num_l2_pages)
 
 

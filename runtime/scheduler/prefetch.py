@@ -27,7 +27,7 @@ class PrefetchState:
     """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty without a lookup."""
     state: LookupState = LookupState.CLOSED
     lookup_id: LookupId | None = None
-    """While the lookup is open."""
+    """The latest lookup, until HostMemory is told that nobody wants what it brought, or those pages are leased."""
     has_report: bool = False
     first_runnable_s: float | None = None
     """When the request would have been admitted but for its pages on their way."""
@@ -56,12 +56,17 @@ class PrefetchState:
         self.sources = _unknown(num_l1_pages, num_pages)
         self.state, self.lookup_id = LookupState.OPEN, lookup_id
 
+    @property
+    def holds_staged_pages(self) -> bool:
+        """L2 keeps pages for this request, or reads them."""
+        return self.lookup_id is not None and (self.is_pending or PageSource.L3 in self.sources)
+
     def report(self, report: LookupProgress) -> None:
         """HostMemory says more; its last word closes the lookup."""
         self.sources = _keep_brought(self._earlier, report.sources) if self._earlier else report.sources
         self.has_report = True
         if report.is_final:
-            self.state, self.lookup_id = LookupState.CLOSED, None
+            self.state = LookupState.CLOSED
 
     def close(self) -> None:
         """Nobody waits for the lookup any more. One that was never sent found no room in L2."""

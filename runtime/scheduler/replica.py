@@ -21,8 +21,8 @@ from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.lookups import Lookups
-from raydix.runtime.scheduler.predictors import RatePredictor
-from raydix.runtime.scheduler.prefetch import LookupState, PrefetchState
+from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Timers
@@ -47,10 +47,10 @@ class Replica:
         self.host = HostView()
         self.lookups = Lookups()
         self.timers = Timers()
-        self.prefill_rate = RatePredictor(
+        self.prefill_rate = TimePredictor(
             settings.start_prefill_tokens_per_s, full_amount=settings.prefill_budget_tokens
         )
-        self.load_rate = RatePredictor(
+        self.load_rate = TimePredictor(
             settings.start_load_bytes_per_s, full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S
         )
         self.counters: Counter[str] = Counter()
@@ -185,12 +185,15 @@ class Replica:
         """Ask HostMemory for the chain of a request or hint, of which L1 holds `num_l1_pages`."""
         num_full = request.num_prompt // self.settings.page_size
         num_l1_pages = min(num_l1_pages, num_full)
-        lookup_id = LookupId(next(self._ids))
+        lookup_id, earlier_id = LookupId(next(self._ids)), request.prefetch.lookup_id
         request.prefetch.open(lookup_id, num_l1_pages, num_full)
         self.lookups.open(lookup_id, request)
         self.host.unanswered.add(lookup_id)
         keys = request.keys(num_full, self.settings.page_size)
         self.tell_host(Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency))
+        if earlier_id is not None:
+            # What that one brought is kept for this one from now on.
+            self.tell_host(CancelLookup(lookup_id=earlier_id))
 
     def send_due_lookups(self) -> None:
         """Look up those whose turn it is, while L2 has room for what L3 may bring."""
@@ -198,12 +201,16 @@ class Replica:
             self.send_lookup(request, self.lanes[request.lane].match(request).num_pages, Urgency.REQUEST)
 
     def cancel_lookup(self, request: RequestState) -> None:
-        """The request no longer waits for pages from L3; what they claim of L2 stays claimed."""
+        """The request no longer waits for pages from L3, nor wants those kept that it has not leased.
+
+        What they claim of L2 stays claimed.
+        """
         lookup_id = request.prefetch.lookup_id
-        if request.prefetch.state is LookupState.OPEN and lookup_id is not None:
+        if lookup_id is not None:
             self.lookups.close(lookup_id)
             self.host.unanswered.discard(lookup_id)
-            self.tell_host(CancelLookup(lookup_id=lookup_id))
+            if request.prefetch.holds_staged_pages:
+                self.tell_host(CancelLookup(lookup_id=lookup_id))
         self.lookups.withdraw(request)
         request.prefetch.close()
 

@@ -107,6 +107,7 @@ async def read_to_end(link: Link, asking: int) -> list[int]:
     while True:
         frame = await link.receive()
         assert isinstance(frame, TokenFrame)
+        tokens += [token for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True) if each == asking]
         for delta in frame.deltas:
             if delta.asking == asking:
                 tokens += delta.token_ids.tolist()

@@ -193,3 +193,46 @@ def test_aborted_request_gives_its_turn_away() -> None:
     driver.abort(names[0])
     assert lookups_of(driver)[-1] == names[2]
     assert RequestId(names[2]) in driver.core._replica.requests
+
+
+def said_of(driver: CoreDriver, *kinds: type) -> list[type]:
+    """Kinds of messages to HostMemory since the last time, in order."""
+    found = [type(message) for message in driver.to_host if isinstance(message, kinds)]
+    driver.to_host.clear()
+    return found
+
+
+def test_pages_that_l3_brought_are_leased_before_their_lookup_is_given_up() -> None:
+    driver = driver_with(max_staged_pages=100)
+    name = driver.submit(prompt_of(1), max_tokens=1)
+    driver.report_lookup(name, [L3, PENDING, PENDING, PENDING])
+    driver.to_host.clear()
+    driver.fill_l2(prompt_of(1))  # the mirror shows the last page before its report comes
+    assert said_of(driver, host.LeasePages, host.CancelLookup) == [host.LeasePages, host.CancelLookup]
+
+
+def test_aborted_request_gives_up_what_its_finished_lookup_brought() -> None:
+    driver = CoreDriver(
+        has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=1e9, num_pages=200, max_running_requests=1
+    )
+    driver.submit(prompt_of(9), max_tokens=80, name="keeps the only slot")
+    driver.host_turn()
+    driver.step()
+    name = driver.submit(prompt_of(1), max_tokens=1)
+    driver.report_lookup(name, [L3] * 4)
+    driver.to_host.clear()
+    driver.abort(name)
+    assert said_of(driver, host.CancelLookup) == [host.CancelLookup]
+
+
+def test_second_lookup_takes_over_what_the_first_brought() -> None:
+    driver = driver_with(max_staged_pages=100)
+    other, refused = driver.submit(prompt_of(1), max_tokens=1), driver.submit(prompt_of(2), max_tokens=1)
+    first = driver.lookup_of(refused)
+    driver.report_lookup(refused, [L3, L3, NO_ROOM, NO_ROOM])
+    driver.to_host.clear()
+    driver.report_lookup(other, [PageSource.NOT_FOUND] * 4)
+    messages = [m for m in driver.to_host if isinstance(m, host.Lookup | host.CancelLookup)]
+    assert [type(message) for message in messages] == [host.Lookup, host.CancelLookup]
+    assert messages[0].lookup_id == driver.lookup_of(refused)
+    assert messages[1].lookup_id == first

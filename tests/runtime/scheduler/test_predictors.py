@@ -1,30 +1,68 @@
-"""What the rates learn from what they observe."""
+"""What the predictors learn from what they observe."""
+
+import random
 
 import pytest
 
-from raydix.runtime.scheduler.predictors import RatePredictor
+from raydix.runtime.scheduler.predictors import TimePredictor
 
 
-def test_many_small_observations_weigh_no_more_than_what_they_add_up_to() -> None:
-    rate = RatePredictor(20_000.0, full_amount=2048)
+def test_before_anything_is_observed_the_start_rate_holds() -> None:
+    predictor = TimePredictor(20_000.0, full_amount=2048)
+    assert predictor.predict_s(2048, 0.0) == pytest.approx(2048 / 20_000)
+    assert predictor.predict_s(100_000, 0.0) == pytest.approx(5.0)
+    assert predictor.predict_s(0, 0.0) == 0.0
+
+
+def test_many_small_steps_say_little_about_the_time_per_token() -> None:
+    predictor = TimePredictor(20_000.0, full_amount=2048)
     for _ in range(20):
-        rate.observe(16, 0.02, now_s=1.0)  # 800 a second: all of it is the overhead of a step
-    assert rate.rate(1.0) > 18_000
+        predictor.observe(16, 0.02, now_s=1.0)  # 800 a second: all of it is the overhead of a step
+    assert predictor.predict_s(16, 1.0) == pytest.approx(0.02, rel=0.2)
+    assert predictor.predict_s(20_480, 1.0) == pytest.approx(1.0, rel=0.25)
 
 
 def test_large_observations_are_learned_from_within_a_few() -> None:
-    rate = RatePredictor(20_000.0, full_amount=2048)
+    predictor = TimePredictor(20_000.0, full_amount=2048)
     for _ in range(10):
-        rate.observe(2048, 0.2048, now_s=1.0)
-    assert rate.rate(1.0) == pytest.approx(10_000, rel=0.05)
+        predictor.observe(2048, 0.2048, now_s=1.0)
+    assert predictor.predict_s(2048, 1.0) == pytest.approx(0.2048, rel=0.1)
 
 
-def test_an_observation_after_a_long_time_starts_from_the_forgotten_rate() -> None:
-    rate = RatePredictor(20_000.0, full_amount=100)
+def test_small_and_large_observations_are_both_predicted() -> None:
+    draw = random.Random(0)
+    predictor = TimePredictor(10e9, full_amount=20e6)
+    for _ in range(200):
+        amount = draw.choice([64e3, 1e6, 100e6])
+        predictor.observe(amount, 0.001 + amount / 50e9, now_s=1.0)
+    for amount in (64e3, 1e6, 100e6, 1e9):
+        assert predictor.predict_s(amount, 1.0) == pytest.approx(0.001 + amount / 50e9, rel=0.3)
+
+
+def test_slow_small_loads_are_expected_to_be_slow() -> None:
+    predictor = TimePredictor(10e9, full_amount=20e6)
+    for _ in range(40):
+        predictor.observe(32e3, 0.025, now_s=1.0)
+    assert predictor.predict_s(32e3, 1.0) > 0.02
+
+
+def test_what_was_observed_is_forgotten_and_the_next_observation_does_not_bring_it_back() -> None:
+    predictor = TimePredictor(20_000.0, full_amount=100)
     for _ in range(50):
-        rate.observe(100, 1.0, now_s=0.0)
+        predictor.observe(100, 1.0, now_s=0.0)
     late_s = 600.0
-    before = rate.rate(late_s)
-    assert before == pytest.approx(20_000, rel=0.01)
-    rate.observe(1, 1.0, now_s=late_s)
-    assert rate.rate(late_s) == pytest.approx(before, rel=0.01)
+    before_s = predictor.predict_s(100, late_s)
+    assert before_s == pytest.approx(100 / 20_000, rel=0.01)
+    predictor.observe(1, 1 / 20_000, now_s=late_s)
+    assert predictor.predict_s(100, late_s) == pytest.approx(before_s, rel=0.05)
+
+
+def test_predictions_are_positive_and_grow_whatever_was_observed() -> None:
+    draw = random.Random(1)
+    predictor = TimePredictor(1000.0, full_amount=64)
+    for step in range(500):
+        predictor.observe(draw.choice([1, 5, 64, 3000]), draw.choice([2e-6, 1e-3, 0.5, 20.0]), now_s=step)
+        times = [predictor.predict_s(amount, step) for amount in (1, 10, 100, 10_000)]
+        assert times[0] > 0
+        assert times == sorted(times)
+        assert predictor.rate(step) > 0
