@@ -299,7 +299,8 @@ async def listen(
     """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it to its end.
 
     `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells which. Raises
-    AddressTaken if another listener lives there. A client that sends a frame of more than `max_client_frame_bytes` is dropped.
+    AddressTaken if another listener lives there. A client that sends a frame of more than `max_client_frame_bytes` is
+    dropped.
     """
     listener = Listener(own, on_link, max_client_frame_bytes)
     await listener.open(address)
