@@ -12,6 +12,8 @@ class Faults:
     """What has arrived waits for so long until the Scheduler or HostMemory takes it."""
     step_s: float = 0.010
     copy_s: float = 0.020
+    report_s: float = 0.001
+    """From the end of a copy to its report."""
     storage_s: float = 0.030
     storage_failure_fraction: float = 0.0
     storage_full_fraction: float = 0.0
@@ -21,5 +23,7 @@ class Faults:
     """A killed process may go on copying for so long after its links have closed."""
     reconnect_s: float = 0.010
     """Who has lost a link dials anew after so long, half of the time at once."""
+    lag_fraction: float = 0.0
+    """Of the links to the Scheduler bring everything later, even when the next link of their process is there."""
     outbox_bytes: int = 4096
     """A client that has not read so much is given up."""

@@ -14,18 +14,34 @@ from dataclasses import replace
 from typing import Any
 
 from raydix.runtime.scheduler.settings import LoadPolicy, WritePolicy
-from tests.simulation.cluster import Cluster, Faults
+from tests.simulation.checks import sources_of
+from tests.simulation.cluster import Cluster
+from tests.simulation.faults import Faults
 from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload
 
 _REQUESTS_PER_S = 12.0
+_SCHEDULER_COUNTERS = (
+    "lost_hosts",
+    "host_silences",
+    "lost_ranks",
+    "retracted_requests",
+    "stale_loads",
+    "repeated_lookups",
+)
 _REQUESTS_PER_FAULT = {
     "num_rank_kills": 80,
+    "num_rank_flaps": 80,
     "num_host_kills": 160,
+    "num_host_flaps": 80,
     "num_host_pauses": 80,
     "num_storage_kills": 120,
+    "num_storage_flaps": 120,
     "num_storage_switches": 160,
     "num_flushes": 160,
+    "num_scheduler_kills": 320,
     "num_client_losses": 160,
+    "num_client_flaps": 160,
+    "num_client_rests": 80,
     "num_weather_changes": 40,
 }
 
@@ -52,7 +68,7 @@ def make_workload(num_requests: int, seed: int) -> Workload:
         l2_pages=64,
         num_requests=num_requests,
         num_prefixes=24,
-        faults=Faults(storage_failure_fraction=0.05, bad_object_fraction=0.1),
+        faults=Faults(storage_failure_fraction=0.05, bad_object_fraction=0.1, lag_fraction=0.2, outbox_bytes=300),
         span_s=num_requests / _REQUESTS_PER_S,
         **num_faults,
     )
@@ -60,18 +76,19 @@ def make_workload(num_requests: int, seed: int) -> Workload:
 
 def describe(cluster: Cluster) -> dict[str, Any]:
     """What happened, in figures."""
+    assert cluster.host_memory is not None
     assert cluster.host is not None
-    counters = cluster.lost_counters + cluster.host.counters
-    stats = cluster.core.stats()
-    scheduled = ("lost_hosts", "host_silences", "lost_ranks", "retractions", "stale_loads")
+    counters = cluster.host_memory.lost_counters + cluster.host.counters
+    names = Counter((answer.link.name, answer.submit.request_id) for answer in cluster.history)
     return {
-        "requests": len(cluster.answers),
-        "endings": dict(Counter(answer.ending for answer in cluster.answers.values())),
-        "output_tokens": sum(len(answer.tokens) for answer in cluster.answers.values()),
+        "requests": len(cluster.history),
+        "names": len(names),
+        "endings": dict(Counter(answer.ending for answer in cluster.history)),
+        "output_tokens": sum(len(answer.tokens) for answer in cluster.history),
         "prompt_tokens_by_source": sources_of(cluster),
         "faults": dict(cluster.num_faults),
         "storage": {name: count for name, count in sorted(counters.items()) if name.startswith(("l3_", "storage_"))},
-        "scheduler": {name: stats[name] for name in scheduled if name in stats},
+        "scheduler": {name: cluster.count(name) for name in _SCHEDULER_COUNTERS},
         "leases_at_the_end": cluster.host.stats()["leases"],
         "virtual_seconds": round(cluster.now_s, 1),
     }

@@ -25,8 +25,8 @@ _RETRY_S = 0.03
 class RandomClients:
     """Owns: what is still to be sent, and which names are free.
 
-    A name is free once its request's last delta was heard, or as soon as its abort was sent. A client whose link has
-    closed connects anew and sends again what was open.
+    A name is free once its request's last delta was heard, or as soon as its abort was sent, and then often used at
+    once. A client whose link has closed connects anew and sends again what was open.
     """
 
     def __init__(self, cluster: Cluster, workload: Workload) -> None:
@@ -41,6 +41,9 @@ class RandomClients:
         self._named: dict[Answer, RequestId] = {}
         """Open askings by which a name is taken."""
         self._links: list[ClientLink] = []
+        """Of which the Scheduler may not have noticed the end."""
+        self._at_risk: set[Answer] = set()
+        """Sent while the Scheduler may still have had their names from an earlier link of their client."""
         self._prefixes = [
             self._tokens(self._random, self._random.choice(workload.prefix_tokens))
             for _ in range(workload.num_prefixes)
@@ -78,7 +81,7 @@ class RandomClients:
     def _tokens(self, draw: random.Random, num_tokens: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(num_tokens)]
 
-    def _send_new(self) -> None:
+    def _send_new(self, client: str | None = None) -> None:
         # Drawn apart, so that what is asked for does not depend on the hints.
         draw = random.Random(f"{self._workload.seed} {self._num_prompts}")
         self._num_prompts += 1
@@ -89,7 +92,7 @@ class RandomClients:
         prompt = self._random.choice(self._prefixes) + suffix
         is_salted = self._random.random() < self._workload.salt_fraction
         salt = self._random.choice(["salt", "pepper"]) if is_salted else None
-        self._send(prompt[: self._workload.settings.max_model_len - 1], salt)
+        self._send(prompt[: self._workload.settings.max_model_len - 1], salt, client)
 
     def _send_hint(self, draw: random.Random) -> None:
         if not self._cluster.scheduler.is_up:
@@ -99,13 +102,13 @@ class RandomClients:
         name = self._take_name(_HINTER)
         hint = PrefetchPrompt(asking=link.next_asking(), request_id=name, token_ids=int32_array(tokens))
         answer = self._cluster.prefetch(hint, _HINTER)
-        self._named[answer] = name
+        self._note_sent(answer, name)
         if draw.random() < self._workload.abort_fraction:
             self._cluster.after(draw.uniform(0, 0.4), lambda: self._end_early(answer))
 
-    def _send(self, prompt: list[int], cache_salt: str | None) -> None:
+    def _send(self, prompt: list[int], cache_salt: str | None, client: str | None = None) -> None:
         workload, draw = self._workload, self._random
-        client = draw.choice("ab")
+        client = client or draw.choice("ab")
         message = SubmitRequest(
             asking=AskingId(0),
             request_id=RequestId(""),
@@ -131,7 +134,7 @@ class RandomClients:
         sampling = DeviceSampling(seed=self._num_sent)
         sent = replace(message, asking=link.next_asking(), request_id=name, sampling=sampling)
         answer = self._cluster.submit(sent, client)
-        self._named[answer] = name
+        self._note_sent(answer, name)
         if self._random.random() < self._workload.abort_fraction:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
 
@@ -141,8 +144,13 @@ class RandomClients:
         if isinstance(answer.asked, PrefetchPrompt):
             end = answer.link.abort
         end(answer)
-        if answer.link.link.is_open and self._random.random() < 0.5:
-            self._free_name(answer)
+        is_taken = answer in self._named and answer.link.link.is_open
+        if not is_taken or self._random.random() < 0.5:
+            return
+        self._free_name(answer)
+        if answer.link.name != _HINTER and self._random.random() < 0.5:
+            self._num_pending += 1
+            self._send_new(answer.link.name)
 
     # Names and links -------------------------------------------------------------------------------------------
 
@@ -160,8 +168,7 @@ class RandomClients:
 
     def _link(self, client: str) -> ClientLink:
         link = self._cluster.client(client)
-        if link not in self._links:
-            self._links = [*(known for known in self._links if not known.is_forgotten), link]
+        self._links = [*(known for known in self._links if not known.is_forgotten and known is not link), link]
         return link
 
     @property
@@ -169,9 +176,11 @@ class RandomClients:
         settings = self._workload.settings
         return settings.has_host_memory and settings.prefix_caching
 
-    def _may_collide(self, link: ClientLink) -> bool:
-        """An earlier link of this client was there a moment ago: the Scheduler may not have missed it yet."""
-        return any(known.name == link.name and known is not link for known in self._links)
+    def _note_sent(self, answer: Answer, name: RequestId) -> None:
+        self._named[answer] = name
+        link = answer.link
+        if any(known.name == link.name and known is not link for known in self._links):
+            self._at_risk.add(answer)
 
     # Endings ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +188,7 @@ class RandomClients:
         self._free_name(answer)
         is_request = isinstance(answer.asked, SubmitRequest)
         if answer.ending == _REFUSED and (is_request or self._takes_hints):
-            assert self._may_collide(answer.link), f"{answer.asked} is refused"
+            assert answer in self._at_risk, f"{answer.asked} is refused"
         if not is_request:
             return
         if answer.ending in (_REFUSED, CUT_OFF):

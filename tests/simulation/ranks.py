@@ -188,6 +188,13 @@ class SimulatedRank:
             num_bytes=len(entries) * self.cluster.settings.layout.payload_bytes(0) if is_load else 0,
             seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
+        # Another thread reports copies: steps on top of them may be reported before.
+        late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
+        self.cluster.after(late_s, lambda: self._report(done))
+
+    def _report(self, done: TransfersDone) -> None:
+        if not self.is_alive:
+            return
         self._send(done)
         self._num_copying -= 1
         self._forget_if_drained()

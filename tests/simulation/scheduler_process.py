@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from raydix.ids import ClientId, ConnectionId
 from raydix.runtime.scheduler import events
@@ -83,25 +83,50 @@ class SchedulerProcess:
 
     def accept_rank(self, link: Link, rank: ClusterRank) -> None:
         """A GPU actor says hello."""
-        number = rank.rank
-        attached = events.RankAttached(rank=number, connection=link.number, incarnation=rank.incarnation, pid=rank.pid)
-        lost = events.RankLost(rank=number, connection=link.number)
-        self._accept(f"rank {number}", link, attached, lost)
-        link.listen(
-            End.ACCEPTOR,
-            lambda message: self._turns.post(events.RankMessage(rank=number, connection=link.number, message=message)),
-            lambda: self._lose(link, lost),
+        number, connection = rank.rank, link.number
+        attached = events.RankAttached(rank=number, connection=connection, incarnation=rank.incarnation, pid=rank.pid)
+        self._accept(f"rank {number}", link, attached)
+        self._read(
+            link,
+            lambda message: events.RankMessage(rank=number, connection=connection, message=message),
+            events.RankLost(rank=number, connection=connection),
         )
 
     def accept_host(self, link: Link) -> None:
         """HostMemory says hello."""
-        lost = events.HostLost(connection=link.number)
-        self._accept("host", link, events.HostAttached(connection=link.number), lost)
-        link.listen(
-            End.ACCEPTOR,
-            lambda message: self._turns.post(events.HostMessage(connection=link.number, message=message)),
-            lambda: self._lose(link, lost),
+        connection = link.number
+        self._accept("host", link, events.HostAttached(connection=connection))
+        self._read(
+            link,
+            lambda message: events.HostMessage(connection=connection, message=message),
+            events.HostLost(connection=connection),
         )
+
+    def _accept(self, peer: str, link: Link, attached: events.Event) -> None:
+        former = self._links.pop(self._peers.get(peer, ConnectionId(-1)), None)
+        if former is not None:
+            former.close()
+        self._peers[peer] = link.number
+        self._links[link.number] = link
+        self._turns.post(attached)
+
+    def _read(self, link: Link, event_of: Callable[[Any], events.Event], lost: events.Event) -> None:
+        """Post what a link brings, and its end. Some readers lag: they speak when the next link is there already."""
+        turns, cluster = self._turns, self._cluster
+        lags = cluster.random.random() < cluster.faults.lag_fraction
+        lag_s = cluster.clock.draw(cluster.faults.reconnect_s) if lags else 0.0
+
+        def post(event: events.Event) -> None:
+            if lag_s:
+                cluster.after(lag_s, lambda: turns.post(event))
+            else:
+                turns.post(event)
+
+        def lose() -> None:
+            self._links.pop(link.number, None)
+            post(lost)
+
+        link.listen(End.ACCEPTOR, lambda message: post(event_of(message)), lose)
 
     def accept_client(self, client: ClientLink) -> None:
         """A client says hello."""
@@ -114,19 +139,6 @@ class SchedulerProcess:
         if client.client_id in self._clients:
             event = events.ClientMessage(client_id=client.client_id, message=message)
             self._turns.post(event)
-
-    def _accept(self, peer: str, link: Link, attached: events.Event, lost: events.Event) -> None:
-        former = self._links.pop(self._peers.get(peer, ConnectionId(-1)), None)
-        if former is not None:
-            # The core may hear of the new link first: an earlier one counts as lost all the same.
-            former.close()
-        self._peers[peer] = link.number
-        self._links[link.number] = link
-        self._turns.post(attached)
-
-    def _lose(self, link: Link, lost: events.Event) -> None:
-        if self._links.pop(link.number, None) is link:
-            self._turns.post(lost)
 
     def _lose_client(self, client: ClientLink) -> None:
         if self._clients.pop(client.client_id, None) is client:

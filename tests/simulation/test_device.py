@@ -13,8 +13,8 @@ from raydix.errors import AccountingError
 from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.transfers import Direction, Transfer
-from tests.simulation.cluster import Faults
 from tests.simulation.device_ranks import DeviceWorld
+from tests.simulation.faults import Faults
 from tests.simulation.test_mutants import (
     NO_QUARANTINE,
     SMALL_L1,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.simulation.workload import draw_workload, run_workload, sources_of
+from tests.simulation.checks import sources_of
+from tests.simulation.workload import draw_workload, run_workload
 
 _NUM_SEEDS = 150
 _SEEDS_PER_TEST = 10
@@ -21,7 +22,7 @@ def test_random_workloads_reach_every_tier_and_reason() -> None:
     for seed in range(_NUM_FOR_REACH):
         cluster = run_workload(draw_workload(seed))
         reached.update(sources_of(cluster))
-        num_promoted += cluster.core.stats().get("promoted_pages", 0)
+        num_promoted += cluster.count("promoted_pages")
     assert num_promoted
     reasons = {"last_token", "partial_page", "not_found", "timed_out", "cancelled", "recompute_cheaper"}
     reasons |= {"bad_object", "io_error", "caching_off"}

@@ -102,9 +102,11 @@ def draw_workload(seed: int) -> Workload:
         faults=Faults(
             link_delay_s=draw.choice([0.0002, 0.002]),
             turn_s=draw.choice([0.0, 0.0002, 0.003]),
+            report_s=draw.choice([0.0, 0.001, 0.03]),
             storage_failure_fraction=draw.choice([0.0, 0.1, 0.3]),
             bad_object_fraction=draw.choice([0.0, 0.3]),
-            outbox_bytes=draw.choice([300, 1500, 1 << 20]),
+            lag_fraction=draw.choice([0.0, 0.2]),
+            outbox_bytes=draw.choice([100, 300, 1 << 20]),
         ),
         span_s=draw.choice([0.3, 2.0, 4.0]),
         num_client_losses=int(draw.random() < 0.2),
@@ -169,9 +171,11 @@ def _crowd(workload: Workload) -> Workload:
         l2_pages=min(workload.l2_pages, 24),
         num_requests=60,
         num_prefixes=8,
-        num_flushes=6,
+        num_flushes=8,
         prefix_tokens=(12, 24, 40),
-        span_s=min(workload.span_s, 2.0),
+        hint_fraction=0.8,
+        num_storage_switches=0,
+        faults=replace(workload.faults, storage_failure_fraction=0.0, outbox_bytes=1 << 20),
     )
 
 
@@ -188,7 +192,9 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     clients = RandomClients(cluster, workload)
     _schedule_faults(cluster, workload, clients)
     cluster.run(clients.are_done, limit_s=workload.span_s + 1000.0)
-    unanswered = [answer.asked for answer in cluster.history if answer.ending is None]
+    unanswered = [
+        f"{answer.submit.request_id} of {answer.link.client_id}" for answer in cluster.history if answer.ending is None
+    ]
     assert not unanswered, f"nothing happens any more, but these wait: {unanswered}"
     check_answers(cluster)
 
@@ -206,7 +212,8 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
 
     def flush() -> None:
         cluster.to_core(events.FlushL1())
-        cluster.to_host(host_events.FlushHost())
+        if draw.random() < 0.5:
+            cluster.to_host(host_events.FlushHost())
 
     host, storage, num_ranks = cluster.host_memory, cluster.storage, len(cluster.ranks)
     schedule: list[tuple[int, Callable[[], None]]] = [

@@ -32,7 +32,7 @@ def cluster_with(
     """`changes`: of the Scheduler's settings."""
     settings = replace(BASE_SETTINGS, num_lanes=1, prefetch=prefetch, **changes)
     storage = replace(STORAGE, min_tokens=min_tokens, max_read_batches=max_read_batches)
-    return Cluster(settings, seed=1, l2_pages=l2_pages, storage=storage, faults=faults or Faults())
+    return Cluster(settings, seed=3, l2_pages=l2_pages, storage=storage, faults=faults or Faults())
 
 
 def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:

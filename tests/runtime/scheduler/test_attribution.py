@@ -10,7 +10,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import LoadPolicy, PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.storage_cluster import PAGES, PATIENT, ask, cluster_with, flush, serve, settle
-from tests.simulation.cluster import Faults
+from tests.simulation.faults import Faults
 
 PROMPT = list(range(17))
 L1, L2, L3, PENDING = PageSource.L1, PageSource.L2, PageSource.L3, PageSource.PENDING

@@ -67,6 +67,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.lost: set[int] = set()
         self.num_incarnations = 1
         self.has_host = True
+        self.num_submitted = 0
+
+    def ended_name(self) -> str | None:
+        """The request that came last of those that have ended: its name is free."""
+        answers = self.driver.answers
+        ended = [name for name in self.expected if name in answers and answers[name].ending is not None]
+        return ended[-1] if ended else None
 
     def open_names(self) -> list[str]:
         """Requests that have not ended and whose client still listens."""
@@ -86,14 +93,28 @@ class CoreMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "salt"]),
+        uses_name_again=st.booleans(),
     )
     def submit(
-        self, prefix: int, num_shared: int, num_own: int, max_tokens: int, priority: int, salt: str | None
+        self,
+        prefix: int,
+        num_shared: int,
+        num_own: int,
+        max_tokens: int,
+        priority: int,
+        salt: str | None,
+        uses_name_again: bool,
     ) -> None:
+        self.num_submitted += 1
         shared = range(100 * prefix, 100 * prefix + num_shared)
-        own = range(1000 * len(self.expected) + 1000, 1000 * len(self.expected) + 1000 + num_own)
+        own = range(1000 * self.num_submitted, 1000 * self.num_submitted + num_own)
+        ended = self.ended_name() if uses_name_again else None
+        if ended is not None:
+            del self.driver.answers[ended], self.expected[ended]
+
         stats = self.driver.core.stats()
-        name = self.driver.submit([*shared, *own], max_tokens=max_tokens, priority=priority, cache_salt=salt)
+        fields = {"max_tokens": max_tokens, "priority": priority, "cache_salt": salt}
+        name = self.driver.submit([*shared, *own], name=ended, **fields)
         num_prompt = num_shared + num_own
         self.expected[name] = Expected(num_prompt, min(max_tokens, 44 - num_prompt))
         if stats["num_requests_waiting"] >= 10:
@@ -136,6 +157,12 @@ class CoreMachine(RuleBasedStateMachine):
             self.lost.add(lane)
             self.driver.lose_rank(lane)
 
+    @rule(lane=st.integers(0, NUM_LANES - 1))
+    def link_of_rank_breaks(self, lane: int) -> None:
+        if lane not in self.lost:
+            self.driver.lose_rank(lane)
+            self.driver.attach_rank(lane, incarnation=self.num_incarnations)
+
     @rule()
     def attach_ranks(self) -> None:
         for lane in sorted(self.lost):
@@ -174,6 +201,12 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             self.driver.attach_host()
         self.has_host = not self.has_host
+
+    @precondition(lambda self: self.has_host)
+    @rule()
+    def link_of_host_breaks(self) -> None:
+        self.driver.lose_host()
+        self.driver.attach_host()
 
     # What must hold ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
-from tests.simulation.cluster import Faults
+from tests.simulation.faults import Faults
 from tests.simulation.workload import STORAGE, Workload, run_workload
 
 PROMPT = list(range(17))

@@ -8,8 +8,10 @@ from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
 from tests.runtime.scheduler.storage_cluster import PAGES, PATIENT, ask, cluster_with, flush, serve, settle
-from tests.simulation.cluster import Cluster, Faults
-from tests.simulation.workload import STORAGE, Workload, check_answers, run_workload
+from tests.simulation.checks import check_answers
+from tests.simulation.cluster import Cluster
+from tests.simulation.faults import Faults
+from tests.simulation.workload import STORAGE, Workload, run_workload
 
 PROMPT = list(range(17))
 L2, L3, PENDING = PageSource.L2, PageSource.L3, PageSource.PENDING

@@ -318,3 +318,17 @@ def test_transfer_id_that_is_in_flight_is_not_given_again() -> None:
     (in_flight,) = lane.transfers
     lane._num_transfers = MAX_TRANSFER_ID + in_flight - 1
     assert lane.next_transfer_id() == in_flight + 1
+
+
+def test_tokens_that_were_computed_before_their_load_was_reported_all_count() -> None:
+    driver = driver_with()
+    driver.token_of = lambda name, position: position  # type: ignore[method-assign]
+    driver.fill_l2(PROMPT)
+    name = driver.submit(PROMPT, max_tokens=6)
+    driver.host_turn()
+    while driver.plans[0]:
+        driver.step()
+    assert name not in driver.answers, "nothing counts until the load is confirmed"
+    driver.run()
+    assert driver.answers[name].tokens == list(range(6))
+    assert driver.answers[name].ending == "length"

@@ -1,0 +1,138 @@
+"""Tests of the tests: bugs about names, links and waiting that come again, each found by random workloads."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raydix.ids import ConnectionId
+from raydix.runtime.scheduler import events, hosting
+from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.lookups import Lookups
+from raydix.runtime.scheduler.waiting import WaitingQueue
+from tests.simulation.faults import Faults
+from tests.simulation.host_process import HostProcess
+from tests.simulation.scheduler_process import SchedulerProcess
+from tests.simulation.test_mutants import FROM_STORAGE, SMALL_L1, Case, find
+from tests.simulation.workload import BASE_SETTINGS, Workload
+
+FLAPS = Workload(
+    seed=0, settings=BASE_SETTINGS, faults=Faults(copy_s=0.1, lag_fraction=0.5), num_requests=48, num_flushes=2
+)
+
+
+def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease's answer belongs to whichever request has the asker's name and is in as many runs."""
+    on_leased = hosting._on_leased
+
+    def take(replica: Any, message: Any) -> None:
+        wanted = replica.host.leases.get(message.lease_id)
+        namesake = None if wanted is None else replica.requests.get(wanted.request.request_id)
+        if namesake is not None:
+            replica.host.leases[message.lease_id] = replace(wanted, request=namesake)
+        on_leased(replica, message)
+
+    monkeypatch.setattr(hosting, "_on_leased", take)
+
+
+def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Scheduler tells HostMemories apart, not their links: one that lives comes back under its former number."""
+    use_scheduler, handle = HostProcess._use_scheduler, SchedulerCore.handle
+    first: dict[object, ConnectionId] = {}
+    numbers: dict[ConnectionId, ConnectionId] = {}
+    latest: dict[ConnectionId, ConnectionId] = {}
+
+    def use(self: HostProcess, link: Any) -> None:
+        numbers[link.number] = first.setdefault((self.core, self._cluster.scheduler.core), link.number)
+        use_scheduler(self, link)
+
+    def handle_event(self: SchedulerCore, event: Any, now_s: float) -> Any:
+        if isinstance(event, events.HostAttached):
+            latest[numbers[event.connection]] = event.connection
+        if isinstance(event, events.HostAttached | events.HostMessage | events.HostLost):
+            event = replace(event, connection=numbers[event.connection])
+        effects = handle(self, event, now_s)
+        return [
+            replace(effect, connection=latest[effect.connection]) if isinstance(effect, events.SendHost) else effect
+            for effect in effects
+        ]
+
+    monkeypatch.setattr(HostProcess, "_use_scheduler", use)
+    monkeypatch.setattr(SchedulerCore, "handle", handle_event)
+
+
+def effects_to_any_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is for a link that has closed goes to the one that the same process, or its successor, has now."""
+    accept, link_of = SchedulerProcess._accept, SchedulerProcess.link_of
+    peers: dict[ConnectionId, str] = {}
+
+    def note(self: SchedulerProcess, peer: str, link: Any, *rest: Any) -> None:
+        peers[link.number] = peer
+        accept(self, peer, link, *rest)
+
+    def find_any(self: SchedulerProcess, connection: ConnectionId) -> Any:
+        return link_of(self, connection) or link_of(self, self._peers.get(peers[connection], connection))
+
+    monkeypatch.setattr(SchedulerProcess, "_accept", note)
+    monkeypatch.setattr(SchedulerProcess, "link_of", find_any)
+
+
+def reports_by_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report counts if the GPU actor that sent it is attached, over whatever link."""
+    handle = SchedulerCore.handle
+    incarnations: dict[ConnectionId, int] = {}
+
+    def handle_event(self: SchedulerCore, event: Any, now_s: float) -> Any:
+        if isinstance(event, events.RankAttached):
+            incarnations[event.connection] = event.incarnation
+        return handle(self, event, now_s)
+
+    def is_current(self: SchedulerCore, event: Any) -> bool:
+        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(event.rank)
+        return attached is not None and attached.incarnation == incarnations[event.connection]
+
+    monkeypatch.setattr(SchedulerCore, "handle", handle_event)
+    monkeypatch.setattr(SchedulerCore, "_is_current", is_current)
+
+
+def followers_are_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for another request's pages is not told when that one stops."""
+    monkeypatch.setattr(WaitingQueue, "leader_stopped", lambda self, leader: None)
+
+
+def claims_are_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that L3 brought count as room taken in L2 after they were loaded."""
+    monkeypatch.setattr(Lookups, "end_claim", lambda self, request: self.withdraw(request))
+
+
+CASES = [
+    Case(
+        mutant=leases_by_name,
+        workload=Workload(
+            seed=0,
+            settings=replace(SMALL_L1, num_lanes=1),
+            l2_pages=200,
+            storage=None,
+            faults=Faults(link_delay_s=0.02),
+            num_requests=60,
+            num_prefixes=8,
+            prefix_tokens=(24, 40),
+            abort_fraction=0.7,
+            num_host_pauses=6,
+            num_flushes=6,
+        ),
+    ),
+    Case(mutant=incarnations_of_host_memory, workload=replace(FLAPS, num_host_flaps=4)),
+    Case(
+        mutant=effects_to_any_link,
+        workload=replace(FLAPS, faults=Faults(turn_s=0.02), num_rank_flaps=8, num_host_flaps=8),
+    ),
+    Case(mutant=reports_by_incarnation, workload=replace(FLAPS, num_rank_flaps=12)),
+    Case(mutant=followers_are_not_woken, workload=replace(FLAPS, num_prefixes=1, abort_fraction=0.5)),
+    Case(mutant=claims_are_never_ended, workload=replace(FLAPS, settings=FROM_STORAGE)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(case, monkeypatch)
