@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from raydix.errors import RaydixError
+from raydix.ids import AskingId
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -63,6 +64,9 @@ _INT32 = np.dtype("<i4")
 _FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
 """Their tuples are checked entry by entry, too: what a client makes up reaches actors that serve others."""
 
+_MAX_ASKING = 2**63 - 1
+"""Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""
+
 Convert = Callable[[Any], Any]
 Getter = Callable[[Any], tuple[Any, ...]]
 
@@ -97,6 +101,7 @@ class _Decoder:
         self._types = [_types_of(hints[name]) for name in self._names]
         tuples = [(name, get_args(hints[name])[0]) for name in self._names if get_origin(hints[name]) is tuple]
         self._entries = [(name, _types_of(hint)) for name, hint in tuples] if cls in _FROM_CLIENTS else []
+        self._askings = [i for i, name in enumerate(self._names) if hints[name] is AskingId]
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         if len(values) != len(self._names):
@@ -104,6 +109,9 @@ class _Decoder:
         for name, value, types in zip(self._names, values, self._types, strict=True):
             if type(value) not in types:
                 raise MessageError(f"{self._cls.__name__}.{name} is a {type(value).__name__}")
+
+        if any(values[index] > _MAX_ASKING for index in self._askings):
+            raise MessageError(f"{self._cls.__name__}.asking is larger than {_MAX_ASKING}")
 
         row = list(values)
         for index, convert in self._converts:

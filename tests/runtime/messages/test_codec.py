@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import AbortRequest, RequestDelta, SubmitRequest, TokenFrame
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    PrefetchPrompt,
+    RequestDelta,
+    StopRequest,
+    SubmitRequest,
+    TokenFrame,
+)
 from raydix.runtime.messages.codec import MESSAGE_TYPES, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
@@ -198,6 +205,16 @@ def test_every_message_is_refused_if_any_field_has_the_wrong_type(cls: type) -> 
         wrong = [*packed[:index], {"odd": "value"}, *packed[index + 1 :]]
         with pytest.raises(MessageError, match=rf"{cls.__name__}\.{field.name} is a dict"):
             decode(msgpack.packb(wrong))
+
+
+@pytest.mark.parametrize(
+    "cls", [SubmitRequest, PrefetchPrompt, AbortRequest, StopRequest], ids=lambda cls: cls.__name__
+)
+def test_an_asking_that_no_column_holds_is_refused(cls: type) -> None:
+    largest = replace(_example(cls), asking=AskingId(2**63 - 1))
+    assert decode(encode(largest)).asking == 2**63 - 1
+    with pytest.raises(MessageError, match="asking"):
+        decode(encode(replace(largest, asking=AskingId(2**63))))
 
 
 def test_entries_of_a_clients_tuples_are_checked() -> None:
