@@ -169,6 +169,9 @@ class Lane:
         if request.batch is None and request.submit.sampling.num_logprobs is None:
             del self.prefilling[request.request_id]
             self.batch.join(request)
+            # Its last prompt page may just have made way for the tree's: no row of its own tells the device any more.
+            if request.num_table_sent < len(request.table):
+                self.changed_tables[request.request_id] = request
 
     def extend_table(self, request: RequestState, page_ids: Int32Array) -> None:
         """A running request gets pages."""
@@ -370,6 +373,9 @@ class Lane:
         decoding = {name for name, request in self.running.items() if request.batch is not None}
         if len(decoding) != len(self.batch) or self.running.keys() - decoding != self.prefilling.keys():
             raise AccountingError(f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}")
+        outdated = {name for name in decoding if self.running[name].num_table_sent < len(self.running[name].table)}
+        if not outdated <= self.changed_tables.keys():
+            raise AccountingError(f"the device is not to hear of {len(outdated)} changed block tables: {figures}")
         if not self.promotions.keys() <= self.waiting.requests.keys():
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         held = [t.page_ids for t in self.transfers.values()]

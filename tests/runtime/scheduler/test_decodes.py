@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from raydix.errors import AccountingError
+from raydix.ids import RequestId
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.decodes import DecodeBatch
@@ -144,3 +145,34 @@ def test_rows_that_were_done_before_their_load_are_taken_in_order_once_it_is() -
     assert driver.answers[name].tokens == [11, 12, 13]
     driver.run()
     assert driver.answers[name].tokens == [11, 12, 13, 1, 1, 1]
+
+
+def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_page_that_is_kept() -> None:
+    driver = CoreDriver()
+    writer = driver.submit([1, 2, 3, 4], max_tokens=12)
+    driver.step()
+    while len(driver.answers[writer].tokens) < 3:
+        driver.step()
+
+    # The step that fills the writer's page is in flight. The reader computes the same page behind it.
+    reader = driver.submit([1, 2, 3, 4, 1, 1, 1, 1], max_tokens=3)
+    tables: dict[str, dict[int, int]] = {}
+    while reader not in driver.answers or not driver.answers[reader].tokens:
+        note_tables(driver, tables)
+        driver.step()
+    note_tables(driver, tables)
+
+    request = driver.core._replica.requests[RequestId(reader)]
+    assert request.batch is not None
+    assert list(tables[reader].values()) == request.table
+
+
+def note_tables(driver: CoreDriver, tables: dict[str, dict[int, int]]) -> None:
+    """What the device will know of block tables once it has all plans."""
+    for plan in driver.plans[0]:
+        for changes in plan.tables:
+            pages = iter(changes.page_ids.tolist())
+            columns = zip(changes.slots.tolist(), changes.starts.tolist(), changes.counts.tolist(), strict=True)
+            for slot, start, count in columns:
+                table = tables.setdefault(driver._names[0][slot], {})
+                table.update({start + index: next(pages) for index in range(count)})
