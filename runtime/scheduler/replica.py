@@ -146,6 +146,7 @@ class Replica:
             lane.waiting.discard(request)
             request.end_run(Phase.ENDED)
         del self.requests[request.request_id]
+        self.timers.forget((request.request_id, request.serial))
         self._explain(request)
 
     @property

@@ -2,31 +2,64 @@
 
 import heapq
 import itertools
+from collections import Counter
 
 from raydix.ids import RequestId
 
+_MIN_FORGOTTEN = 64
+"""Fewer entries of requests that have ended are not worth sorting the others anew."""
+_Who = tuple[RequestId, int] | None
+
 
 class Timers:
-    """Owns: when the Scheduler, or one request of it, is to be looked at again."""
+    """Owns: when the Scheduler, or one request of it, is to be looked at again.
+
+    A request that has ended may leave a time far ahead behind: half of the entries are such at most.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, tuple[RequestId, int] | None]] = []
+        self._heap: list[tuple[float, int, _Who]] = []
         self._numbers = itertools.count()
+        self._num_entries: Counter[tuple[RequestId, int]] = Counter()
+        """Of each request that has not ended."""
+        self._num_forgotten = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, time_s: float, request: tuple[RequestId, int] | None = None) -> None:
+    def add(self, time_s: float, request: _Who = None) -> None:
         """At `time_s`, look at a request, named by id and serial number, or at everything that has a time."""
         heapq.heappush(self._heap, (time_s, next(self._numbers), request))
+        if request is not None:
+            self._num_entries[request] += 1
+
+    def forget(self, request: tuple[RequestId, int]) -> None:
+        """A request has ended: its times are of no interest any more."""
+        self._num_forgotten += self._num_entries.pop(request, 0)
+        if self._num_forgotten > max(_MIN_FORGOTTEN, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if self._is_wanted(entry[2])]
+            heapq.heapify(self._heap)
+            self._num_forgotten = 0
 
     def next_s(self) -> float | None:
         """The earliest time; None: never."""
         return self._heap[0][0] if self._heap else None
 
-    def take_due(self, now_s: float) -> list[tuple[RequestId, int] | None]:
+    def take_due(self, now_s: float) -> list[_Who]:
         """Forget the times that have come; returns whom they were for."""
-        due: list[tuple[RequestId, int] | None] = []
+        due: list[_Who] = []
         while self._heap and self._heap[0][0] <= now_s:
-            due.append(heapq.heappop(self._heap)[2])
+            request = heapq.heappop(self._heap)[2]
+            if not self._is_wanted(request):
+                self._num_forgotten -= 1
+                continue
+
+            due.append(request)
+            if request is not None:
+                self._num_entries[request] -= 1
+                if not self._num_entries[request]:
+                    del self._num_entries[request]
         return due
+
+    def _is_wanted(self, request: _Who) -> bool:
+        return request is None or request in self._num_entries

@@ -1,0 +1,28 @@
+"""Times that wake the Scheduler: who has ended leaves none that pile up."""
+
+from raydix.ids import RequestId
+from raydix.runtime.scheduler.timers import Timers
+from tests.runtime.scheduler.core_driver import CoreDriver
+
+
+def test_far_deadlines_of_requests_that_have_ended_do_not_pile_up() -> None:
+    driver = CoreDriver()
+    for _ in range(500):
+        driver.submit([1, 2, 3], max_tokens=1, deadline_s=1e6)
+        driver.run()
+    assert len(driver.core._replica.timers) < 200
+
+
+def test_forgetting_many_leaves_the_times_of_the_others_in_order() -> None:
+    timers = Timers()
+    for serial in range(1000):
+        timers.add(1000.0 - serial, (RequestId("r"), serial))
+    timers.add(0.5)
+    for serial in range(1000):
+        if serial % 100:
+            timers.forget((RequestId("r"), serial))
+    assert len(timers) < 130
+
+    due = timers.take_due(2000.0)
+    assert due == [None, *((RequestId("r"), serial) for serial in range(900, -1, -100))]
+    assert len(timers) == 0
