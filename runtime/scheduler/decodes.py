@@ -16,6 +16,8 @@ from raydix.runtime.scheduler.request import RequestState
 
 _NO_STOP = -1
 """Fills the columns of stop ids; no token has it."""
+_MAX_STOP_COLUMNS = 16
+"""Everybody's row is as wide as the widest: a request with more stop ids has them in a set of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class DecodeBatch:
         self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         """Tokens for which the block table has room."""
         self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
+        self._long_stops: dict[int, frozenset[int]] = {}
+        """By slot: the stop ids of those that have too many for the columns."""
         self._askings = np.zeros(num_slots, dtype=np.int64)
         self._client_of: dict[ClientId, int] = {}
         self._clients: list[ClientId] = []
@@ -99,6 +103,7 @@ class DecodeBatch:
         request.leave(num_sampled=int(self._num_sampled[slot]))
         self._stamps[slot] = 0
         self._requests[slot] = None
+        self._long_stops.pop(slot, None)
         self._slots = np.flatnonzero(self._stamps).astype(np.int32)
 
     def request(self, slot: int) -> RequestState:
@@ -165,7 +170,7 @@ class DecodeBatch:
         known = self._num_known[slots] + 1
         self._num_known[slots] = known
 
-        has_stopped = (self._stop_ids[slots] == token_ids[:, None]).any(axis=1) & (known >= self._min_output[slots])
+        has_stopped = self._are_stops(slots, token_ids) & (known >= self._min_output[slots])
         computed = self._num_prompt[slots] + known - 1
         taken = TakenTokens(
             slots=slots,
@@ -176,6 +181,13 @@ class DecodeBatch:
         for slot in slots[self._num_fresh[slots] >= self._fresh.shape[1]].tolist():
             self.flush_tokens(slot)
         return taken
+
+    def _are_stops(self, slots: Int32Array, token_ids: Int32Array) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = (self._stop_ids[slots] == token_ids[:, None]).any(axis=1)
+        for slot, stop_ids in self._long_stops.items():
+            for place in np.flatnonzero(slots == slot).tolist():
+                found[place] = int(token_ids[place]) in stop_ids
+        return found
 
     def flush_tokens(self, slot: int) -> None:
         """Give a request the bytes of the tokens that have become known since the last time."""
@@ -223,6 +235,9 @@ class DecodeBatch:
         return number
 
     def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        if len(stop_ids) > _MAX_STOP_COLUMNS:
+            self._long_stops[slot] = frozenset(stop_ids)
+            stop_ids = ()
         width = self._stop_ids.shape[1]
         if len(stop_ids) > width:
             wider = np.full((len(self._requests), len(stop_ids)), _NO_STOP, dtype=np.int32)

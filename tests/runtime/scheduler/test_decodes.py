@@ -167,6 +167,26 @@ def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_pag
     assert list(tables[reader].values()) == request.table
 
 
+def test_many_stop_ids_of_one_request_cost_the_others_nothing() -> None:
+    driver = CoreDriver()
+    many = driver.submit([1, 2, 3], max_tokens=9, stop_token_ids=tuple(range(5, 5000)))
+    other = driver.submit([4, 5, 6], max_tokens=9, stop_token_ids=(7,))
+    for _ in range(3):
+        driver.step(token=1)
+    assert batch_of(driver)._stop_ids.shape[1] <= 16
+
+    driver.step(token=4999)
+    assert driver.answers[many].ending == "stop"
+    driver.run()
+    assert driver.answers[other].ending == "length"
+
+    # Who has the slot next stops at none of them.
+    heir = driver.submit([1, 2, 3], max_tokens=3)
+    for _ in range(3):
+        driver.step(token=4999)
+    assert driver.answers[heir].tokens == [4999] * 3
+
+
 def note_tables(driver: CoreDriver, tables: dict[str, dict[int, int]]) -> None:
     """What the device will know of block tables once it has all plans."""
     for plan in driver.plans[0]:
