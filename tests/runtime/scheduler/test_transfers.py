@@ -332,3 +332,33 @@ def test_tokens_that_were_computed_before_their_load_was_reported_all_count() ->
     driver.run()
     assert driver.answers[name].tokens == list(range(6))
     assert driver.answers[name].ending == "length"
+
+
+def device_tables(plans: list[StepPlan]) -> dict[int, dict[int, int]]:
+    """Block tables by slot, as a device has them after these plans."""
+    tables: dict[int, dict[int, int]] = {}
+    for changes in (changes for plan in plans for changes in plan.tables):
+        pages = iter(changes.page_ids.tolist())
+        for slot, start, count in zip(changes.slots, changes.starts, changes.counts, strict=True):
+            entries = {int(start) + index: next(pages) for index in range(count)}
+            tables.setdefault(int(slot), {}).update(entries)
+    return tables
+
+
+def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_decode_with_it() -> None:
+    driver = CoreDriver(prefill_budget_tokens=4)
+    names = [driver.submit([1, 2, 3, 4, 5, 6], max_tokens=9) for _ in range(2)]
+    while names[1] not in driver.answers or len(driver.answers[names[1]].tokens) < 2:
+        driver.step()
+    driver.lose_rank(0)
+    driver.attach_rank(0, incarnation=2)
+
+    # Both compute the page of the last prompt tokens and the first output: for that nobody waits.
+    lane = driver.core._replica.lanes[0]
+    plans: list[StepPlan] = []
+    for _ in range(8):
+        plans.append(driver.step())
+        tables = device_tables([*plans, *driver.plans[0]])
+        for request in lane.running.values():
+            if request.batch is not None and request.slot is not None:
+                assert list(tables[request.slot].values()) == request.table
