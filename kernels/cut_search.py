@@ -1,13 +1,16 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The search for what top-k and top-p keep of a row: the lowest kept logit, without a sort and without atomics.
+"""The search for what top-k and top-p keep of a row: the lowest kept logit, without a sort, atomics or a host sync.
 
-Logits are compared by integer keys. A pass compares each token with 16 keys at even distances and so finds four bits
-of the lowest one: for top-k the highest key that k tokens reach, then for top-p the highest one that its share of the
-mass reaches. Every part of a row's vocabulary is one program's; at the start of the next pass, each of a row's programs
-adds up the parts' sums for itself, always in one order, so that a row is cut alike in any batch. A row takes part in
-those stages alone that it asks for; the programs of others end at once.
+Two launches. First, each part of a row's vocabulary is one program's: it notes the largest logit of each small group of
+tokens and, where those cannot bound what is kept, what lies from each of some rough pivots on. Then one program per
+row takes from that an interval of logits. Few groups have a token in it: of those, the candidates are collected, and
+the search goes on among them alone. Where they are too many for their buffer it goes on in the row itself, exact, too,
+but slower: at flat distributions with top-p alone.
 
-Legend: R rows, V vocabulary, S passes, X parts of the vocabulary.
+The search narrows an interval of integer keys, which have the order of the logits, sixteenfold at a time. All sums have
+one order for a vocabulary size, so that a row is cut alike in any batch.
+
+Legend: R rows, V vocabulary, X parts of the vocabulary, G groups of tokens.
 """
 
 from dataclasses import dataclass
@@ -17,32 +20,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.cut_candidates import LEAST_GOAL, PIVOTS, collect, narrow
+from raydix.kernels.cut_logits import (
+    LARGEST,
+    keys_of,
+    least_kept,
+    load_largest,
+    load_logits,
+    logits_of,
+    weights_of,
+)
 from raydix.kernels.sampling_columns import SamplingColumns
 
-LARGEST = tl.constexpr(3.4028234663852886e38)
-"""The largest float32: infinite logits are taken for it."""
-_BITS_PER_PASS = 4
-_PIVOTS = tl.constexpr(16)
 _PART = 2048
 """Tokens that one program sums."""
 _CHUNK = 128
 """Tokens that a program compares with the pivots at a time, in registers."""
+_GROUP = 128
+"""Tokens of which the largest logit is noted: few hundred groups are soon searched, and few have a kept token."""
+_WARPS = 16
+"""Of a row's program: a thread for each lane."""
+_LANES = 512
+"""Candidates that a row's program looks at together, one a thread. Each lane has its own: none waits for another."""
+_DEPTH = 96
+"""Candidates that are collected for a lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CutSearch:
-    """What the passes have found; `decide` reads it."""
+class Cuts:
+    """Where rows are cut; undefined for rows that do not cut."""
 
-    lows_SR: Tensor
-    """int32, where a pass's pivots begin."""
-    goals_SR: Tensor
-    """float32, what the sum from the sought key on has to reach."""
-    aboves_SR: Tensor
-    """float32, the sum from beyond a pass's pivots."""
-    floors_R: Tensor
-    """int32, the key from which on top-p counts."""
-    sums_SRXP: Tensor
-    """float32, by part and pivot: number, or weight, of the tokens from the pivot on."""
+    edges_R: Tensor
+    """int32, the lowest kept key."""
+    needed_R: Tensor
+    """float32, the weight that the tokens of that key have to give for top-p."""
+    at_edge_R: Tensor
+    """float32, the weight that they have."""
 
 
 def key_bits(logits_RV: Tensor) -> int:
@@ -50,201 +63,245 @@ def key_bits(logits_RV: Tensor) -> int:
     return 16 if logits_RV.dtype == torch.bfloat16 else 32
 
 
-def search_cuts(logits_RV: Tensor, columns: SamplingColumns, likeliest_R: Tensor) -> CutSearch:
-    """Enqueue all passes. `likeliest_R`: int32, the most likely token of rows that cut."""
+def find_cuts(logits_RV: Tensor, columns: SamplingColumns, likeliest_R: Tensor) -> Cuts:
+    """Enqueue the search. `likeliest_R`: int32, the most likely token of rows that cut."""
     num_rows, vocab_size = logits_RV.shape
     num_parts = triton.cdiv(vocab_size, _PART)
-    num_passes = 2 * key_bits(logits_RV) // _BITS_PER_PASS
-    search = CutSearch(
-        lows_SR=likeliest_R.new_empty((num_passes, num_rows)),
-        goals_SR=likeliest_R.new_empty((num_passes, num_rows), dtype=torch.float32),
-        aboves_SR=likeliest_R.new_empty((num_passes, num_rows), dtype=torch.float32),
-        floors_R=likeliest_R.new_empty(num_rows),
-        sums_SRXP=likeliest_R.new_empty((num_passes, num_rows, num_parts, _PIVOTS.value), dtype=torch.float32),
+    num_groups = triton.cdiv(vocab_size, _GROUP)
+    max_depth = min(_DEPTH, triton.cdiv(vocab_size, _LANES))
+    maxima_RG = likeliest_R.new_empty((num_rows, num_groups), dtype=torch.float32)
+    sums_RXP = likeliest_R.new_empty((num_rows, num_parts, PIVOTS.value), dtype=torch.float32)
+    _summarise[(num_rows, num_parts)](
+        logits_RV,
+        columns.temperatures_R,
+        columns.top_ks_R,
+        columns.top_ps_R,
+        columns.min_ps_R,
+        likeliest_R,
+        maxima_RG,
+        sums_RXP,
+        vocab_size,
+        logits_RV.stride(0),
+        num_groups,
+        num_parts,
+        KEY_BITS=key_bits(logits_RV),
+        PART=_PART,
+        CHUNK=_CHUNK,
+        GROUP=_GROUP,
+        num_warps=4,
     )
-    for number in range(num_passes):
-        _search[(num_rows, num_parts)](
-            logits_RV,
-            columns.temperatures_R,
-            columns.top_ks_R,
-            columns.top_ps_R,
-            columns.min_ps_R,
-            likeliest_R,
-            search.floors_R,
-            search.lows_SR,
-            search.goals_SR,
-            search.aboves_SR,
-            search.sums_SRXP,
-            vocab_size,
-            logits_RV.stride(0),
-            num_rows,
-            num_parts,
-            PASS=number,
-            KEY_BITS=key_bits(logits_RV),
-            PARTS=triton.next_power_of_2(num_parts),
-            PART=_PART,
-            CHUNK=_CHUNK,
-            num_warps=4,
-        )
-    return search
+
+    cuts = Cuts(
+        edges_R=likeliest_R.new_empty(num_rows),
+        needed_R=likeliest_R.new_empty(num_rows, dtype=torch.float32),
+        at_edge_R=likeliest_R.new_empty(num_rows, dtype=torch.float32),
+    )
+    _find[(num_rows,)](
+        logits_RV,
+        columns.temperatures_R,
+        columns.top_ks_R,
+        columns.top_ps_R,
+        columns.min_ps_R,
+        likeliest_R,
+        maxima_RG,
+        sums_RXP,
+        likeliest_R.new_empty((num_rows, num_groups)),
+        logits_RV.new_empty((num_rows, max_depth * _LANES)),
+        cuts.edges_R,
+        cuts.needed_R,
+        cuts.at_edge_R,
+        vocab_size,
+        logits_RV.stride(0),
+        num_groups,
+        num_parts,
+        max_depth,
+        KEY_BITS=key_bits(logits_RV),
+        PARTS=triton.next_power_of_2(num_parts),
+        GROUPS=triton.next_power_of_2(num_groups),
+        GROUP=_GROUP,
+        LANES=_LANES,
+        WIDTH=16 // logits_RV.element_size(),
+        num_warps=_WARPS,
+    )
+    return cuts
 
 
 @triton.jit
-def load_logits(row_ptr, first, vocab_size, SIZE: tl.constexpr):
-    """Logits from token `first` on, and the tokens' ids; -inf past the vocabulary and for NaN."""
-    token_id = first + tl.arange(0, SIZE)
-    logits = tl.load(row_ptr + token_id, mask=token_id < vocab_size, other=float("-inf"))
-    logits = logits.to(tl.float32)
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    return tl.minimum(logits, LARGEST), token_id
+def _is_grouped(top_k, num_groups):
+    """Whether the largest logits of groups bound what top-k keeps: as many tokens as groups reach the bound."""
+    return (top_k > 0) & (top_k * 2 <= num_groups)
 
 
 @triton.jit
-def load_largest(row_ptr, likeliest):
-    """The row's largest logit."""
-    logit = tl.load(row_ptr + likeliest).to(tl.float32)
-    logit = tl.where(logit == logit, logit, float("-inf"))
-    return tl.minimum(logit, LARGEST)
+def _rough_pivots(largest, temperature, top_p, vocab_size, KEY_BITS: tl.constexpr):
+    """Keys at even distances of logits, down to where all further tokens together are unlikely to count; then all."""
+    depth = tl.log(tl.zeros_like(largest) + vocab_size) - tl.log(tl.maximum(1.0 - top_p, 1e-6))
+    pivot = tl.arange(0, PIVOTS)
+    logits = largest - temperature * depth * (1.0 - pivot.to(tl.float32) / PIVOTS)
+    logits = tl.where(pivot > 0, tl.maximum(logits, -LARGEST), -LARGEST)
+    return keys_of(logits, KEY_BITS)
 
 
-@triton.jit
-def weights_of(logits, largest, temperature):
-    """Proportional to the tokens' probabilities; that of the most likely one is 1."""
-    return tl.exp((logits - largest) * (1.0 / temperature))
-
-
-@triton.jit
-def least_kept(largest, temperature, min_p):
-    """The least logit that min-p keeps; -inf without min-p."""
-    return largest + temperature * tl.log(min_p)
-
-
-@triton.jit
-def keys_of(logits, KEY_BITS: tl.constexpr):
-    """Integers in the order of the logits: the bits, with those of negative numbers turned round."""
-    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> (32 - KEY_BITS)
-
-
-@triton.jit
-def decide(
-    lows_ptr,
-    goals_ptr,
-    aboves_ptr,
-    sums_ptr,
-    top_p,
-    row,
-    num_rows,
-    num_parts,
-    PASS: tl.constexpr,
-    KEY_BITS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """What a pass that has run says of a row.
-
-    Returns the highest of its pivots whose sum reaches the goal, the goal, the sum beyond that pivot's interval and the
-    sum from the pivot on.
-    """
-    STAGE: tl.constexpr = KEY_BITS // 4
-    STEP: tl.constexpr = 2 ** (KEY_BITS - 4 - 4 * (PASS % STAGE))
-    entry = PASS * num_rows + row
-    pivot = tl.arange(0, _PIVOTS)
-    part = tl.arange(0, PARTS)
-    index = (entry.to(tl.int64) * num_parts + part[:, None]) * _PIVOTS + pivot[None, :]
-    sums = tl.sum(tl.load(sums_ptr + index, mask=part[:, None] < num_parts, other=0.0), 0)
-
-    goal = tl.load(goals_ptr + entry)
-    if PASS == STAGE:
-        # The first pivot lies below all keys: its sum is the mass of all that top-k left.
-        goal = top_p * tl.sum(tl.where(pivot == 0, sums, 0.0), 0)
-    chosen = tl.maximum(tl.sum((sums >= goal).to(tl.int32), 0) - 1, 0)
-
-    next_sum = tl.sum(tl.where(pivot == chosen + 1, sums, 0.0), 0)
-    above = tl.where(chosen + 1 < _PIVOTS, next_sum, tl.load(aboves_ptr + entry))
-    here = tl.sum(tl.where(pivot == chosen, sums, 0.0), 0)
-    return tl.load(lows_ptr + entry) + chosen * STEP, goal, above, here
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _search(
+@triton.jit(do_not_specialize=["num_groups", "num_parts"])
+def _summarise(
     logits_ptr,
     temperatures_ptr,
     top_ks_ptr,
     top_ps_ptr,
     min_ps_ptr,
     likeliest_ptr,
-    floors_ptr,
-    lows_ptr,
-    goals_ptr,
-    aboves_ptr,
+    maxima_ptr,
     sums_ptr,
     vocab_size,
     logits_stride,
-    num_rows,
+    num_groups,
     num_parts,
-    PASS: tl.constexpr,
     KEY_BITS: tl.constexpr,
-    PARTS: tl.constexpr,
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """One pass over one part of a row. The first half of the passes is top-k's, the second top-p's."""
-    STAGE: tl.constexpr = KEY_BITS // 4
-    IS_MASS: tl.constexpr = PASS >= STAGE
-    STEP: tl.constexpr = 2 ** (KEY_BITS - 4 - 4 * (PASS % STAGE))
+    """The largest logits of a part's groups, and, unless they suffice, sums: number or weight from each pivot on."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     temperature = tl.load(temperatures_ptr + row).to(tl.float32)
     top_k = tl.load(top_ks_ptr + row)
+    top_k = tl.where(top_k < vocab_size, top_k, 0)
+    top_p_64 = tl.load(top_ps_ptr + row)
+    if (temperature > 0.0) & ((top_k > 0) | (top_p_64 < 1.0)):
+        row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
+        group = part * (PART // GROUP) + tl.arange(0, PART // GROUP)
+        logits = load_logits(row_ptr, group[:, None] * GROUP + tl.arange(0, GROUP)[None, :], vocab_size)
+        maxima_ptr += row.to(tl.int64) * num_groups
+        tl.store(maxima_ptr + group, tl.max(logits, 1), mask=group < num_groups)
+
+        if _is_grouped(top_k, num_groups) == 0:
+            largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+            least = least_kept(largest, temperature, tl.load(min_ps_ptr + row).to(tl.float32))
+            floor = tl.maximum(least, -LARGEST)
+            keys = _rough_pivots(largest, temperature, top_p_64.to(tl.float32), vocab_size, KEY_BITS)
+            pivots = logits_of(keys, KEY_BITS)
+            # Pivots lie along registers, tokens along threads: that needs no exchange until the end.
+            sums = tl.zeros([PIVOTS, CHUNK], tl.float32)
+            for first in tl.static_range(0, PART, CHUNK):
+                chunk = load_logits(row_ptr, part * PART + first + tl.arange(0, CHUNK), vocab_size)
+                weights = tl.where(top_k > 0, 1.0, weights_of(chunk, largest, temperature))
+                values = tl.where(chunk >= floor, weights, 0.0)
+                sums += tl.where(chunk[None, :] >= pivots[:, None], values[None, :], 0.0)
+            entry = row.to(tl.int64) * num_parts + part
+            tl.store(sums_ptr + entry * PIVOTS + tl.arange(0, PIVOTS), tl.sum(sums, 1))
+
+
+@triton.jit
+def _decide_roughly(sums_ptr, keys, goal, top_p, end, num_parts, PARTS: tl.constexpr):
+    """What the sums of all parts say: an interval of keys, the goal, and the sums from its begin and its end on."""
+    part = tl.arange(0, PARTS)
+    pivot = tl.arange(0, PIVOTS)
+    offsets = part[:, None] * PIVOTS + pivot[None, :]
+    sums = tl.sum(tl.load(sums_ptr + offsets, mask=part[:, None] < num_parts, other=0.0), 0)
+    total = tl.sum(tl.where(pivot == 0, sums, 0.0), 0)
+    goal = tl.where(goal < 0.0, tl.maximum(top_p * total, LEAST_GOAL), goal)
+    chosen = tl.maximum(tl.sum((sums >= goal).to(tl.int32), 0) - 1, 0)
+    here = tl.sum(tl.where(pivot == chosen, sums, 0.0), 0)
+    above = tl.sum(tl.where(pivot == chosen + 1, sums, 0.0), 0)
+    low = tl.sum(tl.where(pivot == chosen, keys, 0), 0).to(tl.int64)
+    next_key = tl.sum(tl.where(pivot == chosen + 1, keys, 0), 0).to(tl.int64)
+    return low, tl.where(chosen + 1 < PIVOTS, next_key, end), goal, here, above
+
+
+@triton.jit(do_not_specialize=["num_groups", "num_parts", "max_depth"])
+def _find(
+    logits_ptr,
+    temperatures_ptr,
+    top_ks_ptr,
+    top_ps_ptr,
+    min_ps_ptr,
+    likeliest_ptr,
+    maxima_ptr,
+    sums_ptr,
+    groups_ptr,
+    found_ptr,
+    edges_ptr,
+    needed_ptr,
+    at_edge_ptr,
+    vocab_size,
+    logits_stride,
+    num_groups,
+    num_parts,
+    max_depth,
+    KEY_BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """A row's cut."""
+    row = tl.program_id(0)
+    temperature = tl.load(temperatures_ptr + row).to(tl.float32)
+    top_k = tl.load(top_ks_ptr + row)
+    top_k = tl.where(top_k < vocab_size, top_k, 0)
     top_p_64 = tl.load(top_ps_ptr + row)
     top_p = top_p_64.to(tl.float32)
-    is_wanted = top_p_64 < 1.0 if IS_MASS else top_k > 0
-    if is_wanted & (temperature > 0.0):
-        floor = tl.full((), -(2 ** (KEY_BITS - 1)), tl.int32)
-        low = floor
-        above = tl.full((), 0.0, tl.float32)
-        goal = top_k.to(tl.float32)
-        if PASS == STAGE:
-            if top_k > 0:
-                floor, _, _, _ = decide(
-                    lows_ptr,
-                    goals_ptr,
-                    aboves_ptr,
-                    sums_ptr,
-                    top_p,
-                    row,
-                    num_rows,
-                    num_parts,
-                    PASS - 1,
-                    KEY_BITS,
-                    PARTS,
-                )
-        elif IS_MASS:
-            floor = tl.load(floors_ptr + row)
-        if PASS % STAGE != 0:
-            low, goal, above, _ = decide(
-                lows_ptr, goals_ptr, aboves_ptr, sums_ptr, top_p, row, num_rows, num_parts, PASS - 1, KEY_BITS, PARTS
-            )
-        # All of the row's programs have come to the same; the next pass reads it from one of them.
-        if part == 0:
-            tl.store(lows_ptr + PASS * num_rows + row, low)
-            tl.store(goals_ptr + PASS * num_rows + row, goal)
-            tl.store(aboves_ptr + PASS * num_rows + row, above)
-            if PASS == STAGE:
-                tl.store(floors_ptr + row, floor)
-
+    if temperature > 0.0:
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
         largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
         least = least_kept(largest, temperature, tl.load(min_ps_ptr + row).to(tl.float32))
-        pivots = low + tl.arange(0, _PIVOTS) * STEP
-        # Pivots lie along registers, tokens along threads: that needs no exchange until the end.
-        sums = tl.zeros([_PIVOTS, CHUNK], tl.float32)
-        for first in tl.static_range(0, PART, CHUNK):
-            logits, _ = load_logits(row_ptr, part * PART + first, vocab_size, CHUNK)
-            keys = keys_of(logits, KEY_BITS)
-            is_kept = (logits > float("-inf")) & (logits >= least) & (keys >= floor)
-            weights = weights_of(logits, largest, temperature) if IS_MASS else 1.0
-            values = tl.where(is_kept, weights, 0.0)
-            sums += tl.where(keys[None, :] >= pivots[:, None], values[None, :], 0.0)
-        entry = (PASS * num_rows + row).to(tl.int64) * num_parts + part
-        tl.store(sums_ptr + entry * _PIVOTS + tl.arange(0, _PIVOTS), tl.sum(sums, 1))
+        low = keys_of(tl.full((), -LARGEST, tl.float32), KEY_BITS).to(tl.int64)
+        end = keys_of(largest, KEY_BITS).to(tl.int64) + 1
+        high = end
+        goal = tl.full((), -1.0, tl.float32)
+        here = tl.full((), 0.0, tl.float32)
+        above = tl.full((), 0.0, tl.float32)
+        if (top_k > 0) | (top_p_64 < 1.0):
+            maxima_ptr += row.to(tl.int64) * num_groups
+            lane = tl.arange(0, LANES)
+            # A bound below what is kept.
+            if _is_grouped(top_k, num_groups):
+                counts = (num_groups - lane + LANES - 1) // LANES
+                rough_low = keys_of(tl.full((), -LARGEST, tl.float32), 16).to(tl.int64)
+                rough_high = keys_of(largest, 16).to(tl.int64) + 1
+                bound, _, _, _ = narrow(
+                    maxima_ptr, counts, rough_low, rough_high, top_k.to(tl.float32), here, above, float("-inf"),
+                    float("inf"), top_p, largest, temperature, False, 16, LANES,
+                )  # fmt: skip
+                low = keys_of(logits_of(bound.to(tl.int32), 16), KEY_BITS).to(tl.int64)
+            else:
+                keys = _rough_pivots(largest, temperature, top_p, vocab_size, KEY_BITS)
+                row_sums_ptr = sums_ptr + row.to(tl.int64) * num_parts * PIVOTS
+                wanted = tl.where(top_k > 0, top_k.to(tl.float32), -1.0)
+                low, high, goal, here, above = _decide_roughly(
+                    row_sums_ptr, keys, wanted, top_p, end, num_parts, PARTS
+                )  # fmt: skip
+                if top_k > 0:
+                    # Top-p may want the weight of all that is kept, hence all of it is collected.
+                    high = end
+                    above = 0.0
+
+            floor = tl.maximum(logits_of(low.to(tl.int32), KEY_BITS), least)
+            ceiling = tl.where(high < end, logits_of(high.to(tl.int32), KEY_BITS), float("inf"))
+            row_found_ptr = found_ptr + row.to(tl.int64) * max_depth * LANES
+            counts = collect(
+                row_ptr, maxima_ptr, groups_ptr + row.to(tl.int64) * num_groups, row_found_ptr, floor, ceiling,
+                vocab_size, num_groups, max_depth, GROUPS, GROUP, LANES, WIDTH,
+            )  # fmt: skip
+            source_ptr = row_found_ptr
+            if tl.max(counts, 0) > max_depth:
+                source_ptr = row_ptr
+                counts = (vocab_size - lane + LANES - 1) // LANES
+
+            if top_k > 0:
+                low, _, _, _ = narrow(
+                    source_ptr, counts, low, high, top_k.to(tl.float32), here, above, floor, ceiling, top_p, largest,
+                    temperature, False, KEY_BITS, LANES,
+                )  # fmt: skip
+                high = end
+                goal = tl.full((), -1.0, tl.float32)
+            if top_p_64 < 1.0:
+                low, goal, here, above = narrow(
+                    source_ptr, counts, low, high, goal, here, above, floor, ceiling, top_p, largest, temperature,
+                    True, KEY_BITS, LANES,
+                )  # fmt: skip
+        tl.store(edges_ptr + row, low.to(tl.int32))
+        tl.store(needed_ptr + row, goal - above)
+        tl.store(at_edge_ptr + row, here - above)

@@ -12,17 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.cut_search import (
+from raydix.kernels.cut_logits import (
     LARGEST,
-    decide,
-    key_bits,
-    keys_of,
     least_kept,
     load_largest,
     load_logits,
-    search_cuts,
+    logits_of,
     weights_of,
 )
+from raydix.kernels.cut_search import find_cuts, key_bits
 from raydix.kernels.sampling_columns import SamplingColumns, check_inputs
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -77,9 +75,8 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
     if not num_rows:
         return
 
-    search = search_cuts(logits_RV, columns, token_ids_R)
+    cuts = find_cuts(logits_RV, columns, token_ids_R)
     num_parts = triton.cdiv(vocab_size, _PART)
-    num_search_parts = search.sums_SRXP.shape[2]
     scores_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.float64)
     ids_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.int32)
     _score_cut[(num_rows, num_parts)](
@@ -90,18 +87,14 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
         columns.top_ps_R,
         columns.min_ps_R,
         token_ids_R,
-        search.lows_SR,
-        search.goals_SR,
-        search.aboves_SR,
-        search.sums_SRXP,
+        cuts.edges_R,
+        cuts.needed_R,
+        cuts.at_edge_R,
         scores_RX,
         ids_RX,
         vocab_size,
         logits_RV.stride(0),
-        num_rows,
-        num_search_parts,
         KEY_BITS=key_bits(logits_RV),
-        SEARCH_PARTS=triton.next_power_of_2(num_search_parts),
         PART=_PART,
         num_warps=4,
     )
@@ -191,7 +184,8 @@ def _score_whole(
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     temperature = tl.load(temperatures_ptr + row).to(tl.float32)
     is_cut = _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row)
-    logits, token_ids = load_logits(row_ptr, part * PART, vocab_size, PART)
+    token_ids = part * PART + tl.arange(0, PART)
+    logits = load_logits(row_ptr, token_ids, vocab_size)
     if (temperature > 0.0) & (is_cut == 0):
         noise_key = tl.load(noise_keys_ptr + row)
         best, best_id = _best_with_noise(_divide(logits, temperature), token_ids, noise_key)
@@ -204,7 +198,7 @@ def _score_whole(
     tl.store(ids_ptr + entry, best_id)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _score_cut(
     logits_ptr,
     noise_keys_ptr,
@@ -213,54 +207,39 @@ def _score_cut(
     top_ps_ptr,
     min_ps_ptr,
     likeliest_ptr,
-    lows_ptr,
-    goals_ptr,
-    aboves_ptr,
-    sums_ptr,
+    edges_ptr,
+    needed_ptr,
+    at_edge_ptr,
     scores_ptr,
     ids_ptr,
     vocab_size,
     logits_stride,
-    num_rows,
-    num_search_parts,
     KEY_BITS: tl.constexpr,
-    SEARCH_PARTS: tl.constexpr,
     PART: tl.constexpr,
 ):
     """`_score_whole` of what a row keeps; nothing for rows that do not cut."""
-    STAGE: tl.constexpr = KEY_BITS // 4
     row = tl.program_id(0)
     part = tl.program_id(1)
     if _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row):
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
         temperature = tl.load(temperatures_ptr + row).to(tl.float32)
-        top_p_64 = tl.load(top_ps_ptr + row)
-        top_p = top_p_64.to(tl.float32)
         min_p = tl.load(min_ps_ptr + row).to(tl.float32)
-        logits, token_ids = load_logits(row_ptr, part * PART, vocab_size, PART)
-        keys = keys_of(logits, KEY_BITS)
-        scaled = _divide(logits, temperature)
+        token_ids = part * PART + tl.arange(0, PART)
+        logits = load_logits(row_ptr, token_ids, vocab_size)
         largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
+        edge = tl.load(edges_ptr + row)
         is_kept = (logits >= least_kept(largest, temperature, min_p)) & (logits > float("-inf"))
-        if top_p_64 < 1.0:
-            edge, goal, above, here = decide(
-                lows_ptr, goals_ptr, aboves_ptr, sums_ptr, top_p, row, num_rows, num_search_parts,
-                2 * STAGE - 1, KEY_BITS, SEARCH_PARTS,
-            )  # fmt: skip
-            is_kept = is_kept & (keys >= edge)
-            weights = weights_of(logits, largest, temperature)
-            share = tl.ceil((goal - above) / weights) * weights / (here - above)
-            scaled = tl.where(keys == edge, scaled + tl.log(tl.minimum(share, 1.0)), scaled)
-        elif tl.load(top_ks_ptr + row) > 0:
-            edge, _, _, _ = decide(
-                lows_ptr, goals_ptr, aboves_ptr, sums_ptr, top_p, row, num_rows, num_search_parts,
-                STAGE - 1, KEY_BITS, SEARCH_PARTS,
-            )  # fmt: skip
-            is_kept = is_kept & (keys >= edge)
+        is_kept = is_kept & (logits >= logits_of(edge, KEY_BITS))
 
         best = tl.full((), float("-inf"), tl.float64)
         best_id = part * PART
         if tl.max(is_kept.to(tl.int32), 0) > 0:
+            scaled = _divide(logits, temperature)
+            if tl.load(top_ps_ptr + row) < 1.0:
+                weights = weights_of(logits, largest, temperature)
+                share = tl.ceil(tl.load(needed_ptr + row) / weights) * weights / tl.load(at_edge_ptr + row)
+                is_edge = logits < logits_of(edge + 1, KEY_BITS)
+                scaled = tl.where(is_edge, scaled + tl.log(tl.minimum(share, 1.0)), scaled)
             scaled = tl.where(is_kept, scaled, float("-inf"))
             best, best_id = _best_with_noise(scaled, token_ids, tl.load(noise_keys_ptr + row))
         entry = row.to(tl.int64) * tl.num_programs(1) + part

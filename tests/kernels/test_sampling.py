@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels import reference_sampling
+from raydix.kernels import cut_search, reference_sampling
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.sampling_columns import SamplingColumns, as_sampling_columns
 from raydix.runtime.messages.plan import DeviceSampling
@@ -30,6 +30,7 @@ SETTINGS = [
     {"temperature": 0.00002},
     {"temperature": 1.0, "top_p": 1e-40},
     {"temperature": 1e5, "top_p": 0.999999},
+    {"temperature": 1.0, "top_k": 3000, "top_p": 0.9},
 ]
 GPU_SHAPES = [
     (1, 1),
@@ -116,6 +117,23 @@ def test_tokens_of_a_mixed_batch_match_the_twins(
     logits = awkward_logits(len(sampling), vocab_size, logits_dtype)
 
     assert compare(logits, sampling, [3 * i for i in range(len(sampling))], device) == 0
+
+
+@pytest.mark.parametrize("logits_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("max_depth", [96, 1])
+def test_rows_of_many_groups_match_the_twins_whether_or_not_their_candidates_can_be_collected(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, max_depth: int, logits_dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(cut_search, "_DEPTH", max_depth)
+    # Few enough for the largest logits of the 36 groups to bound them; too many for that; none; all with top-p too.
+    settings = [(top_k, top_p) for top_k in (10, 500, 0) for top_p in (1.0, 0.8)]
+    sampling = [
+        DeviceSampling(seed=i, temperature=1.2, top_k=top_k, top_p=top_p, min_p=0.01 * (i % 2))
+        for i, (top_k, top_p) in enumerate(settings)
+    ]
+    logits = awkward_logits(len(sampling), 4500, logits_dtype)
+
+    assert compare(logits, sampling, range(len(sampling)), device) == 0
 
 
 @pytest.mark.gpu

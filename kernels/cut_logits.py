@@ -1,0 +1,52 @@
+# mypy: disable-error-code="no-untyped-def"
+"""How the samplers' kernels read logits, weigh them and turn them to integer keys and back."""
+
+import triton
+import triton.language as tl
+
+LARGEST = tl.constexpr(3.4028234663852886e38)
+"""The largest float32: infinite logits are taken for it."""
+
+
+@triton.jit
+def load_logits(row_ptr, token_ids, vocab_size):
+    """Logits of tokens; -inf past the vocabulary and for NaN."""
+    logits = tl.load(row_ptr + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
+    logits = logits.to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    return tl.minimum(logits, LARGEST)
+
+
+@triton.jit
+def load_largest(row_ptr, likeliest):
+    """The row's largest logit."""
+    logit = tl.load(row_ptr + likeliest).to(tl.float32)
+    logit = tl.where(logit == logit, logit, float("-inf"))
+    return tl.minimum(logit, LARGEST)
+
+
+@triton.jit
+def weights_of(logits, largest, temperature):
+    """Proportional to the tokens' probabilities; that of the most likely one is 1."""
+    return tl.exp((logits - largest) * (1.0 / temperature))
+
+
+@triton.jit
+def least_kept(largest, temperature, min_p):
+    """The least logit that min-p keeps; -inf without min-p."""
+    return largest + temperature * tl.log(min_p)
+
+
+@triton.jit
+def keys_of(logits, KEY_BITS: tl.constexpr):
+    """Integers in the order of the logits: the first bits, with those of negative numbers turned round."""
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> (32 - KEY_BITS)
+
+
+@triton.jit
+def logits_of(keys, KEY_BITS: tl.constexpr):
+    """The least logits of these keys."""
+    bits = keys << (32 - KEY_BITS)
+    # A negative number with all further bits set is the least that has its first bits.
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
