@@ -26,6 +26,12 @@ def int32_array(values: Iterable[int] | np.ndarray[Any, Any]) -> Int32Array:
     return array
 
 
+def frozen(array: Int32Array) -> Int32Array:
+    """An int32 array that nobody else has, read-only from now on: `int32_array` without a copy."""
+    array.flags.writeable = False
+    return array
+
+
 _EMPTY = int32_array(())
 
 

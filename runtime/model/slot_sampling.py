@@ -20,6 +20,7 @@ _ROUNDING = 1 - 2.0**-17
 _SMALLEST_TOP_P = 1e-30
 """In float32 it is not zero yet, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
+_NONE: Column = np.zeros(0, dtype=np.int64)
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -53,6 +54,8 @@ class SlotSampling:
         self._is_penalised = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
         self._min_tokens = np.zeros(num_slots, dtype=np.int64)
+        self._is_plain = True
+        """No slot asks for more than a temperature."""
 
     def put(self, slot: int, sampling: DeviceSampling) -> None:
         """The request that is in `slot` from now on asks for this."""
@@ -63,11 +66,23 @@ class SlotSampling:
         self._is_penalised[slot] = has_penalties(sampling)
         self._has_logprobs[slot] = sampling.num_logprobs is not None
         self._min_tokens[slot] = sampling.min_tokens
+        asks = self._is_cut, self._is_penalised, self._has_logprobs, self._min_tokens
+        self._is_plain = not any(column.any() for column in asks)
 
     def rows(self, slots: Column, ends: Column, output_positions: Column) -> SamplingRows:
         """What rows of these slots want at these positions."""
-        is_adjusted = self._is_penalised[slots] | (output_positions < self._min_tokens[slots])
         columns = self.columns(slots, output_positions)
+        if self._is_plain:
+            return SamplingRows(
+                slots=slots,
+                ends=ends,
+                output_positions=output_positions,
+                columns=tuple(columns),
+                adjusted=_NONE,
+                has_cuts=False,
+                has_logprobs=False,
+            )
+        is_adjusted = self._is_penalised[slots] | (output_positions < self._min_tokens[slots])
         columns[:, is_adjusted] = 0
         return SamplingRows(
             slots=slots,

@@ -69,6 +69,8 @@ class DecodeBatch:
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
         """Known tokens that the request's own bytes do not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._num_sure = 0
+        """Steps for which each of them surely has a place for its next token, and another one to sample."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -93,6 +95,7 @@ class DecodeBatch:
         self._client_numbers[slot] = self._client_number(request.client_id)
         self._set_stop_ids(slot, request.submit.stop_token_ids)
         self.table_grew(slot, len(request.table))
+        self._num_sure = 0
         request.join(self)
 
     def leave(self, request: RequestState) -> None:
@@ -113,7 +116,7 @@ class DecodeBatch:
         return request
 
     def table_grew(self, slot: int, num_pages: int) -> None:
-        """The block table of a request has so many pages."""
+        """The block table of a request has so many pages, more than before."""
         self._num_paged[slot] = num_pages * self._page_size
 
     # Queries ---------------------------------------------------------------------------------------------------------
@@ -139,6 +142,8 @@ class DecodeBatch:
 
     def short_slots(self) -> list[int]:
         """Slots whose next token has no place in the block table."""
+        if self._num_sure:
+            return []
         slots = self._slots
         next_token = self._num_prompt[slots] + self._num_sampled[slots] - 1
         lacks = (next_token >= self._num_paged[slots]) & (self._num_sampled[slots] < self._max_output[slots])
@@ -149,14 +154,24 @@ class DecodeBatch:
     def plan(self) -> DecodeRows | None:
         """One row for everybody who has a place for its next token and has not sampled its last; None if nobody has."""
         slots = self._slots
+        if not len(slots):
+            return None
         sampled = self._num_sampled[slots]
         starts = self._num_prompt[slots] + sampled - 1
+        if self._num_sure:
+            self._num_sure -= 1
+            self._num_sampled[slots] = sampled + 1
+            return DecodeRows(slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled)
+
         ready = (sampled < self._max_output[slots]) & (starts < self._num_paged[slots])
         if not ready.any():
             return None
-        if not ready.all():
+        if ready.all():
+            room = np.minimum(self._num_paged[slots] - starts, self._max_output[slots] - sampled)
+            self._num_sure = int(room.min()) - 1
+        else:
             slots, sampled, starts = slots[ready], sampled[ready], starts[ready]
-        self._num_sampled[slots] += 1
+        self._num_sampled[slots] = sampled + 1
         return DecodeRows(slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled)
 
     def is_current(self, rows: DecodeRows) -> NDArray[np.bool_]:
@@ -216,6 +231,9 @@ class DecodeBatch:
             raise AccountingError(f"requests decode in slots {present}; the columns say {self._slots.tolist()}")
         for slot in present:
             request = self.request(slot)
+            num_steps = self._num_paged[slot] - self._num_prompt[slot] - self._num_sampled[slot] + 1
+            if self._num_sure > min(num_steps, self._max_output[slot] - self._num_sampled[slot]):
+                raise AccountingError(f"slot {slot} has room for {num_steps} steps; {self._num_sure} are sure")
             room = len(request.table) * self._page_size
             if request.slot != slot or self._num_paged[slot] != room:
                 raise AccountingError(f"slot {slot} has room for {self._num_paged[slot]} tokens; its table for {room}")

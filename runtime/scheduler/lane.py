@@ -53,12 +53,9 @@ class StepInFlight:
     started_s: float
     """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
+    num_rows: int
+    """Of both kinds."""
     result: StepResult | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the plan."""
-        return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
 
 
 MAX_TRANSFER_ID = 2**31 - 1
@@ -129,7 +126,7 @@ class Lane:
     @property
     def num_row_steps(self) -> int:
         """Steps with rows in flight."""
-        return sum(1 for flight in self.in_flight.values() if flight.num_rows)
+        return sum(flight.num_rows > 0 for flight in self.in_flight.values())
 
     @property
     def num_loadable_pages(self) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
 from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.scheduler.admission import admit_waiting
@@ -66,6 +66,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
         decodes=draft.decodes,
         rows=draft.rows,
         num_tokens=draft.num_tokens,
+        num_rows=len(draft.rows) + (0 if draft.decodes is None else len(draft.decodes.slots)),
         started_s=now_s,
         waiting_ranks=set(lane.ranks),
     )
@@ -280,14 +281,15 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:
 
 def _row_columns(draft: Draft) -> list[Int32Array]:
     """Slots, starts, numbers of tokens, write starts, output positions and loads of all rows, the batch's first."""
-    columns = _columns(list(draft.row_columns), 6)
     decodes = draft.decodes
     if decodes is None:
-        return columns
-    num_rows = len(decodes.slots)
-    ones, none = np.ones(num_rows, dtype=np.int32), np.full(num_rows, -1, dtype=np.int32)
-    batch = [decodes.slots, decodes.starts, ones, decodes.starts, decodes.output_positions, none]
-    return [int32_array(np.concatenate(pair)) for pair in zip(batch, columns, strict=True)]
+        return _columns(list(draft.row_columns), 6)
+    ones = np.ones(len(decodes.slots), dtype=np.int32)
+    batch = [decodes.slots, decodes.starts, ones, decodes.starts, decodes.output_positions, -ones]
+    if not draft.row_columns:
+        return batch
+    columns = _columns(list(draft.row_columns), 6)
+    return [frozen(np.concatenate(pair)) for pair in zip(batch, columns, strict=True)]
 
 
 def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) -> StepPlan:
@@ -303,7 +305,7 @@ def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) 
     removed, lane.removed_slots = lane.removed_slots, []
     return StepPlan(
         step=lane.last_step,
-        removed_slots=int32_array(removed),
+        removed_slots=int32_array(removed) if removed else empty(),
         added=tuple(draft.added),
         tables=tables,
         loads=page_copies(loads),

@@ -6,7 +6,7 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import TransferId
-from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.client import FinishReason
 from raydix.runtime.messages.host import KEY_BYTES, CommitPages, split_keys
 from raydix.runtime.messages.plan import StepResult, TransfersDone
@@ -58,11 +58,13 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
         raise AccountingError(f"step {flight.step} brought {len(result.token_ids)} tokens; {num_sampling} rows sample")
     joined_slots, joined_tokens = _take_rows(replica, lane, flight, result, num_decodes, now_s)
 
-    slots, token_ids = int32_array(joined_slots), int32_array(joined_tokens)
+    slots, token_ids = empty(), empty()
     if flight.decodes is not None:
         current = lane.batch.is_current(flight.decodes)
-        slots = np.concatenate((flight.decodes.slots[current], slots))
-        token_ids = np.concatenate((result.token_ids[:num_decodes][current], token_ids))
+        slots, token_ids = flight.decodes.slots[current], result.token_ids[:num_decodes][current]
+    if joined_slots:
+        slots = np.concatenate((slots, int32_array(joined_slots)))
+        token_ids = np.concatenate((token_ids, int32_array(joined_tokens)))
     if len(slots):
         _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
 
@@ -103,21 +105,23 @@ def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float
     """Publish the pages that are full, pass the tokens on, end the requests that are complete."""
     batch = lane.batch
     replica.counters["generation_tokens"] += len(taken.slots)
-    goes_on = ~taken.has_ended
     if taken.fills_page.any() and replica.settings.prefix_caching:
         for slot in taken.slots[taken.fills_page].tolist():
             request = batch.request(slot)
             offer_new_pages(replica, lane, lane.publish(request, now_s))
             count_use(replica, lane, request)
 
-    slots, token_ids = taken.slots[goes_on], taken.token_ids[goes_on]
+    ended = taken.has_ended
+    has_ends = bool(ended.any())
+    slots, token_ids = (taken.slots[~ended], taken.token_ids[~ended]) if has_ends else (taken.slots, taken.token_ids)
     for client_id, is_theirs in batch.by_client(slots):
         tokens = SendTokens(
             client_id=client_id, askings=batch.askings(slots[is_theirs]), token_ids=token_ids[is_theirs]
         )
         replica.effects.append(tokens)
 
-    ended = taken.has_ended
+    if not has_ends:
+        return
     for slot, token in zip(taken.slots[ended].tolist(), taken.token_ids[ended], strict=True):
         request = batch.request(slot)
         reason = _finish_reason(request, int(token))
