@@ -21,6 +21,7 @@ _SMALLEST_TOP_P = 1e-30
 """In float32 it is not zero yet, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
 _NONE: Column = np.zeros(0, dtype=np.int64)
+_FEW_ROWS = 4
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -111,7 +112,19 @@ def has_penalties(sampling: DeviceSampling) -> bool:
 
 def noise_keys(mixed_seeds: NDArray[np.uint64], output_positions: Column) -> Column:
     """Each row's key: of its seed, which `mix` has mixed once, and the output position."""
+    if len(mixed_seeds) <= _FEW_ROWS:
+        # A dozen array operations take longer than the arithmetic of a few rows.
+        sums = zip(mixed_seeds.tolist(), output_positions.tolist(), strict=True)
+        return np.array([_mix_one(seed + position) for seed, position in sums], dtype=np.uint64).view(np.int64)
     return mix(mixed_seeds + output_positions.astype(np.uint64)).view(np.int64)
+
+
+def _mix_one(value: int) -> int:
+    """`mix` of one value."""
+    value = (value + int(_GOLDEN)) & _MASK64
+    value = ((value ^ (value >> 30)) * int(_MIX1)) & _MASK64
+    value = ((value ^ (value >> 27)) * int(_MIX2)) & _MASK64
+    return value ^ (value >> 31)
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

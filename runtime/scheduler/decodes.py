@@ -60,6 +60,8 @@ class DecodeBatch:
         self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         """Tokens for which the block table has room."""
         self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
+        self._has_stops = False
+        """Some slot has stop ids, or had when the last request joined."""
         self._long_stops: dict[int, frozenset[int]] = {}
         """By slot: the stop ids of those that have too many for the columns."""
         self._askings = np.zeros(num_slots, dtype=np.int64)
@@ -180,21 +182,24 @@ class DecodeBatch:
 
     def take(self, slots: Int32Array, token_ids: Int32Array) -> TakenTokens:
         """One more token of each of these requests is known."""
-        self._fresh[slots, self._num_fresh[slots]] = token_ids
-        self._num_fresh[slots] += 1
+        num_fresh = self._num_fresh[slots]
+        self._fresh[slots, num_fresh] = token_ids
+        self._num_fresh[slots] = num_fresh + 1
         known = self._num_known[slots] + 1
         self._num_known[slots] = known
 
-        has_stopped = self._are_stops(slots, token_ids) & (known >= self._min_output[slots])
+        has_ended = known >= self._max_output[slots]
+        if self._has_stops:
+            has_ended |= self._are_stops(slots, token_ids) & (known >= self._min_output[slots])
         computed = self._num_prompt[slots] + known - 1
         taken = TakenTokens(
-            slots=slots,
-            token_ids=token_ids,
-            has_ended=has_stopped | (known >= self._max_output[slots]),
-            fills_page=computed % self._page_size == 0,
+            slots=slots, token_ids=token_ids, has_ended=has_ended, fills_page=computed % self._page_size == 0
         )
-        for slot in slots[self._num_fresh[slots] >= self._fresh.shape[1]].tolist():
-            self.flush_tokens(slot)
+
+        is_full = num_fresh == self._fresh.shape[1] - 1
+        if is_full.any():
+            for slot in slots[is_full].tolist():
+                self.flush_tokens(slot)
         return taken
 
     def _are_stops(self, slots: Int32Array, token_ids: Int32Array) -> NDArray[np.bool_]:
@@ -263,3 +268,4 @@ class DecodeBatch:
             self._stop_ids = wider
         self._stop_ids[slot] = _NO_STOP
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
+        self._has_stops = bool(self._long_stops) or bool((self._stop_ids != _NO_STOP).any())
