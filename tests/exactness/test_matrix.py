@@ -90,8 +90,7 @@ def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestO
     if state is State.RETRACTION:
         assert stats["scheduler"]["retracted_requests"] > 0
     elif state is State.COLD:
-        # Together, requests share what one of them has computed.
-        assert found["l3"] == 0
+        # Together, requests share what one of them has computed, in whatever tier it is when they are looked up.
         assert case["num_requests"] > 1 or not any(found.values())
     else:
         assert found[state.value] > 0, found

@@ -97,6 +97,7 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def submit(
         self,
+        *,
         prefix: int,
         num_shared: int,
         num_own: int,
