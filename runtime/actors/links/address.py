@@ -1,7 +1,6 @@
 """Addresses of listeners as they travel between actors: `unix:/path` or `tcp:host:port`."""
 
 import os
-import secrets
 import socket
 from dataclasses import dataclass
 
@@ -45,11 +44,6 @@ def parse_address(text: str) -> Address:
     if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
         return TcpAddress(host, int(port))
     raise ConfigError(f"link address is {text!r}; expected unix:/path or tcp:host:port")
-
-
-def unique_unix_address(folder: str) -> str:
-    """An address in `folder` that no other listener has."""
-    return str(parse_address(f"unix:{os.path.join(folder, secrets.token_hex(6))}.sock"))
 
 
 def open_connection(address: Address, timeout_s: float) -> socket.socket:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 
@@ -80,6 +81,11 @@ def short_folder() -> Iterator[str]:
     """A folder for socket files: pytest's own may exceed a socket path's 107 bytes."""
     with tempfile.TemporaryDirectory() as name:
         yield name
+
+
+def unique_unix_address(folder: str) -> str:
+    """An address in `folder` that no other listener has."""
+    return f"unix:{os.path.join(folder, secrets.token_hex(6))}.sock"
 
 
 def numbered(number: int) -> ProcessDrained:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from raydix.runtime.actors.links import frames
-from raydix.runtime.actors.links.address import unique_unix_address
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.in_process import in_process_blocking_pair, in_process_pair
 from raydix.runtime.actors.links.link import LinkClosed
@@ -24,6 +23,7 @@ from tests.runtime.actors.links.link_ends import (
     listening,
     numbered,
     short_folder,
+    unique_unix_address,
 )
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.actors.links import blocking_link, socket_link
-from raydix.runtime.actors.links.address import unique_unix_address
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, frame
 from raydix.runtime.actors.links.link import AddressTaken, Link, LinkClosed, LinkRefused
@@ -23,7 +22,15 @@ from raydix.runtime.actors.links.socket_link import SocketLink, connect, listen,
 from raydix.runtime.messages.codec import encode
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan
-from tests.runtime.actors.links.link_ends import FAR, NEAR, large, listening, numbered, short_folder
+from tests.runtime.actors.links.link_ends import (
+    FAR,
+    NEAR,
+    large,
+    listening,
+    numbered,
+    short_folder,
+    unique_unix_address,
+)
 
 ROOT = Path(__file__).parents[4]
 

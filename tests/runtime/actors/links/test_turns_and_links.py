@@ -3,13 +3,20 @@
 import asyncio
 import time
 
-from raydix.runtime.actors.links.address import unique_unix_address
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.in_process import in_process_blocking_pair
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.messages.codec import Message
-from tests.runtime.actors.links.link_ends import FAR, NEAR, large, listening, numbered, short_folder
+from tests.runtime.actors.links.link_ends import (
+    FAR,
+    NEAR,
+    large,
+    listening,
+    numbered,
+    short_folder,
+    unique_unix_address,
+)
 
 
 class Waiting:
