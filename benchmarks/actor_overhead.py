@@ -24,8 +24,8 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from raydix.runtime.client import AsyncLLM
-from raydix.runtime.in_process import in_process_engine
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.testing.engine import in_process_engine
 
 MAX_EXTRA_TTFT_MS = 3.0
 MIN_THROUGHPUT_FRACTION = 0.97

@@ -23,7 +23,7 @@ from benchmarks.bf16_accuracy import add_prompts, divergence, make_configs, make
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
 from raydix.kernels.page_codec import Codec
-from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.model.checkpoint import LoadedModel, load_model

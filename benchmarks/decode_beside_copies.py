@@ -33,9 +33,9 @@ from benchmarks.engines import (
 from benchmarks.record import Figure
 from raydix.runtime.actors.gpu import build_torch_model
 from raydix.runtime.actors.gpu_model import GpuModel
-from raydix.runtime.config import EngineConfig
-from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.testing.engine import InProcessEngine
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferDone, TransferEngine
 

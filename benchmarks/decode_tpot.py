@@ -34,7 +34,7 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from raydix.runtime.sampling_params import OutputKind
+from raydix.runtime.api.sampling_params import OutputKind
 
 ELEMENT_BYTES = 2
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from benchmarks.model_shapes import SHAPES
 from benchmarks.record import REPOSITORY, Figure, report
 from raydix.runtime.actors.gpu import BuildModel, build_torch_model
-from raydix.runtime.config import EngineConfig, load_config
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
-from raydix.runtime.outputs import RequestOutput
-from raydix.runtime.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 
 ModelConfig = Mapping[str, Any]
 """Fields of a checkpoint's config.json."""

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from benchmarks.engines import Generate
 from benchmarks.prefetch import PAGE_TOKENS, build_model
-from raydix.runtime.actors.engine_handle import EngineHandle
-from raydix.runtime.actors.launch import start_engine
-from raydix.runtime.actors.spawn import ActorKind
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.client import AsyncLLM
-from raydix.runtime.config import load_config
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.config.engine import load_config
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.runtime.storage.redis_server import RedisServer
 
 LAYOUT = KvLayout(

@@ -23,7 +23,7 @@ from benchmarks.engines import MOE_L12, MOE_TINY, ModelConfig, Options, Prompts,
 from benchmarks.record import Figure
 from raydix.runtime.actors.gpu import build_torch_model
 from raydix.runtime.actors.gpu_model import GpuModel
-from raydix.runtime.config import EngineConfig
+from raydix.runtime.config.engine import EngineConfig
 
 MAX_IDLE_FRACTION = 0.03
 RAMP_STEPS = 12

@@ -19,8 +19,9 @@ from time import thread_time
 
 from benchmarks.record import Figure, report
 from raydix.ids import ConnectionId, LeaseId, LookupId
-from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
-from raydix.runtime.cache.host_events import (
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.events import (
     FlushHost,
     FromScheduler,
     FromStorage,
@@ -35,8 +36,7 @@ from raydix.runtime.cache.host_events import (
     ToScheduler,
     ToStorage,
 )
-from raydix.runtime.cache.host_memory import HostMemoryCore
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     KEY_BYTES,

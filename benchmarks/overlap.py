@@ -28,7 +28,7 @@ from benchmarks.engines import (
 )
 from benchmarks.record import Figure
 from benchmarks.reload import FULL, TINY, Sizes, loading
-from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.testing.engine import InProcessEngine
 
 MAX_RATIO = 1.15
 COMPUTE_RATIOS = (0.25, 1.0, 4.0)

@@ -27,7 +27,7 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.testing.engine import InProcessEngine
 
 MAX_L2_MS = {16: 32.0, 64: 28.0}
 """By page size."""

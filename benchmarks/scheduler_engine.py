@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
-from raydix.runtime.cache import host_events
-from raydix.runtime.cache.arena_geometry import plan_arena
-from raydix.runtime.cache.host_memory import HostMemoryCore
+from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.cache.host.arena_geometry import plan_arena
+from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import RequestDelta, SubmitRequest
 from raydix.runtime.messages.host import KEY_BYTES, CancelBatch, DeleteObjects, ObjectsDone, ReadObjects

@@ -23,7 +23,7 @@ from benchmarks import host_scale
 from benchmarks.record import REPOSITORY, Figure, report
 from benchmarks.scheduler_engine import Engine
 from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest

@@ -15,16 +15,16 @@ from functools import partial
 
 from benchmarks.record import REPOSITORY, Figure, report
 from raydix.ids import AskingId, RequestId
-from raydix.runtime.actors.engine_handle import EngineHandle
-from raydix.runtime.actors.launch import start_engine
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.actors.links.socket_link import connect
-from raydix.runtime.actors.sleeping_runner import VOCAB_SIZE, build_sleeping_model
-from raydix.runtime.config import load_config
+from raydix.runtime.config.engine import load_config
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest, TokenFrame
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, build_sleeping_model
 
 SHORT_TOKENS, LONG_TOKENS = 64, 8192
 """Of the prompts."""

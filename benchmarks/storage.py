@@ -25,8 +25,8 @@ import pytest
 from benchmarks.record import Figure, report
 from benchmarks.storage_direct import Direct, DirectFiles, DirectMooncake, DirectNixl, DirectRedis
 from raydix.ids import BatchId, HostPageId, PageKey
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.config_l3 import MooncakeL3Section
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ReadObjects, WriteObjects
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend

@@ -26,7 +26,7 @@ from benchmarks.faulty_storage import FAULTS, FaultyStorage, Served, without_l3
 from benchmarks.prefetch import PAGE_TOKENS
 from benchmarks.record import Figure, report
 from raydix.errors import RaydixError
-from raydix.runtime.actors.sleeping_runner import VOCAB_SIZE
+from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE
 
 MAX_TTFT_RATIO = 1.15
 MAX_RECOVERY_S = 30.0

@@ -9,7 +9,7 @@ import sys
 import time
 
 from raydix import AsyncLLM, Overloaded, SamplingParams
-from raydix.runtime.sampling_params import OutputKind
+from raydix.runtime.api.sampling_params import OutputKind
 
 PROMPTS = ["Once upon a time", "In the beginning", "It was a dark night"]
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
         PromptTooLong,
         RaydixError,
     )
-    from raydix.runtime.client import AsyncLLM
-    from raydix.runtime.llm import LLM
-    from raydix.runtime.outputs import CompletionOutput, RequestOutput
-    from raydix.runtime.sampling_params import SamplingParams
+    from raydix.runtime.api.client import AsyncLLM
+    from raydix.runtime.api.llm import LLM
+    from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
+    from raydix.runtime.api.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -45,11 +45,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "raydix.runtime.llm",
-    "AsyncLLM": "raydix.runtime.client",
-    "CompletionOutput": "raydix.runtime.outputs",
-    "RequestOutput": "raydix.runtime.outputs",
-    "SamplingParams": "raydix.runtime.sampling_params",
+    "LLM": "raydix.runtime.api.llm",
+    "AsyncLLM": "raydix.runtime.api.client",
+    "CompletionOutput": "raydix.runtime.api.outputs",
+    "RequestOutput": "raydix.runtime.api.outputs",
+    "SamplingParams": "raydix.runtime.api.sampling_params",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m raydix`: the command line."""
 
-from raydix.runtime.cli import main
+from raydix.runtime.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.actors.cluster import PrivateCluster
-from raydix.runtime.actors.engine_handle import EngineHandle
-from raydix.runtime.actors.launch import start_engine
-from raydix.runtime.actors.restarts import Supervision
-from raydix.runtime.config import EngineConfig, load_config
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.config.engine import EngineConfig, load_config
 from raydix.runtime.model.spec import Family
 from tests.checkpoints import make_checkpoint
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.demo_checkpoint import write_demo_checkpoint
+from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from tests.clean_venv import make_clean_venv
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -104,7 +104,9 @@ def test_the_wheel_holds_real_files_and_one_package(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_imports_outside_the_checkout(clean_python: Path, tmp_path: Path) -> None:
-    code = "import raydix, raydix.runtime.config; print(raydix.__version__, raydix.runtime.config.__file__)"
+    code = (
+        "import raydix, raydix.runtime.config.engine; print(raydix.__version__, raydix.runtime.config.engine.__file__)"
+    )
     version, path = output_of(clean_python, code, tmp_path).split()
     assert version == raydix.__version__
     assert Path(path).is_relative_to(clean_python.parents[1])
@@ -122,7 +124,7 @@ def test_the_wheel_brings_the_command(clean_python: Path, tmp_path: Path) -> Non
 def test_the_wheel_generates_outside_the_checkout(clean_python: Path, tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\n"
-        "from raydix.runtime.demo_checkpoint import write_demo_checkpoint\n"
+        "from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint\n"
         "write_demo_checkpoint(Path('checkpoint'))\n"
     )
     output_of(clean_python, code, tmp_path)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

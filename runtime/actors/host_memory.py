@@ -17,8 +17,9 @@ from raydix.runtime.actors.metric_samples import host_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
 from raydix.runtime.actors.turns import Turns
-from raydix.runtime.cache.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.host_events import (
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.events import (
     DetachStorage,
     FlushHost,
     FlushStorage,
@@ -42,8 +43,7 @@ from raydix.runtime.cache.host_events import (
     ToStorage,
     WatchProcess,
 )
-from raydix.runtime.cache.host_memory import HostMemoryCore
-from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
 from raydix.runtime.tiers.host_arena import HostArena

@@ -14,7 +14,7 @@ from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.metric_samples import storage_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
-from raydix.runtime.config_l3 import L3Section
+from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import CancelBatch, DeleteObjects, FindObjects, ObjectsDone, ReadObjects, WriteObjects
 from raydix.runtime.storage.backend import StorageBackend

@@ -9,9 +9,9 @@ import torch
 from raydix.errors import ConfigError
 from raydix.runtime.actors.gpu_facts import GpuFacts
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
-from raydix.runtime.cache.kv_layout import KvLayout
-from raydix.runtime.config import EngineConfig
-from raydix.runtime.memory_limit import available_memory_bytes
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.runner import ModelRunner

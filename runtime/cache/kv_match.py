@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup
 from raydix.runtime.messages.host import PageSource
 
 Availability = NDArray[np.uint8]

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 from raydix.kernels.page_codec import Codec
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.model.rope_spec import REMEDY, Rope, positive, read_rope
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -19,7 +19,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.backups import back_up_all
 from raydix.runtime.scheduler.events import Effect, Event, KillRank, SendPlan
 from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
-from raydix.runtime.scheduler.hosting import (
+from raydix.runtime.scheduler.host_messages import (
     abandon_transfers,
     on_host_attached,
     on_host_lost,

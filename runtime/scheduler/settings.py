@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import KvLayout
 
 
 class Policy(StrEnum):

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 
 
 class Corruption(StrEnum):

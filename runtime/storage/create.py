@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import assert_never
 
 from raydix.errors import ConfigError
-from raydix.runtime.config_l3 import (
+from raydix.runtime.config.l3 import (
     AibrixL3Section,
     FakeL3Section,
     FileL3Section,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raydix.errors import ConfigError
-from raydix.runtime.config_l3 import MooncakeL3Section
+from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.namespace import Namespace

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raydix.kernels.page_codec import Codec
-from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.config.kv_layout import KvLayout
 
 NAMESPACE_BYTES = 8
 

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest as _checksum
 
 from raydix.ids import PageKey
 from raydix.kernels.page_codec import Codec
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
 from raydix.runtime.storage.namespace import Namespace

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from raydix.errors import ConfigError
-from raydix.runtime.config_l3 import S3L3Section
+from raydix.runtime.config.l3 import S3L3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.namespace import Namespace

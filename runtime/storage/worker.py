@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
 from raydix.ids import BatchId
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,

@@ -18,8 +18,8 @@ from torch import Tensor
 from raydix.errors import AccountingError
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.reference import decode_pages, encode_pages
-from raydix.runtime.cache.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.gpu_pool import as_bytes

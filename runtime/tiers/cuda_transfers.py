@@ -15,8 +15,8 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.reference import decode_pages, encode_pages
-from raydix.runtime.cache.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
 from raydix.runtime.tiers.host_arena import HostArena

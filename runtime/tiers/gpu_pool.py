@@ -6,7 +6,7 @@ Legend: P pages, L layers of the group, H KV heads, 2 (key, value), S slots per 
 import torch
 from torch import Tensor
 
-from raydix.runtime.cache.kv_layout import GroupKind, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
 
 def make_pools(layout: KvLayout, num_pages: int, device: torch.device) -> tuple[Tensor, ...]:

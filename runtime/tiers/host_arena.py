@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from raydix.errors import ConfigError
 from raydix.ids import HostPageId
-from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES, KvLayout
-from raydix.runtime.memory_limit import available_memory_bytes
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.config.memory_limit import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from raydix.kernels.page_copy import (
     pack_copies,
 )
 from raydix.kernels.quantised_copy import compile_quantised_copies, copy_quantised_pages
-from raydix.runtime.cache.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.tiers.transfers import Direction, LayerCopy, Transfer
 
 _DIRECTIONS = {Direction.LOAD: CopyDirection.TO_POOL, Direction.BACKUP: CopyDirection.TO_ARENA}

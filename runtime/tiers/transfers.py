@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.kv_layout import KvLayout
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 

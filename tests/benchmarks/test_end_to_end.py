@@ -19,7 +19,7 @@ from benchmarks import (
     reload,
 )
 from benchmarks.engines import Answer, Options, expect_sources
-from raydix.runtime.actors.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 
 TINY = Options(device="cpu", is_tiny=True, repeats=1)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.actors import supervisor
-from raydix.runtime.actors.derive import scheduler_settings
+from raydix.runtime.actors.supervision import supervisor
+from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.spec import Family
 from tests.checkpoints import make_checkpoint
 from tests.exactness.reference import Reference, References

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.config import EngineConfig, load_config
-from raydix.runtime.engine_client import RequestOptions
-from raydix.runtime.in_process import InProcessEngine
-from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.api.engine_client import RequestOptions
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence
 
 from raydix.ids import HostPageId, PageKey
-from raydix.runtime.actors.spawn import ActorKind
-from raydix.runtime.cache.host_pages import PageState
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
-from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
+from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.poison import page_key
 from tests.exactness.reference import Prompt
 

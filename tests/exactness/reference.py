@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from raydix.runtime.engine_client import EngineClient, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient, RequestOptions
+from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
 from tests.checkpoints import MIN_TOP2_GAP
 
 NUM_TOKENS = 64

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
-from raydix.runtime.config import EngineConfig
-from raydix.runtime.in_process import InProcessEngine
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.engines import MAX_MODEL_LEN, PAGE_SIZE, make_prompts, run
 from tests.exactness.reference import Prompt
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors import supervisor
-from raydix.runtime.actors.derive import host_settings
-from raydix.runtime.actors.spawn import ActorKind
-from raydix.runtime.cache.host_events import HostSettings
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.actors.supervision import supervisor
+from raydix.runtime.actors.supervision.core_settings import host_settings
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.cache.host.events import HostSettings
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     assert_all_exact,
     cacheable_tokens,

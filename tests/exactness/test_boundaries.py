@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.in_process import in_process_engine
 from raydix.runtime.model.spec import Family
+from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
 from tests.exactness.reference import References
 from tests.exactness.states import State, reach

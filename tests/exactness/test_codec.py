@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.config import EngineConfig
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     DEVICES,
     PAGE_SIZE,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from raydix.runtime.actors import torch_model
-from raydix.runtime.config import EngineConfig
-from raydix.runtime.in_process import in_process_engine
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.spec import Family
+from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.transfers import Transfer

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from raydix.runtime.cache.kv_layout import OBJECT_HEADER_BYTES
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
 from raydix.runtime.storage.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import NAMESPACE_BYTES
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     PAGE_SIZE,
     assert_all_exact,

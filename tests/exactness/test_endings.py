@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import Cancelled, DeadlineExceeded, Overloaded
-from raydix.runtime.engine_client import EngineClient, RequestOptions
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.api.engine_client import EngineClient, RequestOptions
+from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run
 from tests.exactness.reference import NUM_TOKENS, Prompt, References, assert_exact, generate
 from tests.exactness.states import State, reach

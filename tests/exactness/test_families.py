@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from raydix.runtime.in_process import in_process_engine
 from raydix.runtime.model.spec import Family
+from raydix.runtime.testing.engine import in_process_engine
 from tests.checkpoints import LOGITS_TOLERANCE
 from tests.exactness.engines import (
     DEVICES,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.engine_client import RequestOptions
-from raydix.runtime.in_process import in_process_engine
+from raydix.runtime.api.engine_client import RequestOptions
 from raydix.runtime.model.spec import Family
+from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (
     PAGE_SIZE,
     assert_all_exact,

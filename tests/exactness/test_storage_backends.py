@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.in_process import in_process_engine
 from raydix.runtime.model.spec import Family
+from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (
     assert_all_exact,
     cacheable_tokens,

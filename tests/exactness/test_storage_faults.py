@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.runtime.config import EngineConfig
-from raydix.runtime.in_process import in_process_engine
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
 from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (
     PAGE_SIZE,
     assert_all_exact,

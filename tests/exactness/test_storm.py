@@ -8,12 +8,12 @@ from collections import Counter
 from typing import Any
 
 from raydix.errors import DeadlineExceeded
-from raydix.runtime.actors.spawn import ActorKind
-from raydix.runtime.engine_client import RequestOptions
-from raydix.runtime.in_process import InProcessEngine, in_process_engine
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.api.engine_client import RequestOptions
+from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.model.spec import Family
-from raydix.runtime.outputs import RequestOutput
 from raydix.runtime.storage.fake import FakeBackend, Faults
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts
 from tests.exactness.reference import GREEDY, Expected, References
 

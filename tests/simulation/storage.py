@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raydix.ids import BatchId, PageKey
-from raydix.runtime.cache import host_events
+from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,

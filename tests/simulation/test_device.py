@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.transfers import Direction, Transfer
 from tests.simulation.device_ranks import DeviceWorld

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.ids import ConnectionId
-from raydix.runtime.scheduler import events, hosting
+from raydix.runtime.scheduler import events, host_messages
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.lookups import Lookups
 from raydix.runtime.scheduler.waiting import WaitingQueue
@@ -23,7 +23,7 @@ FLAPS = Workload(
 
 def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease's answer belongs to whichever request has the asker's name and is in as many runs."""
-    on_leased = hosting._on_leased
+    on_leased = host_messages._on_leased
 
     def take(replica: Any, message: Any) -> None:
         wanted = replica.host.leases.get(message.lease_id)
@@ -32,7 +32,7 @@ def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             replica.host.leases[message.lease_id] = replace(wanted, request=namesake)
         on_leased(replica, message)
 
-    monkeypatch.setattr(hosting, "_on_leased", take)
+    monkeypatch.setattr(host_messages, "_on_leased", take)
 
 
 def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

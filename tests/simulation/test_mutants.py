@@ -11,7 +11,7 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
-from raydix.runtime.cache.host_index import HostIndex
+from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import CommitPages

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 from raydix.ids import BatchId, LookupId
-from raydix.runtime.cache import host_events
+from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.messages.host import (
     KEY_BYTES,
     MIRROR_KEY_BYTES,

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from raydix.runtime.cache import host_events
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
-from raydix.runtime.cache.host_events import StorageSettings
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.cache.host.events import StorageSettings
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import (
     LoadPolicy,

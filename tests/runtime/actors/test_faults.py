@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.client import AsyncLLM
-from raydix.runtime.outputs import RequestOutput
-from raydix.runtime.session import cache_attach, cache_detach
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.cli.session import cache_attach, cache_detach
 from tests.ray_cluster import SharedEngine
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

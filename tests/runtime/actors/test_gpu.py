@@ -15,15 +15,15 @@ from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_facts import GpuSetup
 from raydix.runtime.actors.gpu_model import GpuModel, WaitLayer
 from raydix.runtime.actors.host_memory import ArenaLocation
-from raydix.runtime.actors.links.in_process import InProcessBlockingLink, InProcessLink, in_process_blocking_pair
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.links.socket_link import Listener, listen
-from raydix.runtime.actors.sleeping_runner import SleepingOutput, SleepingRunner, build_sleeping_model
-from raydix.runtime.config import EngineConfig
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, PageCopies, StepPlan, StepResult, TransfersDone
+from raydix.runtime.testing.links import InProcessBlockingLink, InProcessLink, in_process_blocking_pair
+from raydix.runtime.testing.sleeping_runner import SleepingOutput, SleepingRunner, build_sleeping_model
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
 from raydix.runtime.tiers.host_arena import HostArena

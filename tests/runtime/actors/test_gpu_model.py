@@ -12,9 +12,8 @@ from raydix.errors import CheckpointError, ConfigError
 from raydix.ids import HostPageId, RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.host_memory import ArenaLocation
-from raydix.runtime.actors.links.in_process import InProcessLink, in_process_blocking_pair
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
-from raydix.runtime.config import EngineConfig
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import (
@@ -27,6 +26,7 @@ from raydix.runtime.messages.plan import (
     TransfersDone,
 )
 from raydix.runtime.model.spec import Family
+from raydix.runtime.testing.links import InProcessLink, in_process_blocking_pair
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.checkpoints import make_checkpoint
 

@@ -1,8 +1,8 @@
 from raydix.runtime.actors.metric_samples import host_samples, scheduler_samples, storage_samples
-from raydix.runtime.cache.arena_geometry import plan_arena
-from raydix.runtime.cache.host_events import HostSettings
-from raydix.runtime.cache.host_memory import HostMemoryCore
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.cache.host.arena_geometry import plan_arena
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.events import HostSettings
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.metrics import METRICS, Sample
 from raydix.runtime.scheduler.core import SchedulerCore

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.actors import cluster, private_folder
+from raydix.runtime.actors import private_folder
+from raydix.runtime.actors.bootstrap import cluster
 from raydix.runtime.actors.private_folder import PrivateFolder, read_of_living_owners
 
 OWNER = """

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.model_shapes import SHAPES
 from raydix.runtime.actors.torch_model import load_gpu_model
-from raydix.runtime.config import EngineConfig
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.runner import ModelRunner
 
 FRACTION = 0.15

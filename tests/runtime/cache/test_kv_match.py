@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup
 from raydix.runtime.cache.kv_match import Availability, match_groups, window_pages
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup
 from raydix.runtime.messages.host import PageSource
 
 TIERS = {"1": PageSource.L1, "2": PageSource.L2, "3": PageSource.L3, ".": PageSource.NOT_FOUND, "?": PageSource.PENDING}

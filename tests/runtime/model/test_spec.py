@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydix.errors import CheckpointError
-from raydix.runtime.cache.kv_layout import GroupKind
+from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, YarnRope
 from raydix.runtime.model.spec import Family, read_spec
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydix.ids import AskingId, ClientId, ConnectionId, LeaseId, LookupId, RequestId
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest

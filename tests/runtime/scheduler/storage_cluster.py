@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from raydix.runtime.cache import host_events
+from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.config_l3 import MooncakeL3Section
+from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.storage.mooncake import MooncakeBackend
 from tests.runtime.storage.redis_server import find_free_port
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.config_l3 import S3L3Section
+from raydix.runtime.config.l3 import S3L3Section
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from tests.runtime.storage.redis_server import find_free_port

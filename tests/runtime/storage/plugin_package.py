@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.config_l3 import PluginL3Section
+from raydix.runtime.config.l3 import PluginL3Section
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key

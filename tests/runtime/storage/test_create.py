@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from raydix.errors import ConfigError
-from raydix.runtime.config_l3 import L3Section, PluginL3Section
+from raydix.runtime.config.l3 import L3Section, PluginL3Section
 from raydix.runtime.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.create import _create_plugin, create_backend
 from raydix.runtime.storage.fake import FakeBackend

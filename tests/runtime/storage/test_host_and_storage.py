@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from raydix.ids import ConnectionId, HostPageId, LeaseId, LookupId
-from raydix.runtime.cache.host_events import (
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.events import (
     FlushHost,
     FlushStorage,
     FromScheduler,
@@ -21,7 +22,6 @@ from raydix.runtime.cache.host_events import (
     ToScheduler,
     ToStorage,
 )
-from raydix.runtime.cache.host_memory import HostMemoryCore
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     CommitPages,

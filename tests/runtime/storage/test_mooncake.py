@@ -8,7 +8,7 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.ids import HostPageId
-from raydix.runtime.config_l3 import MooncakeL3Section
+from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage import mooncake
 from raydix.runtime.storage.mooncake import MooncakeBackend

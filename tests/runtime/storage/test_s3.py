@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.runtime.config_l3 import S3L3Section
+from raydix.runtime.config.l3 import S3L3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend

@@ -11,7 +11,7 @@ from torch import Tensor
 from raydix.ids import HostPageId
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.reference import decode_pages, encode_pages
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers

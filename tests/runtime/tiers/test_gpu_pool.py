@@ -1,6 +1,6 @@
 import torch
 
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
 
 LAYOUT = KvLayout(

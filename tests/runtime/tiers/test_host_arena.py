@@ -13,8 +13,8 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.ids import HostPageId
-from raydix.runtime.cache.arena_geometry import ArenaGeometry, plan_arena
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.tiers import host_arena
 from raydix.runtime.tiers.host_arena import HostArena
 
@@ -131,7 +131,7 @@ def test_pages_survive_the_death_of_their_creator() -> None:
     code = """
         import json, sys
         from dataclasses import asdict
-        from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+        from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
         from raydix.runtime.tiers.host_arena import HostArena
         group = KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=3, head_dim=5)
         layout = KvLayout(page_size=4, dtype="float32", dtype_bytes=4, groups=(group,))

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydix.ids import HostPageId
-from raydix.runtime.cache.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers

@@ -8,10 +8,10 @@ import pytest
 
 from raydix.runtime.actors.links import frames
 from raydix.runtime.actors.links.blocking_link import connect_blocking
-from raydix.runtime.actors.links.in_process import in_process_blocking_pair, in_process_pair
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.testing.links import in_process_blocking_pair, in_process_pair
 from tests.runtime.actors.links.link_ends import (
     FAR,
     NEAR,

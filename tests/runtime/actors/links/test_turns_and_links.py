@@ -4,10 +4,10 @@ import asyncio
 import time
 
 from raydix.runtime.actors.links.blocking_link import connect_blocking
-from raydix.runtime.actors.links.in_process import in_process_blocking_pair
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.messages.codec import Message
+from raydix.runtime.testing.links import in_process_blocking_pair
 from tests.runtime.actors.links.link_ends import (
     FAR,
     NEAR,

@@ -1,0 +1,249 @@
+"""Starting engines and finding them: the one place where plain classes become Ray actors."""
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raydix.errors import EngineDead
+from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, find_supervisor, typed_error
+from raydix.runtime.actors.bootstrap.placement import Placement, place, release
+from raydix.runtime.actors.gpu import BuildModel, GpuActor, build_torch_model
+from raydix.runtime.actors.host_memory import HostMemoryActor
+from raydix.runtime.actors.metrics_export import MetricsExporter
+from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
+from raydix.runtime.actors.scheduler import SchedulerActor
+from raydix.runtime.actors.storage import StorageActor
+from raydix.runtime.actors.supervision.engine_facts import NAMESPACE, EngineFacts, actor_name
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
+from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.config.capacity import effective_summary
+from raydix.runtime.config.engine import EngineConfig
+
+_RAY_KILL_S = 0.5
+_NAME_RELEASE_S = 5.0
+_NAME_RETRY_S = 0.05
+
+__all__ = ["EngineHandle", "find_engine", "start_engine"]
+
+
+def start_engine(
+    config: EngineConfig,
+    name: str = "raydix",
+    address: str | None = None,
+    supervision: Supervision | None = None,
+    build_model: BuildModel = build_torch_model,
+) -> EngineHandle:
+    """Start an engine and wait until it serves; it ends with this process.
+
+    Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on this host. Prints the
+    effective configuration to stderr. `build_model`: what GPU actors drive.
+
+    Raises ConfigError, CheckpointError or EngineDead.
+    """
+    cluster = join_cluster(address)
+    placement: Placement | None = None
+    try:
+        placement = place(config)
+        spawner = RaySpawner(engine=name, placement=placement, config=config, build_model=build_model)
+        supervisor, facts = _start_supervisor(config, name, spawner, supervision or Supervision())
+        if cluster is not None:
+            cluster.register(name)
+    except BaseException:
+        if placement is not None:
+            release(placement)
+        if cluster is not None:
+            cluster.stop()
+        raise
+    print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
+    return EngineHandle(facts, supervisor, placement, cluster)
+
+
+def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
+    """Reach a running engine by its name. Raises EngineDead if there is none, or if it has given up."""
+    find_cluster(address, name)
+    supervisor = find_supervisor(name)
+    try:
+        facts: EngineFacts = ray.get(supervisor.facts.remote())
+    except RayError as error:
+        raise typed_error(error, f"engine {name}") from error
+    return EngineHandle(facts, supervisor)
+
+
+def _start_supervisor(
+    config: EngineConfig, name: str, spawner: "RaySpawner", supervision: Supervision
+) -> tuple[Any, EngineFacts]:
+    """The Supervisor's Ray handle, which must be kept, and what it tells once the engine serves."""
+    supervisor = _make_supervisor(
+        spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
+        name,
+        {"name": name, "config": config, "spawner": spawner, "supervision": supervision},
+    )
+    try:
+        facts: EngineFacts = ray.get(supervisor.start.remote())
+    except RayError as error:
+        ray.kill(supervisor)
+        raise typed_error(error, f"engine {name}") from error
+    return supervisor, facts
+
+
+def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:
+    """The Ray handle of a new Supervisor. Raises EngineDead if a living one has its name."""
+    give_up_s = time.monotonic() + _NAME_RELEASE_S
+    while True:
+        try:
+            return ray.remote(SupervisorActor).options(**options).remote(**arguments)
+        except ValueError as error:
+            # Ray frees the name of an actor a moment after its end.
+            if time.monotonic() > give_up_s or _is_alive(options["name"]):
+                raise EngineDead(f"an engine named {name} runs already in this cluster; choose another name") from error
+            time.sleep(_NAME_RETRY_S)
+
+
+def _is_alive(actor: str) -> bool:
+    try:
+        ray.get(ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(_answer), timeout=_NAME_RELEASE_S)
+    except (ValueError, RayActorError):
+        return False
+    except GetTimeoutError:
+        return True
+    return True
+
+
+def enter_process(_actor: object, parent_pid: int) -> int:
+    """Run once in each actor's process: it ends with Ray's node process and with the one that made it."""
+    end_with_parent()
+    end_with(parent_pid)
+    return os.getpid()
+
+
+def use_cores(_actor: object, num_ranks: int) -> None:
+    """Run once in each GPU actor on cpu, before it imports torch: the ranks share the cores, but for one.
+
+    Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the tiers. What Ray counts
+    as the node's CPUs respects a container's quota.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
+    num_cores = min(len(os.sched_getaffinity(0)), int(node["Resources"].get("CPU", 1)))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
+
+
+def use_assigned_device(actor: GpuActor) -> None:
+    """Run once in each GPU actor on cuda: load on the device that Ray assigned, by its index among the visible ones."""
+    assigned = str(ray.get_gpu_ids()[0])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    actor.use_device(visible.split(",").index(assigned) if visible else int(assigned))
+
+
+class RayActor:
+    """One incarnation of an actor in a Ray worker process of this host."""
+
+    def __init__(self, handle: Any, name: str, pid: int) -> None:
+        self._handle = handle
+        self._name = name
+        self._process = ProcessHandle(pid)
+
+    @property
+    def pid(self) -> int:
+        """See `RunningActor`."""
+        return self._process.pid
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """See `RunningActor`."""
+        try:
+            return await getattr(self._handle, method).remote(*arguments)
+        except RayError as error:
+            raise typed_error(error, self._name) from error
+
+    async def ping(self) -> None:
+        """See `RunningActor`."""
+        await self._handle.__ray_call__.remote(_answer)
+
+    async def wait_ended(self) -> None:
+        """See `RunningActor`."""
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """See `RunningActor`. Ray first, so that it knows that this is meant; then the kernel, if that does nothing."""
+        ray.kill(self._handle)
+        asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
+
+
+def _answer(_actor: object) -> None:
+    return None
+
+
+class RaySpawner:
+    """Makes Ray actors in an engine's placement group. Pickled into the Supervisor."""
+
+    def __init__(self, *, engine: str, placement: Placement, config: EngineConfig, build_model: BuildModel) -> None:
+        self._engine = engine
+        self._build_model = build_model
+        self._placement = placement
+        self._device = config.model.device
+        self._num_ranks = config.parallel.dp * config.parallel.tp
+
+    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
+        """See `Spawner`."""
+        match kind:
+            case ActorKind.SCHEDULER:
+                cls: type = SchedulerActor
+            case ActorKind.HOST_MEMORY:
+                cls = HostMemoryActor
+            case ActorKind.STORAGE:
+                cls = StorageActor
+            case ActorKind.GPU:
+                cls = GpuActor
+                arguments["build_model"] = self._build_model
+            case ActorKind.SUPERVISOR:
+                raise ValueError("the driver alone makes Supervisors")
+        if kind is not ActorKind.GPU:
+            arguments["exporter"] = MetricsExporter(self._engine)
+        try:
+            handle = ray.remote(cls).options(**self.options(kind, name)).remote(**arguments)
+        except RayError as error:
+            raise typed_error(error, name) from error
+        try:
+            return await self._enter(kind, handle, name)
+        except BaseException as error:
+            # Also if this is cancelled: nobody else knows of the actor.
+            ray.kill(handle)
+            if isinstance(error, RayError):
+                raise typed_error(error, name) from error
+            raise
+
+    async def _enter(self, kind: ActorKind, handle: Any, name: str) -> RunningActor:
+        """Set a new actor's process up."""
+        pid = await handle.__ray_call__.remote(enter_process, os.getpid())
+        if kind is ActorKind.GPU and self._device == "cuda":
+            await handle.__ray_call__.remote(use_assigned_device)
+        elif kind is ActorKind.GPU:
+            await handle.__ray_call__.remote(use_cores, self._num_ranks)
+        try:
+            return RayActor(handle, name, pid)
+        except ProcessLookupError as error:
+            raise EngineDead(f"{name} ended at once") from error
+
+    def options(self, kind: ActorKind, name: str) -> dict[str, Any]:
+        """Ray options: named, never restarted by Ray, nothing detached."""
+        options: dict[str, Any] = {
+            "name": name,
+            "namespace": NAMESPACE,
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement.group),
+        }
+        if kind is ActorKind.GPU and self._device == "cuda":
+            options["num_gpus"] = 1
+            # Every rank sees all devices of its host: peers map each other's memory. It chooses its own by index.
+            options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        return options

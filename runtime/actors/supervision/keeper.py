@@ -1,0 +1,168 @@
+"""Keeps one actor of an engine alive: makes it, brings it up, watches it, and makes it again when it ends."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from raydix.errors import EngineDead, RaydixError
+from raydix.runtime.actors.patience import within
+from raydix.runtime.actors.supervision.restarts import CrashHistory, Supervision
+from raydix.runtime.actors.supervision.spawn import RunningActor
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Make = Callable[[int], Awaitable[RunningActor]]
+"""Starts the process of the given incarnation. If it fails or is cancelled, no process is left."""
+BringUp = Callable[[RunningActor, int], Awaitable[None]]
+"""Makes that incarnation serve."""
+
+
+class Keeper:
+    """Owns: one actor across its incarnations, which count from 1."""
+
+    def __init__(
+        self, label: str, make: Make, bring_up: BringUp, *, on_end: Callable[[], None], supervision: Supervision
+    ) -> None:
+        """`on_end` is called when an incarnation is found dead or condemned, before its process has ended."""
+        self.label = label
+        self.incarnation = 0
+        self.actor: RunningActor | None = None
+        """The incarnation that serves; None while there is none."""
+        self._make = make
+        self._bring_up = bring_up
+        self._on_end = on_end
+        self._supervision = supervision
+        self._history = CrashHistory(supervision)
+        self._serving = asyncio.Event()
+        self._made: RunningActor | None = None
+        """The current incarnation, from its start on."""
+        self._condemned: asyncio.Future[str] | None = None
+        self._gone = asyncio.Event()
+        self._has_served = False
+        self._over: RaydixError | None = None
+        """Why the actor is not kept any more."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often it had to be made again."""
+        return max(self.incarnation - 1, 0)
+
+    async def serving(self) -> RunningActor:
+        """The actor, once it serves. Raises what ended the keeping if it is not kept any more."""
+        while self.actor is None:
+            if self._over is not None:
+                raise self._over
+            await self._serving.wait()
+        return self.actor
+
+    def condemn(self, reason: str, incarnation: int | None = None) -> None:
+        """End the current incarnation, if it is still the one meant; it will be made again."""
+        if incarnation not in (None, self.incarnation):
+            return
+        if self._condemned is not None and not self._condemned.done():
+            self._condemned.set_result(reason)
+
+    async def end(self, reason: str) -> None:
+        """Condemn the current incarnation, if there is one, and wait until its process has ended."""
+        gone = self._gone
+        if self._condemned is not None:
+            self.condemn(reason)
+            await gone.wait()
+
+    async def run(self) -> None:
+        """Keep the actor until cancelled. Raises EngineDead if it ends too often, and its error if it never served."""
+        try:
+            await self._keep()
+        except RaydixError as error:
+            self._over = error
+            raise
+        finally:
+            if self._over is None:
+                self._over = EngineDead(f"{self.label} is not kept any more")
+            # Whoever waits for it to serve would wait for ever.
+            self._serving.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self.incarnation += 1
+            error = await self._live()
+            if not self._has_served and isinstance(error, RaydixError):
+                raise error
+
+            delay_s = self._history.record(time.monotonic())
+            if delay_s is None:
+                raise EngineDead(f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}") from error
+            logger.error("%s, incarnation %d, ended (%s); it is made again", self.label, self.incarnation, error)
+            await asyncio.sleep(delay_s)
+
+    async def _live(self) -> Exception:
+        """One incarnation, from its start to the end of its process. Returns why it ended."""
+        self._condemned = asyncio.get_running_loop().create_future()
+        self._gone = asyncio.Event()
+        self._made = None
+        bring_up_s = self._supervision.bring_up_timeout_s
+        try:
+            actor = await within(bring_up_s, self._unless_ended(self._start()))
+            await within(bring_up_s, self._unless_ended(self._bring_up(actor, self.incarnation), actor))
+            self.actor = actor
+            self._has_served = True
+            self._serving.set()
+
+            await self._unless_ended(self._beat(actor), actor)
+            raise AssertionError("unreachable: the heartbeat never ends by itself")
+        except Exception as error:  # noqa: BLE001  whatever the cluster, the actor or its end raises; cancellation passes
+            return error
+        finally:
+            self.actor = None
+            self._serving.clear()
+            try:
+                self._on_end()
+                if self._made is not None:
+                    await self._end(self._made)
+            finally:
+                self._condemned = None
+                self._gone.set()
+
+    async def _start(self) -> RunningActor:
+        # Noted here: whoever waits for this may be cancelled in the moment in which it is done.
+        self._made = await self._make(self.incarnation)
+        return self._made
+
+    async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
+        """Do `work` unless the incarnation is condemned or its process ends first, which raises EngineDead."""
+        assert self._condemned is not None
+        doing = asyncio.ensure_future(work)
+        ended = None if actor is None else asyncio.ensure_future(actor.wait_ended())
+        tasks: list[asyncio.Future[Any]] = [doing, *([] if ended is None else [ended])]
+        try:
+            await asyncio.wait([*tasks, self._condemned], return_when=asyncio.FIRST_COMPLETED)
+            if self._condemned.done():
+                raise EngineDead(self._condemned.result())
+            if doing.done():
+                return doing.result()
+            raise EngineDead("its process ended")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _beat(self, actor: RunningActor) -> None:
+        """Ask the actor for a sign of life, again and again. Raises EngineDead without one."""
+        deadline_s = self._supervision.heartbeat_deadline_s
+        while True:
+            try:
+                await within(deadline_s, actor.ping())
+            except TimeoutError:
+                raise EngineDead(f"its event loop did not answer for {deadline_s} s") from None
+            await asyncio.sleep(self._supervision.heartbeat_interval_s)
+
+    async def _end(self, actor: RunningActor) -> None:
+        actor.kill()
+        try:
+            await within(self._supervision.exit_timeout_s, actor.wait_ended())
+        except TimeoutError:
+            logger.error("%s, process %d, does not end after SIGKILL", self.label, actor.pid)

@@ -1,0 +1,280 @@
+"""Which storage backend an engine uses, and the actor that serves it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from raydix.errors import ConfigError, EngineDead, RaydixError
+from raydix.runtime.actors.patience import within
+from raydix.runtime.actors.supervision.keeper import Keeper, Make
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
+from raydix.runtime.config.l3 import L3Section
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StorageSurroundings(Protocol):
+    """What a switch needs of the engine around it."""
+
+    async def make_storage(self, number: int, incarnation: int) -> RunningActor:
+        """Start the process of an incarnation of storage actor `number`; two numbers may live at once."""
+
+    async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
+        """Let the actor open its backend. Raises ConfigError if that cannot work."""
+
+    async def tell_host(self, method: str, *arguments: Any) -> Any:
+        """Call HostMemory, whichever incarnation answers."""
+
+
+class AttachedStorage:
+    """Owns: the storage actor of one backend across its incarnations, from the first opening of the backend on.
+
+    The backend is opened first, which shows whether it works; it serves once `serve` has been called.
+    """
+
+    def __init__(
+        self,
+        section: L3Section,
+        make: Make,
+        open_backend: Callable[[RunningActor, L3Section], Awaitable[None]],
+        *,
+        on_failure: Callable[["AttachedStorage"], Awaitable[None]],
+        supervision: Supervision,
+    ) -> None:
+        """`on_failure`: called when the actor has ended too often to be made again."""
+        self.section = section
+        self._open_backend = open_backend
+        self._on_failure = on_failure
+        self._opened = asyncio.Event()
+        self._may_serve = asyncio.Event()
+        label = ActorKind.STORAGE.value
+        self.keeper = Keeper(label, make, self._bring_up, on_end=lambda: None, supervision=supervision)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """It was ended or given up."""
+        return self._task is not None and self._task.done()
+
+    def start(self) -> None:
+        """Make the actor and keep it until `end`."""
+        self._task = asyncio.create_task(self._keep())
+
+    def start_again(self) -> None:
+        """Make the actor of a backend that served before: nobody waits to hear whether it can be opened."""
+        self._opened.set()
+        self.serve()
+        self.start()
+
+    async def opened(self) -> None:
+        """Return once the backend has been opened for the first time. Raises ConfigError if it cannot work."""
+        await self.unless_given_up(self._opened.wait())
+
+    def serve(self) -> None:
+        """HostMemory may use the backend, through this and all later incarnations of the actor."""
+        self._may_serve.set()
+
+    async def serving(self) -> RunningActor:
+        """The actor, once it serves. Raises ConfigError if the backend cannot work, EngineDead if it is given up."""
+        try:
+            return await self.unless_given_up(self.keeper.serving())
+        except EngineDead as error:
+            raise EngineDead(f"the storage backend {self.section.backend} was given up: {error}") from error
+
+    async def end(self) -> None:
+        """End the actor and return once its process has ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`, which waits for the backend.
+
+        Raises ConfigError if the backend cannot work, EngineDead if it has ended.
+        """
+        assert self._task is not None, "it has been started"
+        doing = asyncio.create_task(work)
+        try:
+            await asyncio.wait({doing, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            if not self._task.cancelled():
+                self._task.result()
+            raise EngineDead(f"the storage backend {self.section.backend} was given up, or the engine ends")
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        try:
+            await self.keeper.run()
+        except RaydixError as error:
+            if not self._opened.is_set():
+                raise
+            logger.error("the storage backend %s is given up: %s", self.section.backend, error)
+            await self._on_failure(self)
+
+    async def _bring_up(self, actor: RunningActor, incarnation: int) -> None:
+        await self._open_backend(actor, self.section)
+        self._opened.set()
+        await self._may_serve.wait()
+        await actor.call("serve")
+
+
+class StorageSwitch:
+    """Owns: which L3 backend the engine uses, if any."""
+
+    def __init__(self, around: StorageSurroundings, supervision: Supervision) -> None:
+        self._around = around
+        self._supervision = supervision
+        self._num_attached = 0
+        self._switching = asyncio.Lock()
+        self._storages: list[AttachedStorage] = []
+        """Those that may have a process."""
+        self.current: AttachedStorage | None = None
+        self._has_ended = False
+
+    def start(self, section: L3Section) -> None:
+        """Use this backend from the engine's start on."""
+        self.current = self._attached(section)
+        self.current.serve()
+        self.current.start()
+
+    async def attach(self, section: L3Section) -> str | None:
+        """Open this backend, then leave the one in use, then use this one. Returns the name of the one left.
+
+        Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory does not answer in
+        time; then the engine goes on with the backend that it had.
+        """
+        async with self._switching:
+            if self._has_ended:
+                raise EngineDead("the engine ends")
+            storage = self._attached(section)
+            storage.start()
+            try:
+                await self._open(storage)
+            except BaseException:
+                await storage.end()
+                raise
+
+            former = self.current
+            try:
+                name = await self._retire()
+                self.current = storage
+                storage.serve()
+                await self._meet_host(storage)
+            except BaseException as error:
+                await self._go_back(former, error)
+                raise
+            return name
+
+    async def _open(self, storage: AttachedStorage) -> None:
+        timeout_s = self._supervision.open_timeout_s
+        try:
+            await within(timeout_s, storage.opened())
+        except TimeoutError:
+            raise ConfigError(
+                f"cache.l3: the backend {storage.section.backend} was not open after {timeout_s:g} s. "
+                "See whether its service answers at the address that is configured."
+            ) from None
+
+    async def _meet_host(self, storage: AttachedStorage) -> None:
+        """Return once HostMemory uses the backend."""
+        await self._bounded(storage.serving(), f"the storage backend {storage.section.backend} did not serve")
+        await self._bounded(
+            storage.unless_given_up(self._around.tell_host("wait_storage")),
+            f"HostMemory did not meet the storage backend {storage.section.backend}",
+        )
+
+    async def _go_back(self, former: AttachedStorage | None, error: BaseException) -> None:
+        """Use again what was in use before a switch that failed."""
+        backend = "none" if former is None else former.section.backend
+        logger.error("the storage backend is not changed and stays %s: %s", backend, error)
+        await self._end_all()
+        self.current = None
+        if self._has_ended:
+            return
+        if former is None:
+            try:
+                await self._forget()
+            except RaydixError as also:
+                # It will see that no storage actor comes, and goes on without one.
+                logger.error("HostMemory was not told that there is no storage: %s", also)
+            return
+
+        # A new actor in any case: HostMemory may have stopped to order anything of the old one.
+        self.current = self._attached(former.section)
+        self.current.start_again()
+
+    async def _bounded(self, work: Coroutine[Any, Any, T], what: str, *, more_s: float = 0.0) -> T:
+        """Nothing is waited for without a bound while the switch is locked. Raises EngineDead past it."""
+        timeout_s = self._supervision.open_timeout_s + more_s
+        try:
+            return await within(timeout_s, work)
+        except TimeoutError:
+            raise EngineDead(f"{what} within {timeout_s:g} s") from None
+
+    async def detach(self) -> str | None:
+        """Leave the backend in use. Returns its name; None, and nothing happens, if there is none."""
+        async with self._switching:
+            former = self.current
+            try:
+                return await self._retire()
+            except BaseException as error:
+                await self._go_back(former, error)
+                raise
+
+    async def end(self) -> None:
+        """End the actors now: that of the backend in use, and that of one which is being attached."""
+        self._has_ended = True
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(*(storage.end() for storage in self._storages))
+
+    def _attached(self, section: L3Section) -> AttachedStorage:
+        self._num_attached += 1
+        number = self._num_attached
+
+        async def make(incarnation: int) -> RunningActor:
+            return await self._around.make_storage(number, incarnation)
+
+        storage = AttachedStorage(
+            section, make, self._around.open_storage, on_failure=self._lose, supervision=self._supervision
+        )
+        self._storages = [each for each in self._storages if not each.has_ended]
+        self._storages.append(storage)
+        return storage
+
+    async def _retire(self) -> str | None:
+        """Let what is under way end, within bounds, then the actor; then HostMemory knows of no L3."""
+        storage = self.current
+        if storage is None:
+            return None
+        drain_s = self._supervision.drain_timeout_s
+        what = f"HostMemory did not leave the storage backend {storage.section.backend}"
+        if not await self._bounded(self._around.tell_host("retire_storage", drain_s), what, more_s=drain_s):
+            logger.warning("%s is left with operations under way", storage.section.backend)
+        await storage.end()
+        await self._forget()
+        return storage.section.backend
+
+    async def _lose(self, storage: AttachedStorage) -> None:
+        """The actor cannot be kept: the engine goes on without L3."""
+        if self.current is not storage:
+            return
+        try:
+            await self._forget()
+        except RaydixError as error:
+            logger.error("HostMemory was not told that there is no storage: %s", error)
+
+    async def _forget(self) -> None:
+        # First, so that a HostMemory which is being made now knows it.
+        self.current = None
+        await self._bounded(
+            self._around.tell_host("detach_storage"), "HostMemory did not let go of its storage backend"
+        )

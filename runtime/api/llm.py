@@ -1,0 +1,206 @@
+"""The synchronous engine handle, for scripts and batch jobs."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from raydix.errors import BadRequest, EngineDead, Overloaded
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.config.engine import EngineConfig
+
+MAX_IN_FLIGHT = 256
+"""Requests of one `generate` that are with the engine at a time: fills its batches and stays far from `Overloaded`."""
+
+MAX_PREFETCHES_IN_FLIGHT = 16
+"""Prefetches of one call that are with the engine at a time."""
+
+T = TypeVar("T")
+Params = SamplingParams | Mapping[str, Any]
+
+
+class LLM:
+    """An engine of one's own, with blocking calls. Its asyncio loop runs on a thread of this object.
+
+    Ends with `shutdown`, with its `with` block, or with the process. May be used from several threads.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | Mapping[str, Any] | EngineConfig | None = None,
+        *,
+        name: str = "raydix",
+        address: str | None = None,
+        **sections: Any,
+    ) -> None:
+        """Start an engine; the arguments and errors are those of `AsyncLLM.start`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="raydix-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._engine = self._wait(AsyncLLM.start(source, name=name, address=address, **sections))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Finished outputs of one prompt or of a list of prompts, in the order of the prompts.
+
+        prompts: a str, token ids, a dict, or a list of those. sampling_params: one for all, or one per prompt.
+        options: keyword arguments of `AsyncLLM.generate`, the same for all.
+        The first error of any request is raised, and the others are aborted. A full engine is waited for.
+        """
+        listed = _list_prompts(prompts)
+        return self._wait(self._generate_all(listed, _list_params(sampling_params, len(listed)), options))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or to a list of conversations, as `generate` gives them; see `AsyncLLM.chat`."""
+        conversations = [messages] if all(isinstance(each, Mapping) for each in messages) else messages
+        prompts = [
+            self._wait(self._engine.apply_chat_template(each, **(chat_template_kwargs or {})))  # type: ignore[arg-type]
+            for each in conversations
+        ]
+        return self._wait(self._generate_all(prompts, _list_params(sampling_params, len(prompts)), options))
+
+    def prefetch(self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None) -> list[dict[str, int]]:
+        """Bring to L2 what L3 has of one prompt or of a list of prompts; see `AsyncLLM.prefetch`."""
+        return self._wait(prefetch_all(self._engine, _list_prompts(prompts), cache_salt))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges of the engine."""
+        return self._wait(self._engine.stats())
+
+    def flush(self, l3: bool = False) -> dict[str, Any]:
+        """Drop cached pages; see `AsyncLLM.flush`."""
+        return self._wait(self._engine.flush(l3))
+
+    def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Use another L3 backend from now on; see `AsyncLLM.attach_storage`."""
+        return self._wait(self._engine.attach_storage(section))
+
+    def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3; see `AsyncLLM.detach_storage`."""
+        return self._wait(self._engine.detach_storage())
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """Where a recent request's prompt came from; see `AsyncLLM.explain`."""
+        return self._wait(self._engine.explain(request_id))
+
+    def shutdown(self) -> None:
+        """Stop the engine and the thread. May be called twice."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._wait(self._engine.shutdown())
+        finally:
+            self._stop_loop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise EngineDead("This LLM was shut down. Make a new one.")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # An interrupt (Ctrl-C) leaves the coroutine running: cancelling it aborts its requests.
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _generate_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], options: Mapping[str, Any]
+    ) -> list[RequestOutput]:
+        """Run a bounded window of requests; the workers share one iterator, so that each prompt is taken once."""
+        outputs: dict[int, RequestOutput] = {}
+        remaining = iter(enumerate(zip(prompts, params, strict=True)))
+
+        async def work() -> None:
+            for i, (prompt, each) in remaining:
+                outputs[i] = await self._generate_one(prompt, each, options)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(MAX_IN_FLIGHT, len(prompts)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return [outputs[i] for i in range(len(prompts))]
+
+    async def _generate_one(self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]) -> RequestOutput:
+        while True:
+            try:
+                async with aclosing(self._engine.generate(prompt, params, **options)) as outputs:
+                    return await anext(outputs)
+            except Overloaded as error:
+                # Others fill the engine. Nothing of this request has run, so that it can be sent again.
+                await asyncio.sleep(error.retry_after_s)
+
+
+async def prefetch_all(engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: str | None) -> list[dict[str, int]]:
+    """`AsyncLLM.prefetch` of each prompt, a bounded number at a time, in the order of the prompts."""
+    admitted = asyncio.Semaphore(MAX_PREFETCHES_IN_FLIGHT)
+
+    async def prefetch(prompt: Prompt) -> dict[str, int]:
+        async with admitted:
+            while True:
+                try:
+                    return await engine.prefetch(prompt, cache_salt=cache_salt)
+                except Overloaded as error:
+                    await asyncio.sleep(error.retry_after_s)
+
+    tasks = [asyncio.create_task(prefetch(prompt)) for prompt in prompts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a str, a dict and a list of ints are one. An empty list is no prompt at all."""
+    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _list_params(params: Params | Sequence[Params] | None, num_prompts: int) -> list[SamplingParams]:
+    """One SamplingParams per prompt, each asking for the final output alone."""
+    if params is None or isinstance(params, SamplingParams | Mapping):
+        listed = [SamplingParams.of(params)] * num_prompts
+    else:
+        listed = [SamplingParams.of(each) for each in params]
+    if len(listed) != num_prompts:
+        raise BadRequest(f"There are {len(listed)} sampling_params for {num_prompts} prompts; expected one for each.")
+    return [replace(each, output_kind=OutputKind.FINAL) for each in listed]

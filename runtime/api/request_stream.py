@@ -1,0 +1,261 @@
+"""From what the Scheduler reports of one request to what its caller receives. No I/O, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from raydix.errors import BadRequest, DeadlineExceeded, EngineDead, Overloaded, PromptTooLong, RaydixError
+from raydix.ids import RequestId
+from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.api.stop_strings import StopStringFinder
+from raydix.runtime.api.tokenizer import Tokenizer
+from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
+from raydix.runtime.messages.plan import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedRequest:
+    """What the stream must know of the request."""
+
+    request_id: RequestId
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    ending_token_ids: frozenset[int]
+    submitted_s: float
+
+
+@dataclass(slots=True)
+class _Output:
+    """Output that was received; the whole of it, and how much of it has been taken."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    num_taken_tokens: int = 0
+    num_taken_characters: int = 0
+    taken_logprob: float = 0.0
+
+
+class RequestStream:
+    """Turns deltas into outputs: detokenises, looks for stop strings, merges what was not taken in time.
+
+    Owns: the output of one request as the client knows it. `push` takes deltas, `take` gives the next output; deltas
+    that arrive between two takes come as one output. Exactly one output is finished, unless `failure` is set.
+    """
+
+    def __init__(self, request: StreamedRequest, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self._request = request
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = (
+            tokenizer.detokenizer(params.skip_special_tokens) if tokenizer is not None and params.detokenize else None
+        )
+        self._finder = StopStringFinder(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._output = _Output()
+        self._metrics = RequestMetrics()
+        self._num_cached_tokens = 0
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: int | str | None = None
+        self._has_news = False
+        self.failure: RaydixError | None = None
+        """Why there will be no finished output. What was received before can still be taken."""
+
+    @property
+    def has_ended(self) -> bool:
+        """No delta matters any more: the output is finished or has failed."""
+        return self._finish_reason is not None or self.failure is not None
+
+    @property
+    def has_stop_string(self) -> bool:
+        """A stop string ended the output, which the Scheduler cannot know."""
+        return self._finder is not None and self._finder.matched is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """`take` would give an output, or `failure` is set."""
+        return self.has_ended or (self._has_news and self._params.output_kind is not OutputKind.FINAL)
+
+    def push(self, delta: RequestDelta, now_s: float) -> None:
+        """Take in a delta. Ignored once the stream has ended, so that tokens past a stop string are dropped."""
+        if self.has_ended:
+            return
+        if delta.cached_tokens_by_source is not None:
+            self._note_admission(delta, now_s)
+        token_ids = delta.token_ids.tolist()
+        if self._finder is None:
+            self._append_all(token_ids, delta)
+        else:
+            self._append_until_stop_string(token_ids, delta)
+        if delta.failure is not None and not self.has_ended:
+            self.failure = error_of(delta.failure, partial=self._wrap(self._cumulative()))
+        elif delta.finished is not None and not self.has_ended:
+            self._finish(delta.finished)
+        if self._finish_reason is not None:
+            self._note_end(now_s)
+
+    def fail(self, error: RaydixError) -> None:
+        """End the stream with `error`, unless it has ended."""
+        if not self.has_ended:
+            self.failure = error
+
+    def take(self) -> RequestOutput | None:
+        """What the caller has not seen yet, as its `output_kind` asks; None if there is nothing."""
+        is_finished = self._finish_reason is not None
+        if not self._has_news or (self._params.output_kind is OutputKind.FINAL and not is_finished):
+            return None
+        self._has_news = False
+        if self._params.output_kind is OutputKind.DELTA:
+            return self._wrap(self._take_delta())
+        return self._wrap(self._cumulative())
+
+    def _append_all(self, token_ids: list[int], delta: RequestDelta) -> None:
+        if not token_ids:
+            return
+        self._append_tokens(token_ids, delta.logprobs)
+        if self._detokenizer is not None:
+            ends_by_token = delta.finished is FinishReason.STOP and token_ids[-1] in self._request.ending_token_ids
+            shown = token_ids[:-1] if ends_by_token and not self._params.include_stop_str_in_output else token_ids
+            self._output.text += self._detokenizer.push(shown)
+
+    def _append_until_stop_string(self, token_ids: list[int], delta: RequestDelta) -> None:
+        """One by one: the output ends with the token that completes a stop string, however the deltas were merged."""
+        assert self._detokenizer is not None, "stop strings are refused without text"
+        assert self._finder is not None, "the caller checked"
+        last = len(token_ids) - 1
+        for i, token_id in enumerate(token_ids):
+            self._append_tokens([token_id], delta.logprobs[i : i + 1])
+            is_ending = i == last and delta.finished is FinishReason.STOP and token_id in self._request.ending_token_ids
+            if is_ending and not self._params.include_stop_str_in_output:
+                return
+            text = self._detokenizer.push([token_id])
+            if len(self._output.token_ids) <= self._params.min_tokens:
+                self._output.text += self._finder.push_unchecked(text)
+                continue
+            self._output.text += self._finder.push(text)
+            if self._finder.matched is not None:
+                self._finish_by_stop_string(self._finder.matched)
+                return
+
+    def _append_tokens(self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
+        self._output.token_ids += token_ids
+        self._has_news = True
+        if self._params.logprobs is not None:
+            for each in logprobs:
+                self._append_logprobs(each)
+
+    def _append_logprobs(self, entry: TokenLogprobs | None) -> None:
+        assert entry is not None, "the engine left out logprobs that the request asked for"
+        self._output.cumulative_logprob += entry.logprobs[0]
+        self._output.logprobs.append(
+            {
+                token_id: Logprob(logprob, rank, self._decode_one(token_id))
+                for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True)
+            }
+        )
+
+    def _decode_one(self, token_id: int) -> str | None:
+        if self._tokenizer is None or not self._params.detokenize:
+            return None
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _finish(self, reason: FinishReason) -> None:
+        if self._detokenizer is not None:
+            self._flush_text(self._detokenizer.flush())
+        if self._finish_reason is not None:
+            return
+        self._finish_reason = reason
+        self._has_news = True
+        token_ids = self._output.token_ids
+        if reason is FinishReason.STOP and token_ids and token_ids[-1] in self._params.stop_token_ids:
+            self._stop_reason = token_ids[-1]
+
+    def _flush_text(self, text: str) -> None:
+        if self._finder is None:
+            self._output.text += text
+            return
+        is_checked = len(self._output.token_ids) > self._params.min_tokens
+        self._output.text += self._finder.push(text) if is_checked else self._finder.push_unchecked(text)
+        if self._finder.matched is not None:
+            self._finish_by_stop_string(self._finder.matched)
+        else:
+            self._output.text += self._finder.flush()
+
+    def _finish_by_stop_string(self, stop_string: str) -> None:
+        self._finish_reason = FinishReason.STOP
+        self._stop_reason = stop_string
+        self._has_news = True
+
+    def _note_admission(self, delta: RequestDelta, now_s: float) -> None:
+        by_source = dict(delta.cached_tokens_by_source or {})
+        self._num_cached_tokens = sum(by_source.get(tier, 0) for tier in ("l1", "l2", "l3"))
+        self._metrics = RequestMetrics(
+            cached_tokens_by_source=by_source,
+            queued_s=delta.queued_s,
+            time_to_first_token_s=now_s - self._request.submitted_s if len(delta.token_ids) else None,
+        )
+
+    def _note_end(self, now_s: float) -> None:
+        self._metrics = RequestMetrics(
+            cached_tokens_by_source=self._metrics.cached_tokens_by_source,
+            queued_s=self._metrics.queued_s,
+            time_to_first_token_s=self._metrics.time_to_first_token_s,
+            latency_s=now_s - self._request.submitted_s,
+            num_output_tokens=len(self._output.token_ids),
+        )
+
+    def _cumulative(self) -> CompletionOutput:
+        output = self._output
+        has_logprobs = self._params.logprobs is not None
+        return CompletionOutput(
+            text=output.text,
+            token_ids=output.token_ids.copy(),
+            cumulative_logprob=output.cumulative_logprob if has_logprobs else None,
+            logprobs=output.logprobs.copy() if has_logprobs else None,
+            finish_reason=self._finish_reason.value if self._finish_reason is not None else None,
+            stop_reason=self._stop_reason,
+        )
+
+    def _take_delta(self) -> CompletionOutput:
+        output = self._output
+        has_logprobs = self._params.logprobs is not None
+        delta = CompletionOutput(
+            text=output.text[output.num_taken_characters :],
+            token_ids=output.token_ids[output.num_taken_tokens :],
+            cumulative_logprob=output.cumulative_logprob - output.taken_logprob if has_logprobs else None,
+            logprobs=output.logprobs[output.num_taken_tokens :] if has_logprobs else None,
+            finish_reason=self._finish_reason.value if self._finish_reason is not None else None,
+            stop_reason=self._stop_reason,
+        )
+        output.num_taken_characters = len(output.text)
+        output.num_taken_tokens = len(output.token_ids)
+        output.taken_logprob = output.cumulative_logprob
+        return delta
+
+    def _wrap(self, completion: CompletionOutput) -> RequestOutput:
+        return RequestOutput(
+            request_id=self._request.request_id,
+            prompt=self._request.prompt,
+            prompt_token_ids=self._request.prompt_token_ids,
+            outputs=[completion],
+            finished=self._finish_reason is not None,
+            metrics=self._metrics,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+
+def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> RaydixError:
+    """What a caller sees of a failure; `partial`: the output so far."""
+    match failure.kind:
+        case FailureKind.BAD_REQUEST:
+            return BadRequest(failure.message)
+        case FailureKind.PROMPT_TOO_LONG:
+            return PromptTooLong(failure.message)
+        case FailureKind.OVERLOADED:
+            return Overloaded(failure.message, failure.retry_after_s)
+        case FailureKind.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(failure.message, partial=partial)
+        case FailureKind.ENGINE_DEAD:
+            return EngineDead(failure.message)

@@ -1,0 +1,114 @@
+"""Where each host page lies in an arena: a table of generations, then slabs of equal size."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import ConfigError
+from raydix.ids import HostPageId
+from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.messages.arrays import Int32Array
+
+ALIGNMENT_BYTES = 4096
+"""Of the slabs: the unit in which memory is populated and registered with a device."""
+MAX_SLAB_BYTES = 64 << 20
+MIN_SLABS_PER_GROUP = 4
+"""With several groups, so that each of them can own some slabs."""
+GENERATION_BYTES = 4
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaGeometry:
+    """Plain numbers that all processes which map one arena share.
+
+    A slab belongs to one KV group at a time. Host page id = slab * pages_per_slab + index in the slab, whatever the
+    group; a group whose pages are larger leaves the last ids of its slabs unused.
+    """
+
+    num_slabs: int
+    slab_bytes: int
+    slabs_offset: int
+    """Bytes before slab 0, which hold one int32 generation per host page id."""
+    pages_per_slab: int
+    page_bytes: tuple[int, ...]
+    """Per group: object header and payload, rounded up."""
+    payload_bytes: tuple[int, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self.page_bytes)
+
+    @property
+    def num_host_pages(self) -> int:
+        """Host page ids, used or not by the group that owns their slab."""
+        return self.num_slabs * self.pages_per_slab
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole arena."""
+        return self.slabs_offset + self.num_slabs * self.slab_bytes
+
+    def slab_pages(self, group: int) -> int:
+        """Host pages that one slab holds while it belongs to `group`."""
+        return self.slab_bytes // self.page_bytes[group]
+
+    def max_pages(self, group: int) -> int:
+        """Host pages of `group` if it owned every slab."""
+        return self.num_slabs * self.slab_pages(group)
+
+    def slab_of(self, host_page_id: int) -> int:
+        """The slab of a host page."""
+        return host_page_id // self.pages_per_slab
+
+    def page_offset(self, host_page_id: HostPageId, group: int) -> int:
+        """Byte offset in the arena of a host page's header. Raises ValueError if `group` has no such page."""
+        slab, index = divmod(host_page_id, self.pages_per_slab)
+        if not (0 <= group < self.num_groups and 0 <= slab < self.num_slabs and index < self.slab_pages(group)):
+            raise ValueError(
+                f"host page {host_page_id} of group {group} is outside the arena of {self.num_slabs} slabs "
+                f"with {self.pages_per_slab} ids each and {self.num_groups} groups"
+            )
+        return self.slabs_offset + slab * self.slab_bytes + index * self.page_bytes[group]
+
+    def page_offsets(self, host_page_ids: Int32Array, group: int) -> list[int]:
+        """`page_offset` of many host pages, which cost little more than one."""
+        slabs, indices = np.divmod(host_page_ids.astype(np.int64), self.pages_per_slab)
+        num_indices = self.slab_pages(group) if 0 <= group < self.num_groups else 0
+        is_inside = (slabs >= 0) & (slabs < self.num_slabs) & (indices < num_indices)
+        if not is_inside.all():
+            self.page_offset(HostPageId(int(host_page_ids[is_inside.argmin()])), group)
+        offsets: list[int] = (self.slabs_offset + slabs * self.slab_bytes + indices * self.page_bytes[group]).tolist()
+        return offsets
+
+
+def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:
+    """Divide `size_bytes` of host pages into slabs; the table of generations comes on top.
+
+    Raises ConfigError if not every group gets a slab.
+    """
+    page_bytes = tuple(layout.host_page_bytes(group) for group in range(len(layout.groups)))
+    num_groups, largest = len(page_bytes), max(page_bytes)
+    num_pages = size_bytes // largest
+    if num_pages < num_groups:
+        raise ConfigError(
+            f"the host arena of {size_bytes} bytes holds {num_pages} pages of {largest} bytes; expected one for "
+            f"each of {num_groups} KV groups. Set cache.l2 to at least {largest * num_groups} bytes."
+        )
+    wanted_slabs = max(-(-size_bytes // MAX_SLAB_BYTES), 1 if num_groups == 1 else MIN_SLABS_PER_GROUP * num_groups)
+    num_slabs = min(wanted_slabs, num_pages)
+    slab_bytes = _round_up(num_pages // num_slabs * largest, ALIGNMENT_BYTES)
+    pages_per_slab = max(slab_bytes // bytes_ for bytes_ in page_bytes)
+    table_bytes = num_slabs * pages_per_slab * GENERATION_BYTES
+    return ArenaGeometry(
+        num_slabs=num_slabs,
+        slab_bytes=slab_bytes,
+        slabs_offset=_round_up(table_bytes, ALIGNMENT_BYTES),
+        pages_per_slab=pages_per_slab,
+        page_bytes=page_bytes,
+        payload_bytes=tuple(layout.payload_bytes(group) for group in range(len(layout.groups))),
+    )

@@ -1,0 +1,363 @@
+"""The brain of the HostMemory actor: a state machine without I/O that alone decides within L2."""
+
+from collections import Counter
+from typing import assert_never
+
+from raydix.errors import AccountingError
+from raydix.ids import ConnectionId, HostPageId, LeaseId
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.events import (
+    DetachStorage,
+    FlushHost,
+    FlushStorage,
+    FromScheduler,
+    FromStorage,
+    HostEffect,
+    HostEvent,
+    HostFlushed,
+    HostSettings,
+    ProcessExited,
+    RetireStorage,
+    SchedulerAttached,
+    SchedulerLost,
+    SetGenerations,
+    StorageAttached,
+    StorageLost,
+    Tick,
+    ToScheduler,
+    WatchProcess,
+)
+from raydix.runtime.cache.host.flush import HostFlush
+from raydix.runtime.cache.host.grants import HostGrants
+from raydix.runtime.cache.host.holds import Quarantine
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.mirror import HostMirror
+from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.staged_pages import StagedPages
+from raydix.runtime.cache.host.storage import HostStorage
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.host import (
+    AbandonPages,
+    CancelLookup,
+    CommitPages,
+    CopiesDrained,
+    FromHost,
+    LeasePages,
+    Lookup,
+    PagesGranted,
+    PagesLeased,
+    ProcessDrained,
+    ReleaseLeases,
+    StorageStatus,
+    ToHost,
+    split_keys,
+)
+
+_STAGED_DIVISOR = 2
+"""Prefetch may fill one page in so many."""
+
+
+class HostMemoryCore:
+    """Owns: which connections are attached, and the parts that share L2: index, grants, quarantine,
+    lookups, storage.
+
+    `handle` is told what happened and returns what to do, in order. One Scheduler and one storage
+    actor are attached at a time. An answered `LeasePages`, empty or not, is ended by one
+    `ReleaseLeases` or `AbandonPages`.
+
+    No turn takes long, however many pages there are: what concerns all of them is done in pieces,
+    one with each `Tick`, which `next_deadline_s` asks for at once.
+    """
+
+    def __init__(self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None) -> None:
+        """`generations`: the table of an arena taken back from a survivor; no page is handed out before
+        `CopiesDrained`. None: the arena is new.
+        """
+        fair_share = [geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)]
+        max_staged = [pages // _STAGED_DIVISOR for pages in fair_share]
+        self._page_bytes = geometry.page_bytes
+        self._effects: list[HostEffect] = []
+        self.counters: Counter[str] = Counter()
+        self._now_s = 0.0
+        """Of the last event."""
+
+        self._index = HostIndex(geometry, generations)
+        self._grants = HostGrants(self._index, fair_share, self.counters)
+        self._quarantine = Quarantine(self._index)
+        self._mirror = HostMirror(self._index, settings.piece_pages, self.counters)
+        self._staged = StagedPages(self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages)
+        self._flush = HostFlush(self._index, self._staged, settings.piece_pages, self.counters)
+        self._storage = HostStorage(settings, self._index, self._staged, self._effects, self.counters)
+        self._lookups = self._storage.lookups
+
+        self._scheduler: ConnectionId | None = None
+        self._is_granting = False
+        self._is_first_attach = generations is None
+        self._storage.reads.is_allocating = generations is None
+        self._known_in_use: bool | None = None
+        """What the attached Scheduler was told of L3."""
+
+    def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
+        """Take one event; `now_s` is monotonic. Raises AccountingError if the Scheduler breaks the contract."""
+        self._now_s = now_s
+        if self._is_stale(event):
+            self.counters["stale_events"] += 1
+        else:
+            self._take(event)
+        self._advance(event)
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects
+
+    def _is_stale(self, event: HostEvent) -> bool:
+        """Whether it comes from a connection that has been lost or replaced."""
+        match event:
+            case FromScheduler(connection) | SchedulerLost(connection):
+                return connection != self._scheduler
+            case FromStorage(connection) | StorageLost(connection):
+                return connection != self._storage.orders.connection
+            case _:
+                return False
+
+    def _take(self, event: HostEvent) -> None:
+        match event:
+            case FromScheduler(_, message):
+                self._take_message(message)
+            case SchedulerAttached(connection):
+                self._attach_scheduler(connection)
+            case SchedulerLost():
+                self._lose_scheduler()
+            case FromStorage(_, message):
+                self._storage.finish(message, self._now_s)
+            case StorageAttached(connection, pid):
+                self._attach_storage(connection, pid)
+            case StorageLost():
+                self._lose_storage()
+            case ProcessExited(pid):
+                self._quarantine.let_go(pid)
+            case FlushHost():
+                self._flush.start()
+            case FlushStorage():
+                self._storage.flush()
+            case RetireStorage():
+                self._storage.retire()
+                self._storage.await_retirement()
+            case DetachStorage():
+                self._storage.retire()
+                self._lose_storage()
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    # The Scheduler ---------------------------------------------------------------------------------------------
+
+    def _take_message(self, message: ToHost) -> None:
+        match message:
+            case Lookup():
+                self._lookups.start(message, self._now_s)
+                self._storage.repairs.note_use(message.group, split_keys(message.keys), self._now_s)
+            case CancelLookup():
+                self._lookups.cancel(message.lookup_id)
+            case LeasePages():
+                self._lease(message)
+            case ReleaseLeases():
+                for lease_id in message.lease_ids:
+                    self._index.end_lease(LeaseId(int(lease_id)))
+            case CommitPages():
+                self._commit(message)
+            case AbandonPages():
+                self._abandon(message)
+            case ProcessDrained():
+                self._quarantine.let_go(message.pid)
+            case CopiesDrained():
+                self._quarantine.let_go(None)
+                self._is_granting = True
+                self._storage.reads.is_allocating = True
+            case _:
+                assert_never(message)
+
+    def _lease(self, message: LeasePages) -> None:
+        keys = split_keys(message.keys)
+        page_ids = self._index.lease(message.lease_id, message.group, keys)
+        self._staged.release(message.group, keys)
+        self._send(
+            PagesLeased(
+                lease_id=message.lease_id,
+                host_page_ids=int32_array(page_ids),
+                generations=int32_array(self._index.generation(page_id) for page_id in page_ids),
+            )
+        )
+
+    def _commit(self, message: CommitPages) -> None:
+        entries = list(
+            zip(
+                split_keys(message.keys),
+                message.host_page_ids.tolist(),
+                message.generations.tolist(),
+                strict=True,
+            )
+        )
+        # The last page is published first, so that a chain loses its tail first; it is stored head first.
+        published = []
+        for key, page_id, generation in reversed(entries):
+            if not self._grants.take_back(page_id, generation):
+                continue
+            if self._index.publish(page_id, key):
+                published.append(key)
+            else:
+                self.counters["duplicate_commits"] += 1
+        self.counters["pages_committed"] += len(published)
+        for key in reversed(published):
+            self._storage.writes.add(message.group, key)
+
+    def _abandon(self, message: AbandonPages) -> None:
+        pinned = []
+        for lease_id in message.lease_ids:
+            pinned.extend(self._index.detach_lease(LeaseId(int(lease_id))))
+        granted = self._grants.take_some_back(message.host_page_ids, message.generations)
+        self._hold_for_process(message.pid, granted, pinned)
+
+    def _attach_scheduler(self, connection: ConnectionId) -> None:
+        if self._scheduler is not None:
+            self._lose_scheduler()
+        self._scheduler = connection
+        self._known_in_use = None
+        self._is_granting = self._is_first_attach
+        self._is_first_attach = False
+        self._mirror.start()
+
+    def _lose_scheduler(self) -> None:
+        """Copies may be in flight that this connection ordered, even if its Scheduler lives and
+        comes back.
+        """
+        self._scheduler = None
+        self._is_granting = False
+        self._mirror.stop()
+        self._lookups.cancel_all()
+        pinned = [page_id for lease_id in self._index.lease_ids() for page_id in self._index.detach_lease(lease_id)]
+        self._quarantine.hold(None, self._grants.take_all_back(), pinned)
+
+    def _hold_for_process(self, pid: int, filling: list[HostPageId], pinned: list[HostPageId]) -> None:
+        self._quarantine.hold(pid, filling, pinned)
+        self._effects.append(WatchProcess(pid))
+
+    # Storage ---------------------------------------------------------------------------------------------------
+
+    def _attach_storage(self, connection: ConnectionId, pid: int) -> None:
+        self._lose_storage()
+        self._quarantine.let_go(pid)
+        self._storage.attach(connection, pid)
+
+    def _lose_storage(self) -> None:
+        pid = self._storage.orders.pid
+        if pid is not None:
+            self._hold_for_process(pid, *self._storage.lose())
+
+    # After each event ------------------------------------------------------------------------------------------
+
+    def _advance(self, event: HostEvent) -> None:
+        # What is done in pieces goes on with ticks, which come at once, so that other events are
+        # not held up by it.
+        self._staged.expire(self._now_s)
+        if isinstance(event, Tick | FlushHost):
+            self._advance_flush()
+        self._storage.advance(self._now_s)
+        grants = self._make_grants()
+
+        self._tell_of_storage()
+        # Keys first: a Scheduler that hears of an arrived page finds it in its mirror.
+        for update in self._mirror.take_changes():
+            self._send(update)
+        if isinstance(event, Tick | SchedulerAttached):
+            for update in self._mirror.take_piece():
+                self._send(update)
+        for report in self._lookups.take_reports(self._now_s):
+            self._send(report)
+        for grant in grants:
+            self._send(grant)
+
+    def _advance_flush(self) -> None:
+        num_dropped = self._flush.advance()
+        if num_dropped is not None:
+            self._effects.append(HostFlushed(num_dropped))
+
+    def _make_grants(self) -> list[PagesGranted]:
+        grants = self._grants.fill_up() if self._is_granting else []
+        for grant in grants:
+            self._effects.append(SetGenerations(grant.host_page_ids, grant.generations))
+        return grants
+
+    def _tell_of_storage(self) -> None:
+        is_in_use = self._storage.orders.is_in_use
+        if self._scheduler is not None and self._known_in_use != is_in_use:
+            self._known_in_use = is_in_use
+            self._send(StorageStatus(is_in_use=is_in_use, max_staged_pages=self._staged.max_pages(0)))
+
+    def _send(self, message: FromHost) -> None:
+        if self._scheduler is not None:
+            self._effects.append(ToScheduler(self._scheduler, message))
+
+    # Queries ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_drained(self) -> bool:
+        """Every page that was to be written to L3 has been written or dropped: a clean stop may go on."""
+        return self._storage.num_pending == 0
+
+    def next_deadline_s(self) -> float | None:
+        """When a `Tick` is due; None if time alone changes nothing."""
+        if self._flush.has_work or self._mirror.has_work or self._staged.has_work or self._storage.has_work:
+            return self._now_s
+        times = [self._storage.next_deadline_s, self._staged.next_expiry_s]
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def stats(self) -> dict[str, int | str]:
+        """Pages by state, bytes that READY pages take, what is pending, the breaker, and all
+        counters.
+        """
+        orders = self._storage.orders
+        totals: Counter[str] = Counter({state.name.lower(): 0 for state in PageState})
+        ready_bytes = 0
+        for group, page_bytes in enumerate(self._page_bytes):
+            counts = self._index.count_by_state(group)
+            totals.update({state.name.lower(): count for state, count in counts.items()})
+            ready_bytes += counts[PageState.READY] * page_bytes
+        stats: dict[str, int | str] = {f"pages_{name}": count for name, count in totals.items()}
+        stats |= {
+            "slabs_unused": self._index.num_unused_slabs,
+            "ready_bytes": ready_bytes,
+            "pages_granted": self._grants.num_pages,
+            "leases": self._index.num_leases,
+            "lookups": self._lookups.num_lookups,
+            "pages_reading": self._storage.reads.num_filling,
+            "pages_staged": self._staged.num_pins,
+            "l3_breaker": orders.breaker_state.value if orders.is_in_use else "none",
+            "l3_breaker_trips": orders.num_trips,
+            "l3_writes_pending": self._storage.num_pending,
+        }
+        return stats | self.counters
+
+    def check(self) -> None:
+        """Prove that every page in use has exactly one holder; O(pages). Raises AccountingError
+        with the figures.
+        """
+        self._index.check()
+        self._staged.check()
+        self._storage.writes.check()
+        counts: Counter[PageState] = Counter()
+        for group in range(self._index.num_groups):
+            counts.update(self._index.count_by_state(group))
+        num_granted, num_reading = self._grants.num_pages, self._storage.reads.num_filling
+        if counts[PageState.FILLING] != num_granted + num_reading:
+            raise AccountingError(
+                f"{counts[PageState.FILLING]} pages are FILLING; {num_granted} are granted and "
+                f"{num_reading} are being read"
+            )
+        num_held = self._quarantine.num_pages
+        if counts[PageState.QUARANTINED] != num_held:
+            raise AccountingError(f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record")
+        num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
+        num_pinned += self._storage.writes.num_pinned
+        if self._index.num_readers != num_pinned:
+            raise AccountingError(f"pages have {self._index.num_readers} readers; {num_pinned} are on record")

@@ -1,0 +1,314 @@
+"""The index of L2: which host page holds what, who reads it, and which page goes next."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from raydix.errors import AccountingError
+from raydix.ids import HostPageId, LeaseId, PageKey
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.page_order import PageNames, PageOrder
+from raydix.runtime.cache.host.pages import HostPages, PageState
+from raydix.runtime.messages.arrays import Int32Array
+
+
+@dataclass(slots=True)
+class _GroupPages:
+    """Pages of the slabs that one KV group owns now."""
+
+    free: list[HostPageId] = field(default_factory=list)
+    """Every FREE page, handed out from the end, and some that went to another group with their
+    slab.
+    """
+    ready: PageNames = field(default_factory=PageNames)
+    changes: dict[PageKey, bool] = field(default_factory=dict)
+    """Keys that became READY (True) or were dropped (False) since the last `take_changes`."""
+
+
+class HostIndex:
+    """Owns: `HostPages`, the names of READY pages, the order in which they go, and leases.
+
+    No operation costs more than the pages it touches; taking a slab from another group also looks
+    at every slab.
+    """
+
+    def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None = None) -> None:
+        """Start with every page FREE. `generations` continues those of an arena that was in use before."""
+        self._pages = HostPages(geometry, generations)
+        self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
+        self._evictable = PageOrder(geometry.num_host_pages, geometry.num_groups)
+        """READY pages without readers."""
+        self._leases: dict[LeaseId, list[HostPageId]] = {}
+
+    # Queries ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self._groups)
+
+    @property
+    def num_pages(self) -> int:
+        """Page ids of the arena."""
+        return self._pages.num_pages
+
+    def find(self, group: int, key: PageKey) -> HostPageId | None:
+        """The READY page that holds `key`."""
+        return self._groups[group].ready.find(key)
+
+    def name(self, page_id: HostPageId) -> tuple[int, PageKey] | None:
+        """Group and key of a READY page; None for others."""
+        key = self._pages.key(page_id)
+        return None if key is None else (self._pages.group_of(page_id), key)
+
+    def state(self, page_id: HostPageId) -> PageState:
+        """A page's state."""
+        return self._pages.state(page_id)
+
+    def generation(self, page_id: HostPageId) -> int:
+        """See `HostPages.generation`."""
+        return self._pages.generation(page_id)
+
+    def generations(self) -> "array[int]":
+        """A copy of all generations, by page id."""
+        return self._pages.generations()
+
+    def is_filling(self, page_id: int, generation: int) -> bool:
+        """Whether the page exists, is FILLING, and has not changed hands since `generation`."""
+        return self._pages.is_filling(page_id, generation)
+
+    def ready_keys(self, group: int) -> list[PageKey]:
+        """All READY keys of a group; O(pages)."""
+        return list(self._groups[group].ready)
+
+    def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
+        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no
+        more.
+
+        A walk over the index takes them piece by piece. A page that is READY from its first to its
+        last piece is met exactly once, whatever happens in between, for a page's id never changes.
+        """
+        return self._pages.ready_pages(start, max_pages)
+
+    @property
+    def num_ready(self) -> int:
+        """READY pages of all groups."""
+        return sum(len(pages.ready) for pages in self._groups)
+
+    @property
+    def num_leases(self) -> int:
+        """Leases that have not ended."""
+        return len(self._leases)
+
+    @property
+    def num_leased(self) -> int:
+        """Pins of all leases; O(leases)."""
+        return sum(map(len, self._leases.values()))
+
+    @property
+    def num_readers(self) -> int:
+        """Pins of all pages; O(pages)."""
+        return self._pages.total_readers
+
+    @property
+    def num_unused_slabs(self) -> int:
+        """Slabs that no group has needed yet."""
+        return self._pages.num_unused_slabs
+
+    def count_by_state(self, group: int) -> dict[PageState, int]:
+        """Pages of the group's slabs by state."""
+        return {state: self._pages.count(group, state) for state in PageState}
+
+    # Writing ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, group: int) -> HostPageId | None:
+        """Hand out a page as FILLING, dropping the least recently used one if needed; None if all are in use."""
+        page_id = self._take_free(group)
+        if page_id is None:
+            if not self._take_unused_slab(group) and not self._drop_oldest(group):
+                self._take_slab_from_another(group)
+            page_id = self._take_free(group)
+        if page_id is not None:
+            self._pages.hand_out(page_id)
+        return page_id
+
+    def _take_free(self, group: int) -> HostPageId | None:
+        free = self._groups[group].free
+        while free:
+            page_id = free.pop()
+            # Not so if its slab has changed hands: a list, unlike a dict, cannot strike out what is
+            # in its middle, but it grows to a million pages without a pause.
+            if self._is_free(page_id, group):
+                return page_id
+        return None
+
+    def _is_free(self, page_id: HostPageId, group: int) -> bool:
+        return self.state(page_id) is PageState.FREE and self._pages.group_of(page_id) == group
+
+    def publish(self, page_id: HostPageId, key: PageKey) -> bool:
+        """Make a FILLING page READY, most recently used. False: the name is READY already and the page is FREE now."""
+        group = self._pages.group_of(page_id)
+        pages = self._groups[group]
+        if pages.ready.find(key) is not None:
+            self.free(page_id)
+            return False
+        self._pages.fill(page_id, key)
+        pages.ready.add(key, page_id)
+        self._evictable.append(group, page_id)
+        pages.changes[key] = True
+        return True
+
+    def free(self, page_id: HostPageId) -> None:
+        """Take a FILLING or QUARANTINED page back unpublished."""
+        self._pages.give_back(page_id)
+        self._groups[self._pages.group_of(page_id)].free.append(page_id)
+
+    def quarantine(self, page_id: HostPageId) -> None:
+        """Keep a FILLING page out of use until `free`."""
+        self._pages.quarantine(page_id)
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
+    def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
+        """Mark the READY pages of a chain as used, the last one first, so that the chain loses its tail first."""
+        for key in reversed(keys):
+            page_id = self.find(group, key)
+            if page_id is not None and page_id in self._evictable:
+                self._evictable.remove(group, page_id)
+                self._evictable.append(group, page_id)
+
+    def pin(self, page_id: HostPageId) -> None:
+        """Add a reader to a READY page."""
+        if self._pages.add_reader(page_id):
+            self._evictable.remove(self._pages.group_of(page_id), page_id)
+
+    def unpin(self, page_ids: Iterable[HostPageId]) -> None:
+        """Take a reader off each page, given in prefix order; the last one counts as used first."""
+        for page_id in reversed(list(page_ids)):
+            if self._pages.remove_reader(page_id):
+                self._evictable.append(self._pages.group_of(page_id), page_id)
+
+    def lease(self, lease_id: LeaseId, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
+        """Pin the longest READY prefix of `keys` until `end_lease`; an empty lease must be ended too."""
+        if lease_id in self._leases:
+            raise AccountingError(f"lease {lease_id} is taken twice")
+        held: list[HostPageId] = []
+        for key in keys:
+            page_id = self.find(group, key)
+            if page_id is None:
+                break
+            self.pin(page_id)
+            held.append(page_id)
+        self._leases[lease_id] = held
+        return held
+
+    def end_lease(self, lease_id: LeaseId) -> None:
+        """Unpin what a lease holds."""
+        self.unpin(self.detach_lease(lease_id))
+
+    def detach_lease(self, lease_id: LeaseId) -> list[HostPageId]:
+        """Forget a lease whose holder is gone; the caller unpins its pages later."""
+        held = self._leases.pop(lease_id, None)
+        if held is None:
+            raise AccountingError(f"lease {lease_id} is unknown; {len(self._leases)} leases are held")
+        return held
+
+    def lease_ids(self) -> list[LeaseId]:
+        """Leases that have not ended."""
+        return list(self._leases)
+
+    # Dropping --------------------------------------------------------------------------------------------------
+
+    def drop_unread(self, page_id: HostPageId) -> bool:
+        """Drop a READY page unless somebody reads it. Returns whether it is gone."""
+        if page_id not in self._evictable:
+            return False
+        self._drop(page_id)
+        return True
+
+    def take_changes(self, group: int) -> tuple[list[PageKey], list[PageKey]]:
+        """Keys that became READY and keys that were dropped since the last call, each at most once."""
+        changes, self._groups[group].changes = self._groups[group].changes, {}
+        ready = [key for key, is_ready in changes.items() if is_ready]
+        return ready, [key for key, is_ready in changes.items() if not is_ready]
+
+    def _drop(self, page_id: HostPageId) -> None:
+        group = self._pages.group_of(page_id)
+        pages = self._groups[group]
+        key = self._pages.drop(page_id)
+        self._evictable.remove(group, page_id)
+        pages.ready.remove(key)
+        pages.changes[key] = False
+        pages.free.append(page_id)
+
+    def _drop_oldest(self, group: int) -> bool:
+        page_id = self._evictable.oldest(group)
+        if page_id is None:
+            return False
+        self._drop(page_id)
+        return True
+
+    # Slabs -----------------------------------------------------------------------------------------------------
+
+    def _take_unused_slab(self, group: int) -> bool:
+        page_ids = self._pages.give_unused_slab(group)
+        self._add_free(group, page_ids)
+        return bool(page_ids)
+
+    def _take_slab_from_another(self, group: int) -> None:
+        """Give a starved group the slab of another one with the fewest READY pages among those nobody holds."""
+        found = self._pages.least_used_slab(group)
+        if found is None:
+            return
+        for page_id in found:
+            if self.state(page_id) is PageState.READY:
+                self.drop_unread(page_id)
+        self._add_free(group, self._pages.move_slab(found[0], group))
+
+    def _add_free(self, group: int, page_ids: list[HostPageId]) -> None:
+        # Pages are handed out from the end of the list, so that low ids go first.
+        self._groups[group].free.extend(reversed(page_ids))
+
+    # Invariants ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove that pages, names, leases and lists agree; O(pages). Raises AccountingError with
+        the figures.
+        """
+        self._pages.check()
+        for group in range(len(self._groups)):
+            self._check_group(group)
+        leased: dict[HostPageId, int] = {}
+        for held in self._leases.values():
+            for page_id in held:
+                leased[page_id] = leased.get(page_id, 0) + 1
+        for page_id, num_leases in leased.items():
+            state, num_readers = self.state(page_id), self._pages.num_readers(page_id)
+            if state is not PageState.READY or num_readers < num_leases:
+                raise AccountingError(
+                    f"host page {page_id} is in {num_leases} leases but {state.name}, {num_readers} readers"
+                )
+
+    def _check_group(self, group: int) -> None:
+        pages = self._groups[group]
+        counts = self.count_by_state(group)
+        named = {key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None}
+        num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
+        evictable = list(self._evictable.pages(group))
+        free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
+        figures = {
+            "free": (counts[PageState.FREE], len(free)),
+            "ready": (counts[PageState.READY], len(pages.ready)),
+            "evictable": (num_unread, len(evictable)),
+            "listed": (len(evictable), self._evictable.length(group)),
+            "distinct pages": (len(set(named.values())), len(pages.ready)),
+        }
+        for name, (counted, kept) in figures.items():
+            if counted != kept:
+                raise AccountingError(f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})")
+        for key, page_id in named.items():
+            if self.name(page_id) != (group, key):
+                raise AccountingError(f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}")
+        for page_id in evictable:
+            if self.name(page_id) is None or self._pages.num_readers(page_id):
+                raise AccountingError(f"group {group}: host page {page_id} is evictable but {self.state(page_id).name}")

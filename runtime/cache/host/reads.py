@@ -1,0 +1,215 @@
+"""Reads from L3 into L2, joined by name, and the host pages that they fill."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.runtime.cache.host.events import HostEffect, SetGenerations
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.open_lookup import OpenLookup
+from raydix.runtime.cache.host.staged_pages import StagedPages
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, Urgency
+
+Waiter = tuple[OpenLookup, int]
+"""A lookup, and the place of a page in its chain."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    group: int
+    keys: list[PageKey]
+    page_ids: list[HostPageId]
+    is_cancelled: bool = False
+    is_overdue: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    batch_id: BatchId
+    waiters: list[Waiter]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """What became of one page's read, and who waits for it."""
+
+    status: ObjectStatus
+    is_unwanted: bool
+    """It was given up because nobody waited for it then."""
+    waiters: Sequence[Waiter]
+
+
+class HostReads:
+    """Owns: reads in flight and the FILLING pages they fill. Each object is read once, however many
+    wait for it.
+
+    A page that was fetched for a request is staged. Staged pages and pages being filled together
+    are bounded.
+    """
+
+    def __init__(
+        self,
+        index: HostIndex,
+        staged: StagedPages,
+        orders: StorageOrders,
+        effects: list[HostEffect],
+        counters: Counter[str],
+    ) -> None:
+        self._index = index
+        self._staged = staged
+        self._orders = orders
+        self._effects = effects
+        self._counters = counters
+        self._batches: dict[BatchId, _Batch] = {}
+        self._reads: dict[tuple[int, PageKey], _Read] = {}
+        self._num_filling = [0] * staged.num_groups
+        self.is_allocating = True
+        """False while a new arena owner must not hand out pages yet."""
+
+    @property
+    def num_filling(self) -> int:
+        """Pages that reads fill."""
+        return sum(self._num_filling)
+
+    @property
+    def num_current(self) -> int:
+        """Batches in flight that are not overdue."""
+        return sum(not batch.is_overdue for batch in self._batches.values())
+
+    def is_reading(self, group: int, key: PageKey) -> bool:
+        """Whether a read in flight will bring this page."""
+        return (group, key) in self._reads
+
+    def join(self, group: int, key: PageKey, waiter: Waiter) -> bool:
+        """Wait for the read that brings this page. False: there is none."""
+        read = self._reads.get((group, key))
+        if read is not None:
+            read.waiters.append(waiter)
+        return read is not None
+
+    # Pages -----------------------------------------------------------------------------------------------------
+
+    def allocate(self, group: int) -> HostPageId | None:
+        """A page for a read, which counts as FILLING until `give_back` or the end of its batch;
+        None if L2 is full.
+        """
+        if not self.is_allocating or self._num_filling[group] >= self._staged.num_left(group):
+            return None
+        page_id = self._index.allocate(group)
+        if page_id is not None:
+            self._num_filling[group] += 1
+        return page_id
+
+    def give_back(self, group: int, page_id: HostPageId) -> None:
+        """End an allocation whose content nobody wants."""
+        self._num_filling[group] -= 1
+        self._index.free(page_id)
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def start(self, lookup: OpenLookup, indices: Sequence[int], page_ids: list[HostPageId], now_s: float) -> None:
+        """Read pages of a lookup's chain, which nobody reads yet, into allocated pages."""
+        keys = [lookup.keys[index] for index in indices]
+        host_page_ids = int32_array(page_ids)
+        generations = int32_array(self._index.generation(page_id) for page_id in page_ids)
+        self._effects.append(SetGenerations(host_page_ids, generations))
+
+        batch_id = self._orders.read(lookup.group, b"".join(keys), host_page_ids, now_s)
+        self._batches[batch_id] = _Batch(lookup.group, keys, page_ids)
+        for key, index in zip(keys, indices, strict=True):
+            self._reads[lookup.group, key] = _Read(batch_id, [(lookup, index)])
+
+    def cancel_unwanted(self, group: int, keys: Iterable[PageKey]) -> None:
+        """Of the batches that read these keys, cancel those for which nobody waits any more."""
+        batch_ids = {read.batch_id for key in keys if (read := self._reads.get((group, key))) is not None}
+        for batch_id in batch_ids:
+            batch = self._batches[batch_id]
+            reads = [read for key in batch.keys if (read := self._reads.get((group, key))) is not None]
+            is_wanted = any(lookup.is_waiting_for(index) for read in reads for lookup, index in read.waiters)
+            if not is_wanted and not batch.is_cancelled:
+                self._cancel(batch_id, batch)
+
+    def cancel_all(self) -> None:
+        """Nobody waits for anything any more."""
+        for read in self._reads.values():
+            read.waiters.clear()
+        for batch_id, batch in self._batches.items():
+            if not batch.is_cancelled and not batch.is_overdue:
+                self._cancel(batch_id, batch)
+
+    def _cancel(self, batch_id: BatchId, batch: _Batch) -> None:
+        batch.is_cancelled = True
+        self._orders.cancel(batch_id)
+
+    # Answers ---------------------------------------------------------------------------------------------------
+
+    def finish(self, done: ObjectsDone, now_s: float) -> list[ReadOutcome]:
+        """Take the answer to a batch: what was read is READY, and staged for requests that wait.
+
+        Answers to other batches are ignored.
+        """
+        batch = self._batches.pop(done.batch_id, None)
+        if batch is None:
+            return []
+        self._num_filling[batch.group] -= len(batch.keys)
+        all_waiters = self._end_reads(done.batch_id, batch)
+        outcomes = []
+        for key, page_id, code, waiters in zip(batch.keys, batch.page_ids, done.statuses, all_waiters, strict=True):
+            status = ObjectStatus(code)
+            self._counters[f"l3_reads_{status.name.lower()}"] += 1
+            if status is ObjectStatus.OK:
+                self._publish(page_id, batch.group, key, waiters)
+            else:
+                self._index.free(page_id)
+            if status is ObjectStatus.MISSING or status.is_bad_object:
+                self._orders.missing.note(batch.group, key, now_s)
+            is_unwanted = status is ObjectStatus.CANCELLED and batch.is_cancelled
+            outcomes.append(ReadOutcome(status, is_unwanted, waiters))
+        return outcomes
+
+    def _publish(self, page_id: HostPageId, group: int, key: PageKey, waiters: list[Waiter]) -> None:
+        if not self._index.publish(page_id, key):
+            return
+        for lookup, index in waiters:
+            if lookup.urgency is Urgency.REQUEST and lookup.is_waiting_for(index):
+                self._staged.add(lookup.lookup_id, group, key)
+
+    def _end_reads(self, batch_id: BatchId, batch: _Batch) -> list[list[Waiter]]:
+        """Forget a batch's reads; per object, who waits for it (nobody if another batch reads it by
+        now).
+        """
+        waiters: list[list[Waiter]] = []
+        for key in batch.keys:
+            read = self._reads.get((batch.group, key))
+            if read is None or read.batch_id != batch_id:
+                waiters.append([])
+            else:
+                waiters.append(read.waiters)
+                del self._reads[batch.group, key]
+        return waiters
+
+    # Trouble ---------------------------------------------------------------------------------------------------
+
+    def give_up(self, batch_id: BatchId) -> list[Waiter]:
+        """A batch is overdue. Returns who waited for it; its pages stay FILLING until it is
+        answered.
+        """
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return []
+        batch.is_overdue = True
+        return [waiter for waiters in self._end_reads(batch_id, batch) for waiter in waiters]
+
+    def lose(self) -> tuple[list[Waiter], list[HostPageId]]:
+        """The storage actor is gone. Returns who waited for a read; the FILLING pages pass to the
+        caller.
+        """
+        waiters = [waiter for read in self._reads.values() for waiter in read.waiters]
+        held = [page_id for batch in self._batches.values() for page_id in batch.page_ids]
+        self._reads.clear()
+        self._batches.clear()
+        self._num_filling = [0] * len(self._num_filling)
+        return waiters, held

@@ -1,0 +1,143 @@
+"""Finding out which pages of L2 the storage backend has lost, or never had, so that they are written again."""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from math import inf
+
+from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.runtime.cache.host.events import StorageSettings
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+
+_MAX_DUE = 65_536
+_WALK_PAGES = 1024
+"""The walk looks at so many pages before other events have their turn."""
+
+
+class HostRepairs:
+    """Owns: which pages of L2 are to be looked for in L3, and the one search for some of them that
+    is under way.
+
+    When a storage actor attaches, its backend may be another one, or have lost everything: a walk
+    over the index looks for every page that L2 holds then. Pages that lookups use go first. Later a
+    page is looked for when a lookup uses it, `look_interval_s` after it was last looked for or was
+    first used. What L3 lacks is noted.
+
+    The walk offers every page: one that stays READY is met, for its id does not change. What is
+    dropped before the walk comes by is gone. What is handed out and becomes READY after the attach
+    is written or was read over the same connection; its generation tells, and the walk passes it
+    by.
+    """
+
+    def __init__(
+        self,
+        settings: StorageSettings,
+        index: HostIndex,
+        orders: StorageOrders,
+        counters: Counter[str],
+    ) -> None:
+        self._settings = settings
+        self._index = index
+        self._orders = orders
+        self._counters = counters
+        self._due: OrderedDict[HostPageId, None] = OrderedDict()
+        self._walked_to: int | None = None
+        """Pages before this one have been met; None: all have."""
+        self._search: tuple[BatchId, list[tuple[int, PageKey]]] | None = None
+
+        self._generations = index.generations()
+        """Per page, as of when the backend attached or the page was first used since."""
+        self._look_at_s = array("d", bytes(8 * len(self._generations)))
+        """When a page of that generation is to be looked for if a lookup uses it; only searches'
+        cost depends on it.
+        """
+
+    @property
+    def num_pending(self) -> int:
+        """Pages that are being looked for or wait for that; while the walk is on, at most so many."""
+        num_ahead = 0
+        if self._walked_to is not None:
+            num_ahead = min(len(self._generations) - self._walked_to, self._index.num_ready)
+        return len(self._due) + num_ahead + (0 if self._search is None else len(self._search[1]))
+
+    @property
+    def has_work(self) -> bool:
+        """The walk can go on at once."""
+        return self._walked_to is not None and self._search is None and self._orders.is_readable
+
+    def look_for_all(self) -> None:
+        """A storage actor has attached: look for every READY page."""
+        self._generations = self._index.generations()
+        self._look_at_s = array("d", [-inf]) * len(self._generations)
+        self._walked_to = 0
+
+    def note_use(self, group: int, keys: Sequence[PageKey], now_s: float) -> None:
+        """A lookup uses the pages of this chain that L2 holds."""
+        if not self._orders.is_readable:
+            return
+        for key in keys:
+            page_id = self._index.find(group, key)
+            if page_id is not None and self._is_look_due(page_id, now_s) and len(self._due) < _MAX_DUE:
+                self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+                self._due[page_id] = None
+
+    def _is_look_due(self, page_id: HostPageId, now_s: float) -> bool:
+        generation = self._index.generation(page_id)
+        if self._generations[page_id] != generation:
+            self._generations[page_id] = generation
+            self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+        return self._look_at_s[page_id] <= now_s
+
+    def dispatch(self, now_s: float) -> None:
+        """Search for some pages of one group, unless a search is under way."""
+        if self._search is not None or not self._orders.is_readable:
+            return
+        if not self._due:
+            self._walk(now_s)
+        names: list[tuple[int, PageKey]] = []
+        while self._due and len(names) < self._settings.batch_pages:
+            page_id = next(iter(self._due))
+            name = self._index.name(page_id)
+            if names and name is not None and name[0] != names[0][0]:
+                break
+            del self._due[page_id]
+            if name is not None:
+                names.append(name)
+        if names:
+            keys = b"".join(key for _, key in names)
+            self._search = self._orders.find(names[0][0], keys, now_s), names
+
+    def _walk(self, now_s: float) -> None:
+        if self._walked_to is None:
+            return
+        page_ids = self._index.ready_pages(self._walked_to, _WALK_PAGES)
+        for page_id in page_ids:
+            if self._is_look_due(page_id, now_s):
+                self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+                self._due[page_id] = None
+        self._walked_to = page_ids[-1] + 1 if len(page_ids) == _WALK_PAGES else None
+
+    def finish(self, done: ObjectsDone, now_s: float) -> bool:
+        """Take the answer to the search. False: it is not ours."""
+        if self._search is None or done.batch_id != self._search[0]:
+            return False
+        _, names = self._search
+        self._search = None
+        self._counters["l3_pages_looked_for"] += len(names)
+        for (group, key), code in zip(names, done.statuses, strict=True):
+            if code == ObjectStatus.MISSING:
+                self._orders.missing.note(group, key, now_s)
+        return True
+
+    def give_up(self, batch_id: BatchId) -> None:
+        """A batch is overdue; if it is the search, its pages are looked for when they are used again."""
+        if self._search is not None and self._search[0] == batch_id:
+            self._search = None
+
+    def clear(self) -> None:
+        """The storage actor is gone or not to be asked; the next one is asked for everything."""
+        self._search = None
+        self._due.clear()
+        self._walked_to = None

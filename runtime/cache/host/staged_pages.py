@@ -1,0 +1,186 @@
+"""Pages that were fetched from L3 and wait to be leased."""
+
+from array import array
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from raydix.errors import AccountingError
+from raydix.ids import HostPageId, LookupId, PageKey
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.page_order import PageNames
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """What is kept for one lookup."""
+
+    group: int
+    pins: dict[PageKey, int]
+    """By number, in prefix order once the lookup has ended; some may have been released by now."""
+    until_s: float = 0.0
+    """Once the lookup has ended."""
+
+
+class StagedPages:
+    """Owns: pins of fetched pages, and for which lookups each is kept.
+
+    A pin ends when its page is released, or when no lookup wants it any more: each of them was
+    cancelled, or ended `grace_s` ago. The pins of a cancelled lookup make room at once.
+    """
+
+    def __init__(self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int) -> None:
+        """`max_pages`: per group. `piece_pages`: so many pins end in one turn at most, unless they
+        are released.
+        """
+        self._index = index
+        self._max_pages = max_pages
+        self._grace_s = grace_s
+        self._piece_pages = piece_pages
+        self._pinned = [PageNames() for _ in max_pages]
+        # Columns by page id, as an object per pin would cost a pause whenever Python looks for garbage.
+        self._pins = array("q", bytes(8 * index.num_pages))
+        """The number of a page's pin, which no other pin ever has; of the last one if it is not pinned."""
+        self._num_lookups = array("i", bytes(4 * index.num_pages))
+        """For which a page is kept."""
+        self._last_pin = 0
+        self._open: dict[LookupId, _Stage] = {}
+        """Of lookups that are not final."""
+        self._ended: OrderedDict[LookupId, _Stage] = OrderedDict()
+        """Of final ones, the first to be dismissed first."""
+        self._dismissed: deque[_Stage] = deque()
+        """Of nobody: these pins are to end."""
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self._pinned)
+
+    def max_pages(self, group: int) -> int:
+        """How many pages of a group may be staged."""
+        return self._max_pages[group]
+
+    def num_left(self, group: int) -> int:
+        """How many more pages of a group may be staged."""
+        return self._max_pages[group] - len(self._pinned[group])
+
+    @property
+    def num_pins(self) -> int:
+        """Pins in all groups."""
+        return sum(map(len, self._pinned))
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When the next lookup's grace ends; None if none waits for that."""
+        return next(iter(self._ended.values())).until_s if self._ended else None
+
+    @property
+    def has_work(self) -> bool:
+        """Pins are to end that did not fit into this turn."""
+        return bool(self._dismissed)
+
+    def add(self, lookup_id: LookupId, group: int, key: PageKey) -> None:
+        """Keep the READY page of a key for a lookup that is not final."""
+        page_id = self._pinned[group].find(key)
+        if page_id is None:
+            page_id = self._pin(group, key)
+        stage = self._open.setdefault(lookup_id, _Stage(group, {}))
+        if stage.pins.get(key) != self._pins[page_id]:
+            stage.pins[key] = self._pins[page_id]
+            self._num_lookups[page_id] += 1
+
+    def _pin(self, group: int, key: PageKey) -> HostPageId:
+        page_id = self._index.find(group, key)
+        assert page_id is not None
+        self._index.pin(page_id)
+        self._pinned[group].add(key, page_id)
+        self._last_pin += 1
+        self._pins[page_id] = self._last_pin
+        self._num_lookups[page_id] = 0
+        return page_id
+
+    def end(self, lookup_id: LookupId, group: int, keys: Iterable[PageKey], now_s: float) -> None:
+        """A lookup is final: keep what is staged of `keys`, by whomever, for some time, and nothing
+        else for it.
+        """
+        assert lookup_id not in self._ended
+        stage = self._open.pop(lookup_id, _Stage(group, {}))
+        ended = _Stage(group, {}, now_s + self._grace_s)
+        for key in keys:
+            page_id = self._pinned[group].find(key)
+            if page_id is None:
+                continue
+            ended.pins[key] = self._pins[page_id]
+            if stage.pins.get(key) == self._pins[page_id]:
+                del stage.pins[key]
+            else:
+                self._num_lookups[page_id] += 1
+        if stage.pins:
+            self._dismiss(stage)
+        if ended.pins:
+            self._ended[lookup_id] = ended
+
+    def cancel(self, lookup_id: LookupId) -> None:
+        """Nobody waits for this lookup any more, be it final or not."""
+        self._dismiss(self._open.pop(lookup_id, None))
+        self._dismiss(self._ended.pop(lookup_id, None))
+
+    def cancel_all(self) -> None:
+        """Nobody waits for any lookup."""
+        self._dismissed.extend(self._open.values())
+        self._dismissed.extend(self._ended.values())
+        self._open.clear()
+        self._ended.clear()
+
+    def release(self, group: int, keys: Iterable[PageKey]) -> None:
+        """Unpin those of a chain's pages that are staged, whoever they are kept for."""
+        pinned = self._pinned[group]
+        page_ids = []
+        for key in keys:
+            page_id = pinned.find(key)
+            if page_id is not None:
+                pinned.remove(key)
+                page_ids.append(page_id)
+        self._index.unpin(page_ids)
+
+    def expire(self, now_s: float) -> None:
+        """End the pins that nobody wants any more, as of now, but only a piece of them if they are
+        many.
+        """
+        while self._ended and next(iter(self._ended.values())).until_s <= now_s:
+            self._dismiss(self._ended.popitem(last=False)[1])
+
+        num_left = self._piece_pages
+        while self._dismissed and num_left:
+            stage = self._dismissed[0]
+            while stage.pins and num_left:
+                # From the tail on, so that the head counts as used last.
+                self._drop(stage.group, *stage.pins.popitem())
+                num_left -= 1
+            if not stage.pins:
+                self._dismissed.popleft()
+
+    def _dismiss(self, stage: _Stage | None) -> None:
+        if stage is not None:
+            self._dismissed.append(stage)
+
+    def _drop(self, group: int, key: PageKey, pin: int) -> None:
+        page_id = self._pinned[group].find(key)
+        # The pin may have been released, and the key pinned anew.
+        if page_id is None or self._pins[page_id] != pin:
+            return
+        self._num_lookups[page_id] -= 1
+        if self._num_lookups[page_id] == 0:
+            self.release(group, (key,))
+
+    def check(self) -> None:
+        """Raises AccountingError unless every pin is kept for as many lookups as it says, and for
+        one at least.
+        """
+        stages = (*self._open.values(), *self._ended.values(), *self._dismissed)
+        num_lookups = Counter(pin for stage in stages for pin in stage.pins.values())
+        for pinned in self._pinned:
+            for page_id in pinned.page_ids():
+                counted, kept = num_lookups[self._pins[page_id]], self._num_lookups[page_id]
+                if counted != kept or not kept:
+                    raise AccountingError(f"host page {page_id} is staged for {counted} lookups; {kept} on record")

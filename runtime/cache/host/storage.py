@@ -1,0 +1,121 @@
+"""HostMemory's use of L3: lookups that fetch, writes, repairs, and the coming and going of the storage actor."""
+
+from collections import Counter
+
+from raydix.ids import ConnectionId, HostPageId
+from raydix.runtime.cache.host.events import HostEffect, HostSettings, StorageFlushed, StorageRetired
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.lookups import HostLookups
+from raydix.runtime.cache.host.reads import HostReads
+from raydix.runtime.cache.host.repairs import HostRepairs
+from raydix.runtime.cache.host.staged_pages import StagedPages
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.host.storage_probes import StorageProbes
+from raydix.runtime.cache.host.writes import HostWrites
+from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
+
+
+class HostStorage:
+    """Owns: what the engine wants of L3: `lookups`, `reads`, `writes`, repairs and probes, which
+    share their orders.
+    """
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        index: HostIndex,
+        staged: StagedPages,
+        effects: list[HostEffect],
+        counters: Counter[str],
+    ) -> None:
+        storage = settings.storage
+        self._index = index
+        self._effects = effects
+        self._counters = counters
+        self.orders = StorageOrders(storage, effects, counters, is_in_use=settings.has_storage)
+        self.writes = HostWrites(storage, index, self.orders, effects, counters)
+        self.repairs = HostRepairs(storage, index, self.orders, counters)
+        self.reads = HostReads(index, staged, self.orders, effects, counters)
+        self.lookups = HostLookups(settings, index, staged, self.orders, self.reads, counters)
+        self._probes = StorageProbes(index, self.reads, self.orders, effects)
+        self._is_retiring = False
+
+    @property
+    def num_pending(self) -> int:
+        """Pages that wait to be written or looked for, or are; while all are looked for, at most so
+        many.
+        """
+        return self.writes.num_pending + self.repairs.num_pending
+
+    @property
+    def has_work(self) -> bool:
+        """A `Tick` would go on with what did not fit into this turn."""
+        return self.writes.wants_repairs and self.repairs.has_work
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When time alone changes something; None: never."""
+        times = [self.orders.next_overdue_s, self._probes.next_due_s]
+        if self.writes.is_ready:
+            times.append(self.orders.write_retry_at_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def attach(self, connection: ConnectionId, pid: int) -> None:
+        """A storage actor is there, and none from before; its backend may hold anything or nothing."""
+        self.orders.attach(connection, pid)
+        self.repairs.look_for_all()
+
+    def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
+        """The storage actor is gone; the caller takes over the pages that it may still write, and those it may read."""
+        self.orders.lose()
+        self.repairs.clear()
+        held = self.lookups.lose() + self._probes.lose(), self.writes.lose()
+        if self.orders.is_in_use:
+            self._counters["storage_losses"] += 1
+        else:
+            self.writes.retire()
+        return held
+
+    def retire(self) -> None:
+        """L3 is not to be used any more: nobody waits for it, and it gets no more orders."""
+        self.orders.retire()
+        self.lookups.retire()
+        self.writes.retire()
+        self.repairs.clear()
+
+    def await_retirement(self) -> None:
+        """Say `StorageRetired` once nothing is under way."""
+        self._is_retiring = True
+
+    def flush(self) -> None:
+        """Remove every object of this namespace."""
+        if self.orders.is_in_use:
+            self.writes.flush()
+        else:
+            self._effects.append(StorageFlushed(ObjectStatus.MISSING))
+
+    def finish(self, done: ObjectsDone, now_s: float) -> None:
+        """Take the storage actor's answer to a batch."""
+        self.orders.finish(done, now_s)
+        if not self.writes.finish(done) and not self.repairs.finish(done, now_s):
+            self._probes.finish(done)
+            self.lookups.finish(done, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """After each event: give up what is overdue, and order what may be ordered."""
+        for batch_id in self.orders.take_overdue(now_s):
+            self.lookups.give_up(batch_id)
+            self.writes.give_up_flush(batch_id)
+            self.repairs.give_up(batch_id)
+        for group, key in self.orders.missing.take_news():
+            if self._index.find(group, key) is not None:
+                self._counters["l3_pages_lacking"] += 1
+                self.writes.add_repair(group, key)
+        self._probes.dispatch(now_s)
+        self.lookups.dispatch(now_s)
+        self.writes.dispatch(now_s)
+        if self.writes.wants_repairs:
+            self.repairs.dispatch(now_s)
+        if self._is_retiring and not self.orders.num_unanswered:
+            self._is_retiring = False
+            self._effects.append(StorageRetired())

@@ -1,0 +1,122 @@
+"""`raydix doctor`: what this machine offers, and what would be in the way."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from raydix.runtime.cli.doctor_storage import examine_backends
+from raydix.runtime.config.capacity import format_bytes
+from raydix.runtime.config.memory_limit import available_memory_bytes
+
+MIN_PYTHON = (3, 11)
+MIN_MEMORY_BYTES = 4 * 2**30
+_PACKAGES = ("torch", "ray", "transformers", "safetensors", "numpy", "msgpack", "pydantic", "xxhash")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. Not `is_ok`: Raydix will not run, or not well, until it is changed.
+
+    Not `is_ok` but `is_optional`: only what is named cannot be used.
+    """
+
+    subject: str
+    is_ok: bool
+    detail: str
+    is_optional: bool = False
+
+
+def examine() -> list[Finding]:
+    """Look at Python, packages, memory, shared memory, storage and devices. Changes nothing."""
+    return [
+        _python(),
+        *(_package(name) for name in _PACKAGES),
+        _cores(),
+        _memory(),
+        _memfd(),
+        _shared_memory(),
+        _file_backend(),
+        *(
+            Finding(f"storage: {report.name}", report.is_usable, report.detail, is_optional=True)
+            for report in examine_backends()
+        ),
+        _device(),
+    ]
+
+
+def _python() -> Finding:
+    needed = ".".join(map(str, MIN_PYTHON))
+    return Finding("python", sys.version_info >= MIN_PYTHON, f"{sys.version.split()[0]} (at least {needed})")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, True, version(name))
+    except PackageNotFoundError:
+        return Finding(name, False, "not installed; run make venv, or pip install raydix")
+
+
+def _cores() -> Finding:
+    count = len(os.sched_getaffinity(0))
+    return Finding("cpu cores", count >= 2, f"{count} (at least 2)")
+
+
+def _memory() -> Finding:
+    available = available_memory_bytes()
+    return Finding(
+        "memory",
+        available >= MIN_MEMORY_BYTES,
+        f"{format_bytes(available)} left within the cgroup's limit (at least {format_bytes(MIN_MEMORY_BYTES)})",
+    )
+
+
+def _memfd() -> Finding:
+    """L2 lives in a memfd that other processes of the same user map through /proc."""
+    try:
+        fd = os.memfd_create("raydix-doctor", os.MFD_CLOEXEC)
+        try:
+            os.close(os.open(f"/proc/{os.getpid()}/fd/{fd}", os.O_RDWR))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return Finding("memfd", False, f"{error}; L2 needs it, set cache.l2 to null")
+    return Finding("memfd", True, "can be created and mapped through /proc")
+
+
+def _shared_memory() -> Finding:
+    """Ray's object store lives there; Raydix itself puts nothing into it."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        return Finding("/dev/shm", False, f"{error}; Ray falls back to files in /tmp, which is slow")
+    return Finding("/dev/shm", free >= 2**28, f"{format_bytes(free)} free (Ray wants at least 256MiB)")
+
+
+def _file_backend() -> Finding:
+    folder = Path(tempfile.gettempdir())
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            os.preadv(file.fileno(), [bytearray(1)], 0)
+    except OSError as error:
+        return Finding("storage: file", False, f"{folder}: {error}")
+    return Finding("storage: file", True, f"usable; {folder} has {format_bytes(shutil.disk_usage(folder).free)} free")
+
+
+def _device() -> Finding:
+    """Ask the driver itself: importing torch would take seconds and create a CUDA context's worth of memory."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding("device", False, "torch is not installed")
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Finding("device", True, "cpu (no NVIDIA driver)")
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return Finding("device", False, "an NVIDIA driver is installed but does not answer; device: cuda will fail")
+    return Finding("device", True, f"cuda with {count.value} GPU(s), and cpu")

@@ -1,0 +1,165 @@
+"""A whole engine in one process, without Ray: the real actors, links, threads and files. For tests and benchmarks."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from raydix.errors import AccountingError
+from raydix.runtime.actors.gpu import BuildModel, build_torch_model
+from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.api.engine_client import EngineClient, ModelFacts
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.messages.hello import Hello, Role
+from raydix.runtime.testing.spawner import InProcessSpawner
+
+_POLL_S = 0.002
+_NUM_QUIET_POLLS = 3
+"""So many equal looks in a row: a message between two actors is delivered within one."""
+_CHANGING_FIGURES = ("scheduler_cpu_s",)
+_BUSY_SCHEDULER = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "transfers_in_flight",
+    "dirty_pages",
+    "leases_wanted",
+)
+_BUSY_HOST = ("lookups", "pages_reading", "leases", "l3_writes_pending", "pages_quarantined")
+
+
+class InProcessEngine:
+    """A running engine and one client of it. Every method belongs to the loop that the engine runs on."""
+
+    def __init__(self, supervisor: SupervisorActor, spawner: InProcessSpawner, facts: EngineFacts) -> None:
+        self._supervisor = supervisor
+        self.spawner = spawner
+        self.facts = facts
+        self._clients: list[EngineClient] = []
+
+    @property
+    def client(self) -> EngineClient:
+        """The client that was connected first."""
+        return self._clients[0]
+
+    async def connect(self) -> EngineClient:
+        """Another client with a link of its own; closed with the engine at the latest."""
+        facts = self.facts
+        name = f"client{len(self._clients)}"
+        hello = Hello(secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid())
+        link = await connect(facts.client_address, hello)
+        model_facts = ModelFacts(
+            max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
+        )
+        client = EngineClient(link, model_facts, tokenizer=None)
+        self._clients.append(client)
+        return client
+
+    async def stats(self) -> dict[str, Any]:
+        """Figures of every actor, by `scheduler`, `host`, `storage`, `gpu0`, ..."""
+        return await self._supervisor.stats()
+
+    async def flush(self, l3: bool = False) -> dict[str, Any]:
+        """Drop what L1 and L2 hold and nobody uses; with `l3` also this model's objects."""
+        return await self._supervisor.flush(l3)
+
+    async def flush_l1(self) -> int:
+        """Drop what L1 holds and no request uses; the number of pages."""
+        scheduler = self.spawner.latest(ActorKind.SCHEDULER)
+        assert scheduler is not None, "an engine that runs has one"
+        return int(await scheduler.call("flush"))
+
+    async def attach_storage(self, section: dict[str, Any]) -> dict[str, Any]:
+        """Use another L3 backend from now on."""
+        return await self._supervisor.attach_storage(section)
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3."""
+        return await self._supervisor.detach_storage()
+
+    async def explain(self, request_id: str) -> dict[str, Any] | None:
+        """Where the prompt of a recent request came from, by token range."""
+        return await self._supervisor.explain(request_id)
+
+    async def settle(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Wait until nothing is in flight between any two actors; the figures then.
+
+        Raises AccountingError, with what is left, after `timeout_s`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        previous: dict[str, Any] = {}
+        num_quiet = 0
+        while num_quiet < _NUM_QUIET_POLLS:
+            if time.monotonic() > deadline_s:
+                raise AccountingError(f"the engine is not idle after {timeout_s} s: {_unsettled(previous)}")
+            await asyncio.sleep(_POLL_S)
+            stats = await self.stats()
+            figures = {
+                who: {name: value for name, value in (own or {}).items() if name not in _CHANGING_FIGURES}
+                for who, own in stats.items()
+            }
+            num_quiet = num_quiet + 1 if figures == previous and not _unsettled(figures) else 0
+            previous = figures
+        return previous
+
+    async def check(self) -> dict[str, Any]:
+        """Settle, let every owner prove its invariants, and demand that nothing is held; the figures.
+
+        Raises AccountingError.
+        """
+        stats = await self.settle()
+        for kind in (ActorKind.SCHEDULER, ActorKind.HOST_MEMORY):
+            actor = self.spawner.latest(kind)
+            if actor is not None:
+                await actor.call("check")
+        if stats["scheduler"]["l1_locked_pages"]:
+            raise AccountingError(f"L1 pages are locked in an idle engine: {stats['scheduler']}")
+        host = stats.get("host")
+        in_stock = stats["scheduler"]["l2_granted_pages"]
+        if host is not None and not host["pages_filling"] == host["pages_granted"] == in_stock:
+            raise AccountingError(f"host pages are FILLING in an idle engine; the Scheduler holds {in_stock}: {host}")
+        return stats
+
+    async def close(self) -> None:
+        """Close every client."""
+        for client in self._clients:
+            await client.close()
+
+
+def _unsettled(figures: dict[str, Any]) -> dict[str, Any]:
+    """What keeps the engine from being idle, by actor and name."""
+    busy = {f"scheduler.{name}": figures.get("scheduler", {}).get(name, 0) for name in _BUSY_SCHEDULER}
+    host = figures.get("host", {})
+    busy |= {f"host.{name}": host.get(name, 0) for name in _BUSY_HOST}
+    if host.get("l3_breaker") == "open":
+        # They wait for a broken backend to come back, which may take for ever.
+        del busy["host.l3_writes_pending"]
+    return {name: value for name, value in busy.items() if value}
+
+
+@asynccontextmanager
+async def in_process_engine(
+    config: EngineConfig, build_model: BuildModel = build_torch_model, drain_timeout_s: float = 10.0
+) -> AsyncIterator[InProcessEngine]:
+    """Start an engine in this process; at the end L3 writes drain for `drain_timeout_s` at most and everything stops.
+
+    `build_model`: what each GPU actor drives. An actor that cannot go on ends the engine, whose clients then fail.
+    Raises ConfigError or CheckpointError.
+    """
+    spawner = InProcessSpawner(build_model)
+    supervision = Supervision(max_crashes=0, drain_timeout_s=drain_timeout_s)
+    supervisor = SupervisorActor(name="in-process", config=config, spawner=spawner, supervision=supervision)
+    try:
+        engine = InProcessEngine(supervisor, spawner, await supervisor.start())
+        try:
+            await engine.connect()
+            yield engine
+        finally:
+            await engine.close()
+    finally:
+        await supervisor.shutdown()

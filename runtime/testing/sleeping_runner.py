@@ -1,0 +1,74 @@
+"""A model that only sleeps, to measure everything around a model."""
+
+import os
+import time
+from dataclasses import dataclass
+
+from raydix.runtime.actors.gpu_facts import GpuFacts
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, WaitLayer
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.plan import StepPlan, StepResult
+
+VOCAB_SIZE = 32_000
+MAX_POSITIONS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingOutput:
+    """The tokens of a step that is done."""
+
+    token_ids: Int32Array
+
+    def to_result(self, rank: int, step: int, compute_s: float) -> StepResult:
+        """The step's message."""
+        return StepResult(rank=rank, step=step, token_ids=self.token_ids, compute_s=compute_s)
+
+
+class SleepingRunner:
+    """Takes `step_s` for any step with rows; each token is a function of the row's slot and position alone."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    def apply(self, plan: StepPlan) -> None:
+        """Keeps no state."""
+
+    def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> SleepingOutput:
+        """Sleep, then make tokens up."""
+        if self._step_s > 0:
+            time.sleep(self._step_s)
+        samples = plan.row_output_positions >= 0
+        positions = plan.row_starts[samples] + plan.row_num_tokens[samples]
+        return SleepingOutput(int32_array((plan.row_slots[samples] * 7919 + positions * 104_729) % VOCAB_SIZE))
+
+
+def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: float) -> GpuModel:
+    """A `GpuModel` without weights or KV, for an engine without L2, on no device."""
+    num_pages = config.cache.l1.num_pages
+    if num_pages is None:
+        raise ValueError("a sleeping model needs cache.l1.num_pages")
+    group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
+    facts = GpuFacts(
+        pid=os.getpid(),
+        device="none",
+        fingerprint=bytes(32),
+        layout=KvLayout(page_size=config.cache.page_size, dtype="float32", dtype_bytes=4, groups=(group,)),
+        num_pages=num_pages,
+        weight_bytes=0,
+        max_position_embeddings=MAX_POSITIONS,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(),
+    )
+    return GpuModel(
+        facts=facts,
+        runner=SleepingRunner(step_s),
+        make_timer=HostTimer,
+        make_transfers=None,
+        enter_thread=_nothing,
+    )
+
+
+def _nothing() -> None:
+    """No thread needs a device."""

@@ -1,0 +1,119 @@
+"""Actors as plain objects on one event loop: a `Spawner` without Ray, for tests and benchmarks."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from raydix.errors import EngineDead
+from raydix.runtime.actors.gpu import BuildModel, GpuActor, build_torch_model
+from raydix.runtime.actors.host_memory import HostMemoryActor
+from raydix.runtime.actors.scheduler import SchedulerActor
+from raydix.runtime.actors.storage import StorageActor
+from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
+
+logger = logging.getLogger(__name__)
+
+Stop = Callable[[], Awaitable[None]]
+
+
+class InProcessActor:
+    """One incarnation of an actor that lives in this process, on the loop that made it; its threads are its own.
+
+    A kill is a clean stop: this process cannot be killed in part. Processes that are waited for in HostMemory's
+    quarantine never end here, so this is no place to test the death of a GPU actor.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self.plain: Any = None
+        """The object itself."""
+        self._stop: Stop | None = None
+
+    def bind(self, actor: object, stop: Stop) -> None:
+        """Tell which object this is; once, right after it was made with `fail` as its way to give up."""
+        self.plain = actor
+        self._stop = stop
+
+    @property
+    def pid(self) -> int:
+        """See `RunningActor`."""
+        return os.getpid()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """See `RunningActor`."""
+        result = getattr(self.plain, method)(*arguments)
+        if not isinstance(result, Awaitable):
+            return result
+        doing = asyncio.ensure_future(result)
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait({doing, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            raise EngineDead(f"{self._name} ended during {method}")
+        finally:
+            doing.cancel()
+            ended.cancel()
+
+    async def ping(self) -> None:
+        """See `RunningActor`."""
+        await asyncio.sleep(0)
+
+    async def wait_ended(self) -> None:
+        """See `RunningActor`."""
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """See `RunningActor`."""
+        if self._stopping is None:
+            self._stopping = self._loop.create_task(self._end())
+
+    def fail(self) -> None:
+        """The actor cannot go on, which it has logged. Called from any thread."""
+        self._loop.call_soon_threadsafe(self.kill)
+
+    async def _end(self) -> None:
+        try:
+            if self._stop is not None:
+                await self._stop()
+        except Exception:  # the end of an actor: whatever fails here, nobody may wait for it
+            logger.exception("%s did not stop cleanly", self._name)
+        finally:
+            self._ended.set()
+
+
+class InProcessSpawner:
+    """Makes actors in this process and knows the latest of each kind. `build_model`: what GPU actors drive."""
+
+    def __init__(self, build_model: BuildModel = build_torch_model) -> None:
+        self._build_model = build_model
+        self._latest: dict[ActorKind, InProcessActor] = {}
+
+    def latest(self, kind: ActorKind) -> InProcessActor | None:
+        """The actor of this kind that was made last."""
+        return self._latest.get(kind)
+
+    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
+        """See `Spawner`."""
+        running = self._latest[kind] = InProcessActor(name)
+        match kind:
+            case ActorKind.SCHEDULER:
+                scheduler = SchedulerActor(**arguments, on_fatal=running.fail)
+                running.bind(scheduler, scheduler.stop)
+            case ActorKind.HOST_MEMORY:
+                host = HostMemoryActor(**arguments, on_fatal=running.fail)
+                running.bind(host, host.stop)
+            case ActorKind.STORAGE:
+                storage = StorageActor(**arguments, on_fatal=running.fail)
+                running.bind(storage, storage.stop)
+            case ActorKind.GPU:
+                gpu = GpuActor(**arguments, build_model=self._build_model, on_fatal=running.fail)
+                running.bind(gpu, gpu.shutdown)
+            case ActorKind.SUPERVISOR:
+                raise ValueError("a Supervisor is made by whom it serves")
+        return running

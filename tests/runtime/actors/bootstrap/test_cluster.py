@@ -1,0 +1,39 @@
+import socket
+
+import pytest
+import ray
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
+        join_cluster(address)
+    with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
+        find_cluster(address, "raydix")
+
+
+def test_a_port_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no Ray cluster answers"):
+        join_cluster("127.0.0.1:99999999")
+
+
+def test_the_address_of_the_job_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=address):
+        join_cluster(None)

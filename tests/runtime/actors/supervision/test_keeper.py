@@ -1,0 +1,196 @@
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.supervision.keeper import Keeper
+from raydix.runtime.actors.supervision.restarts import Supervision
+
+QUICK = Supervision(
+    heartbeat_interval_s=0.0,
+    heartbeat_deadline_s=0.05,
+    bring_up_timeout_s=1.0,
+    first_backoff_s=0.0,
+    max_backoff_s=0.0,
+    max_crashes=3,
+)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class FakeActor:
+    """An actor whose life the test decides."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.is_hung = False
+        self.is_asked = False
+        self._ended = asyncio.Event()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    async def ping(self) -> None:
+        self.is_asked = True
+        await asyncio.sleep(0.001)
+        self.is_asked = False
+        for _ in range(5):  # an answer comes by a thread and is heard in steps
+            await asyncio.sleep(0)
+        if self.is_hung:
+            await asyncio.Event().wait()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        self._ended.set()
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended.is_set()
+
+
+class Bench:
+    """A keeper with what it made."""
+
+    def __init__(self, bring_up_error: Exception | None = None, fails_from: int = 1) -> None:
+        self.made: list[FakeActor] = []
+        self.num_ends = 0
+        self.hangs_in_make = False
+        self.num_left_in_make = 0
+        self._error = bring_up_error
+        self._fails_from = fails_from
+        self.keeper = Keeper("gpu0", self._make, self._bring_up, on_end=self._on_end, supervision=QUICK)
+
+    async def _make(self, incarnation: int) -> FakeActor:
+        if self.hangs_in_make:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.num_left_in_make += 1
+        self.made.append(FakeActor(incarnation))
+        return self.made[-1]
+
+    async def _bring_up(self, actor: Any, incarnation: int) -> None:
+        if self._error is not None and incarnation >= self._fails_from:
+            raise self._error
+
+    def _on_end(self) -> None:
+        self.num_ends += 1
+
+
+async def test_killed_actor_is_made_again_with_the_next_incarnation() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    first = await bench.keeper.serving()
+    first.kill()
+    await until(lambda: bench.keeper.actor not in (None, first))
+    assert (await bench.keeper.serving()).pid == 2
+    assert bench.keeper.num_restarts == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert bench.num_ends == 2
+
+
+async def test_hung_actor_is_killed_and_made_again() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    first = await bench.keeper.serving()
+    bench.made[0].is_hung = True
+    await until(lambda: bench.keeper.actor not in (None, first))
+    assert bench.keeper.incarnation == 2
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_crash_loop_ends_in_engine_dead() -> None:
+    bench = Bench(OSError("the arena is gone"), fails_from=2)
+    task = asyncio.create_task(bench.keeper.run())
+    (await bench.keeper.serving()).kill()
+    with pytest.raises(EngineDead, match="gpu0 ended 4 times"):
+        await task
+    assert len(bench.made) == 4
+
+
+async def test_typed_error_of_the_first_start_reaches_the_caller() -> None:
+    bench = Bench(ConfigError("no such memory"))
+    with pytest.raises(ConfigError, match="no such memory"):
+        await bench.keeper.run()
+
+
+async def test_condemning_an_earlier_incarnation_changes_nothing() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    await bench.keeper.serving()
+    bench.keeper.condemn("overdue", incarnation=7)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bench.keeper.incarnation == 1
+    bench.keeper.condemn("overdue", incarnation=1)
+    await until(lambda: bench.keeper.incarnation > 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_end_returns_once_the_process_is_gone() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    await bench.keeper.serving()
+    await bench.keeper.end("test")
+    assert bench.made[0].is_ended
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_stall_of_the_keepers_own_loop_is_not_the_actors_silence() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.keeper.run())
+    await bench.keeper.serving()
+    for _ in range(3):
+        await until(lambda: bench.made[0].is_asked)
+        time.sleep(4 * QUICK.heartbeat_deadline_s)  # the stall: nothing can be heard
+        await asyncio.sleep(0.01)
+    assert bench.keeper.incarnation == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_waits_for_an_actor_that_is_given_up_hears_why() -> None:
+    bench = Bench(OSError("the arena is gone"), fails_from=2)
+    task = asyncio.create_task(bench.keeper.run())
+    (await bench.keeper.serving()).kill()
+    await until(lambda: bench.keeper.actor is None)
+    with pytest.raises(EngineDead, match="gpu0 ended 4 times"):
+        await bench.keeper.serving()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_waits_for_an_actor_when_the_engine_ends_is_let_go() -> None:
+    bench = Bench()
+    bench.hangs_in_make = True
+    task = asyncio.create_task(bench.keeper.run())
+    waiting = asyncio.create_task(bench.keeper.serving())
+    await until(lambda: bench.keeper.incarnation == 1)
+    task.cancel()
+    with pytest.raises(EngineDead, match="not kept"):
+        await waiting
+    assert bench.num_left_in_make == 1
+
+
+async def test_an_actor_that_is_never_made_counts_as_ended_and_can_be_condemned() -> None:
+    bench = Bench()
+    bench.hangs_in_make = True
+    task = asyncio.create_task(bench.keeper.run())
+    await until(lambda: bench.keeper.incarnation == 1)
+    await asyncio.sleep(0)
+    with pytest.raises(EngineDead, match="tired of waiting"):
+        await asyncio.gather(bench.keeper.end("tired of waiting"), task)
+    assert bench.num_left_in_make == 1
+    assert bench.made == []

@@ -1,0 +1,228 @@
+"""Switching between backends whose actors and HostMemory the test plays."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
+from raydix.runtime.config.l3 import FakeL3Section, L3Section
+
+QUICK = Supervision(
+    heartbeat_interval_s=0.0,
+    open_timeout_s=0.05,
+    drain_timeout_s=0.05,
+    first_backoff_s=0.0,
+    max_backoff_s=0.0,
+    max_crashes=1,
+)
+
+
+class FakeActor:
+    """A storage actor that the test ends."""
+
+    def __init__(self, bench: "Bench", number: int) -> None:
+        self.pid = number
+        self.ended = asyncio.Event()
+        self._bench = bench
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self._bench.log.append(f"{method} {self.pid}")
+
+    async def ping(self) -> None:
+        await asyncio.sleep(0.001)
+
+    async def wait_ended(self) -> None:
+        await self.ended.wait()
+
+    def kill(self) -> None:
+        if not self.ended.is_set():
+            self._bench.log.append(f"end {self.pid}")
+        self.ended.set()
+
+
+class Bench:
+    """What surrounds a switch, and a log of what happens in it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.actors: list[FakeActor] = []
+        self.open_error: Exception | None = None
+        self.hangs = False
+        self.is_drained = True
+        self.switch = StorageSwitch(self, QUICK)
+
+    async def make_storage(self, number: int, incarnation: int) -> FakeActor:
+        self.actors.append(FakeActor(self, number))
+        return self.actors[-1]
+
+    async def open_storage(self, actor: Any, section: L3Section) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.open_error is not None:
+            raise self.open_error
+        self.log.append(f"open {actor.pid}")
+
+    async def tell_host(self, method: str, *arguments: Any) -> Any:
+        self.log.append(method)
+        return self.is_drained
+
+    async def until(self, *lines: str) -> None:
+        async with asyncio.timeout(10):
+            while self.log[-len(lines) :] != list(lines):
+                await asyncio.sleep(0)
+
+
+SECTION = FakeL3Section(backend="fake")
+ATTACHED = ["open 1", "serve 1", "wait_storage"]
+
+
+async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_after_it() -> None:
+    bench = Bench()
+    assert await bench.switch.attach(SECTION) is None
+    assert bench.log == ATTACHED
+    bench.is_drained = False
+    assert await bench.switch.attach(SECTION) == "fake"
+    assert bench.log[3:] == ["open 2", "retire_storage", "end 1", "detach_storage", "serve 2", "wait_storage"]
+    await bench.switch.end()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_backend_that_does_not_open_leaves_everything_as_it_was(hangs: bool) -> None:
+    bench = Bench()
+    await bench.switch.attach(SECTION)
+    before = bench.switch.current
+    bench.hangs, bench.open_error = hangs, ConfigError("wrong address was not open")
+    with pytest.raises(ConfigError, match="was not open"):
+        await bench.switch.attach(SECTION)
+    assert bench.log == [*ATTACHED, "end 2"]
+    assert bench.switch.current is before
+    await bench.switch.end()
+
+
+async def test_detaching_ends_the_actor_and_a_second_time_does_nothing() -> None:
+    bench = Bench()
+    await bench.switch.attach(SECTION)
+    assert await bench.switch.detach() == "fake"
+    assert await bench.switch.detach() is None
+    assert bench.log == [*ATTACHED, "retire_storage", "end 1", "detach_storage"]
+
+
+async def test_actor_that_ends_is_made_again_and_serves_the_same_backend() -> None:
+    bench = Bench()
+    await bench.switch.attach(SECTION)
+    bench.actors[0].ended.set()
+    await bench.until("open 1", "serve 1")
+    assert len(bench.actors) == 2
+    await bench.switch.end()
+
+
+async def test_backend_whose_actor_keeps_ending_is_given_up() -> None:
+    bench = Bench()
+    await bench.switch.attach(SECTION)
+    bench.open_error = OSError("gone")
+    bench.actors[0].ended.set()
+    await bench.until("detach_storage")
+    assert bench.switch.current is None
+    assert await bench.switch.detach() is None
+
+
+async def test_backend_that_is_given_up_while_it_is_attached_is_an_error_of_the_caller() -> None:
+    bench = Bench()
+
+    async def fail(method: str, *arguments: Any) -> Any:
+        raise EngineDead("it ended")
+
+    original = bench.make_storage
+
+    async def make(number: int, incarnation: int) -> FakeActor:
+        actor = await original(number, incarnation)
+        actor.call = fail  # type: ignore[method-assign]
+        return actor
+
+    bench.make_storage = make  # type: ignore[method-assign]
+    with pytest.raises(EngineDead, match="was given up"):
+        await bench.switch.attach(SECTION)
+    assert bench.switch.current is None
+
+
+class MuteHost(Bench):
+    """A HostMemory that takes calls of one name and never answers them."""
+
+    def __init__(self, mute: str) -> None:
+        super().__init__()
+        self.mute: str | None = mute
+
+    async def tell_host(self, method: str, *arguments: Any) -> Any:
+        await super().tell_host(method, *arguments)
+        if method == self.mute:
+            await asyncio.Event().wait()
+        return True
+
+
+@pytest.mark.parametrize("mute", ["retire_storage", "detach_storage", "wait_storage"])
+async def test_attach_that_host_memory_does_not_answer_ends_and_the_former_backend_serves_again(mute: str) -> None:
+    bench = MuteHost("")
+    await bench.switch.attach(SECTION)
+    former = bench.switch.current
+    bench.mute = mute
+    with pytest.raises(EngineDead, match="HostMemory did not"):
+        await bench.switch.attach(SECTION.model_copy(update={"latency_s": 0.5}))
+
+    bench.mute = None
+    assert bench.switch.current is not None
+    assert former is not None
+    assert bench.switch.current.section is former.section
+    await bench.until("open 3", "serve 3")
+    assert all(actor.ended.is_set() for actor in bench.actors[:2])
+    assert await bench.switch.attach(SECTION) == "fake"
+    await bench.switch.end()
+
+
+async def test_attach_without_a_former_backend_that_fails_leaves_none() -> None:
+    bench = MuteHost("wait_storage")
+    with pytest.raises(EngineDead, match="did not meet"):
+        await bench.switch.attach(SECTION)
+    assert bench.switch.current is None
+    assert bench.log[-2:] == ["end 1", "detach_storage"]
+    bench.mute = None
+    assert await bench.switch.attach(SECTION) is None
+    await bench.switch.end()
+
+
+async def test_backend_that_dies_for_good_before_host_memory_met_it_does_not_hold_the_switch() -> None:
+    bench = MuteHost("wait_storage")
+    attaching = asyncio.create_task(bench.switch.attach(SECTION))
+    await bench.until("wait_storage")
+    bench.open_error = OSError("gone")
+    bench.actors[0].ended.set()
+    with pytest.raises(EngineDead):
+        await attaching
+    assert bench.switch.current is None
+    assert await bench.switch.detach() is None
+
+
+async def test_detach_that_host_memory_does_not_answer_leaves_the_backend_in_use() -> None:
+    bench = MuteHost("retire_storage")
+    await bench.switch.attach(SECTION)
+    with pytest.raises(EngineDead, match="did not leave"):
+        await bench.switch.detach()
+    assert bench.switch.current is not None
+    await bench.until("open 2", "serve 2")
+    bench.mute = None
+    assert await bench.switch.detach() == "fake"
+
+
+async def test_the_end_of_the_engine_ends_an_attach_and_its_actor() -> None:
+    bench = MuteHost("wait_storage")
+    attaching = asyncio.create_task(bench.switch.attach(SECTION))
+    await bench.until("wait_storage")
+    await bench.switch.end()
+    with pytest.raises(EngineDead):
+        await attaching
+    assert len(bench.actors) == 1
+    assert bench.actors[0].ended.is_set()
+    with pytest.raises(EngineDead):
+        await bench.switch.attach(SECTION)

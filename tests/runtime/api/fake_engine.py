@@ -1,0 +1,149 @@
+"""An engine that is a script: the client's side of a link, with the Scheduler's part played by the test."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from raydix.errors import EngineDead
+from raydix.ids import AskingId, RequestId
+from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    PrefetchPrompt,
+    RequestDelta,
+    RequestFailure,
+    SubmitRequest,
+    TokenFrame,
+)
+
+CLOSED = object()
+
+
+class FakeLink:
+    """Keeps what was sent; `deliver` gives the client a frame, `break_off` ends the link from the other side."""
+
+    def __init__(self, answer: Callable[["FakeLink", Any], None] | None = None) -> None:
+        self.sent: list[Any] = []
+        self.is_closed = False
+        self._answer = answer
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+
+    def send(self, message: Any) -> None:
+        if self.is_closed:
+            raise LinkClosed("the link was closed")
+        self.sent.append(message)
+        if self._answer is not None:
+            self._answer(self, message)
+
+    async def receive(self) -> Any:
+        message = await self._inbox.get()
+        if message is CLOSED:
+            raise LinkClosed("the peer is gone")
+        return message
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def deliver(self, *deltas: RequestDelta) -> None:
+        """News of the latest asking of each request id, as `delta` makes them; or of the asking that they name."""
+        named = [each if each.asking else replace(each, asking=self.asking_of(each.request_id)) for each in deltas]
+        self._inbox.put_nowait(TokenFrame(deltas=tuple(named)))
+
+    def asking_of(self, request_id: str) -> AskingId:
+        """The number of the latest request or prefetch that was sent under this id."""
+        asked = self.sent_of(SubmitRequest) + self.sent_of(PrefetchPrompt)
+        return max(each.asking for each in asked if each.request_id == request_id)
+
+    def break_off(self) -> None:
+        self.is_closed = True
+        self._inbox.put_nowait(CLOSED)
+
+    def sent_of(self, kind: type) -> list[Any]:
+        return [each for each in self.sent if isinstance(each, kind)]
+
+
+def delta(request_id: str, token_ids: Sequence[int] = (), *, asking: int = 0, **fields: Any) -> RequestDelta:
+    """News of a request; without an `asking` the link that delivers it finds the latest one of the request's id."""
+    return RequestDelta(
+        asking=AskingId(asking), request_id=RequestId(request_id), token_ids=int32_array(token_ids), **fields
+    )
+
+
+def failed(request_id: str, kind: FailureKind, message: str = "because", retry_after_s: float = 0.0) -> RequestDelta:
+    return delta(request_id, failure=RequestFailure(kind=kind, message=message, retry_after_s=retry_after_s))
+
+
+def echo(link: FakeLink, message: Any) -> None:
+    """Answer each request with its own prompt, one token a frame, and each abort with its last delta."""
+    match message:
+        case SubmitRequest():
+            token_ids = message.token_ids.tolist()
+            for i, token_id in enumerate(token_ids):
+                is_last = i == len(token_ids) - 1
+                sources = {"l1": 0, "computed:not_found": len(token_ids)} if i == 0 else None
+                reason = FinishReason.LENGTH if is_last else None
+                link.deliver(delta(message.request_id, [token_id], cached_tokens_by_source=sources, finished=reason))
+        case PrefetchPrompt():
+            sources = {"l3": len(message.token_ids)}
+            link.deliver(delta(message.request_id, cached_tokens_by_source=sources, finished=FinishReason.PREFETCH))
+        case AbortRequest():
+            link.deliver(delta(message.request_id, finished=FinishReason.ABORT))
+
+
+@dataclass
+class FakeHandle:
+    """What `start_engine` and `find_engine` give."""
+
+    model_path: str
+    client_address: str = "fake:1"
+    secret: bytes = b"secret"
+    max_model_len: int = 64
+    vocab_size: int = 300
+    eos_token_ids: tuple[int, ...] = (256,)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    is_shut_down: bool = False
+
+    async def call(self, method: str, *arguments: Any) -> dict[str, Any]:
+        self.calls.append((method, *arguments))
+        return {"method": method}
+
+    async def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+class FakeCluster:
+    """Stands in for the launching side: engines by name, and the links that clients opened to them."""
+
+    def __init__(self, model_path: str) -> None:
+        self.handle = FakeHandle(model_path)
+        self.engines: dict[str, FakeHandle] = {}
+        self.configs: list[Any] = []
+        self.links: list[FakeLink] = []
+        self.refuses_links = False
+        self.answer: Callable[[FakeLink, Any], None] = echo
+
+    def install(self, monkeypatch: Any) -> None:
+        """Replace what `raydix.runtime.api.client` imports from the launching side."""
+        monkeypatch.setattr("raydix.runtime.api.client.start_engine", self._start)
+        monkeypatch.setattr("raydix.runtime.api.client.find_engine", self._find)
+        monkeypatch.setattr("raydix.runtime.api.client.connect", self._connect)
+
+    def _start(self, config: Any, name: str, address: str | None) -> FakeHandle:
+        self.configs.append((config, address))
+        self.engines[name] = self.handle
+        return self.handle
+
+    def _find(self, name: str, address: str | None) -> FakeHandle:
+        if name not in self.engines:
+            raise EngineDead(f"there is no engine {name!r} at {address}")
+        return self.engines[name]
+
+    async def _connect(self, address: str, hello: Any) -> FakeLink:
+        if self.refuses_links:
+            raise LinkClosed("nobody listens")
+        self.links.append(FakeLink(self.answer))
+        return self.links[-1]

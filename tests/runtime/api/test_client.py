@@ -1,0 +1,205 @@
+import asyncio
+import pickle
+import threading
+
+import pytest
+
+from raydix.errors import BadRequest, Cancelled, ConfigError, EngineDead
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.messages.client import AbortRequest, SubmitRequest
+from tests.runtime.api.fake_engine import FakeCluster, delta, echo
+from tests.runtime.api.small_tokenizers import byte_level_backend
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    byte_level_backend().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def cluster(checkpoint, monkeypatch):
+    cluster = FakeCluster(checkpoint)
+    cluster.install(monkeypatch)
+    return cluster
+
+
+def never(link, message):
+    """An engine that takes requests and says nothing."""
+
+
+async def last(outputs):
+    return [each async for each in outputs][-1]
+
+
+async def test_start_makes_an_engine_of_folder_and_sections(cluster, checkpoint):
+    engine = await AsyncLLM.start(checkpoint, name="mine", address="here", cache={"page_size": 32})
+    ((config, address),) = cluster.configs
+    assert (str(config.model.path), config.cache.page_size, address) == (checkpoint, 32, "here")
+    output = await last(engine.generate("hello", {"temperature": 0}))
+    assert (output.prompt, output.outputs[0].text, output.finished) == ("hello", "hello", True)
+    await engine.shutdown()
+    assert cluster.handle.is_shut_down
+
+
+async def test_a_wrong_configuration_starts_nothing(cluster, checkpoint):
+    with pytest.raises(ConfigError):
+        await AsyncLLM.start(checkpoint, cash={})
+    assert cluster.configs == []
+
+
+async def test_an_engine_that_cannot_be_reached_is_shut_down_again(cluster, checkpoint):
+    cluster.refuses_links = True
+    with pytest.raises(EngineDead, match="nobody listens"):
+        await AsyncLLM.start(checkpoint)
+    assert cluster.handle.is_shut_down
+
+
+async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monkeypatch):
+    is_starting, may_go_on = threading.Event(), threading.Event()
+
+    def start_slowly(config, name, address):
+        is_starting.set()
+        may_go_on.wait(5)
+        return cluster.handle
+
+    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_slowly)
+    task = asyncio.create_task(AsyncLLM.start(checkpoint))
+    await asyncio.to_thread(is_starting.wait, 5)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cluster.handle.is_shut_down
+
+
+async def test_connect_reaches_a_running_engine_and_leaves_it_running(cluster):
+    cluster.engines["mine"] = cluster.handle
+    async with await AsyncLLM.connect("mine") as engine:
+        assert (await last(engine.generate([1, 2]))).outputs[0].token_ids == [1, 2]
+    assert cluster.links[0].is_closed
+    assert not cluster.handle.is_shut_down
+
+
+async def test_connect_to_nothing_is_engine_dead(cluster):
+    with pytest.raises(EngineDead, match="no engine 'absent'"):
+        await AsyncLLM.connect("absent")
+
+
+async def test_the_block_of_a_started_engine_shuts_it_down(cluster, checkpoint):
+    async with await AsyncLLM.start(checkpoint):
+        assert not cluster.handle.is_shut_down
+    assert cluster.handle.is_shut_down
+
+
+async def test_a_pickled_handle_connects_by_name(cluster, checkpoint):
+    engine = await AsyncLLM.start(checkpoint, name="mine", address="here")
+    copy = pickle.loads(pickle.dumps(engine))
+    assert (copy.name, copy.address) == ("mine", "here")
+    assert (await last(copy.generate([1, 2]))).outputs[0].token_ids == [1, 2]
+    async with copy:
+        pass
+    assert not cluster.handle.is_shut_down
+    await engine.shutdown()
+
+
+async def test_after_a_lost_link_the_next_request_connects_anew(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    cluster.answer = never
+    engine = await AsyncLLM.connect()
+    task = asyncio.create_task(last(engine.generate([1], None, "r")))
+    while not cluster.links[0].sent_of(SubmitRequest):
+        await asyncio.sleep(0)
+    cluster.links[0].break_off()
+    with pytest.raises(EngineDead):
+        await task
+    cluster.answer = echo
+    assert (await last(engine.generate([3]))).outputs[0].token_ids == [3]
+    assert len(cluster.links) == 2
+    await engine.disconnect()
+
+
+async def test_requests_that_start_together_share_one_connection(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    engine = AsyncLLM()
+    await asyncio.gather(*(last(engine.generate([each])) for each in range(5)))
+    assert len(cluster.links) == 1
+    await engine.disconnect()
+
+
+def test_a_handle_survives_its_event_loop(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    engine = asyncio.run(AsyncLLM.connect())
+    assert asyncio.run(last(engine.generate([4]))).outputs[0].token_ids == [4]
+    assert len(cluster.links) == 2
+
+
+async def test_break_aborts_through_all_layers(cluster):
+    def first_token(link, message):
+        if isinstance(message, SubmitRequest):
+            link.deliver(delta(message.request_id, [7]))
+
+    cluster.engines["raydix"] = cluster.handle
+    cluster.answer = first_token
+    engine = await AsyncLLM.connect()
+    async for _ in engine.generate([1, 2, 3], None, "r"):
+        break
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert cluster.links[0].sent_of(AbortRequest) == [AbortRequest(asking=1, request_id="r")]
+    await engine.disconnect()
+
+
+async def test_disconnecting_cancels_open_streams(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    cluster.answer = never
+    engine = await AsyncLLM.connect()
+    task = asyncio.create_task(last(engine.generate([1])))
+    while not cluster.links[0].sent_of(SubmitRequest):
+        await asyncio.sleep(0)
+    await engine.disconnect()
+    with pytest.raises(Cancelled):
+        await task
+
+
+async def test_chat_uses_the_template(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    engine = await AsyncLLM.connect()
+    output = await last(engine.chat([{"role": "user", "content": "he"}], {"skip_special_tokens": False}, priority=1))
+    assert output.outputs[0].text == "<|user|>he<|end|><|assistant|>"
+    assert cluster.links[0].sent_of(SubmitRequest)[0].priority == 1
+    await engine.disconnect()
+
+
+async def test_chat_without_a_tokenizer_is_a_bad_request(cluster, tmp_path):
+    cluster.handle.model_path = str(tmp_path)
+    cluster.engines["raydix"] = cluster.handle
+    engine = await AsyncLLM.connect()
+    with pytest.raises(BadRequest, match="chat needs one"):
+        await last(engine.chat([{"role": "user", "content": "he"}]))
+    await engine.disconnect()
+
+
+async def test_abort_by_id(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    cluster.answer = never
+    engine = await AsyncLLM.connect()
+    task = asyncio.create_task(last(engine.generate([1], None, "r")))
+    while not cluster.links[0].sent_of(SubmitRequest):
+        await asyncio.sleep(0)
+    await engine.abort("r")
+    assert cluster.links[0].sent_of(AbortRequest) == [AbortRequest(asking=1, request_id="r")]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await engine.disconnect()
+
+
+async def test_control_calls_go_to_the_engine(cluster):
+    cluster.engines["raydix"] = cluster.handle
+    engine = AsyncLLM()
+    await engine.stats()
+    await engine.flush(l3=True)
+    await engine.explain("r")
+    assert cluster.handle.calls == [("stats",), ("flush", True), ("explain", "r")]

@@ -1,0 +1,156 @@
+import threading
+
+import numpy as np
+import pytest
+
+from raydix.errors import BadRequest, EngineDead
+from raydix.runtime.api import llm as llm_module
+from raydix.runtime.api.llm import LLM
+from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.messages.client import AbortRequest, FailureKind, PrefetchPrompt, SubmitRequest
+from tests.runtime.api.fake_engine import FakeCluster, echo, failed
+from tests.runtime.api.small_tokenizers import byte_level_backend
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    byte_level_backend().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def cluster(checkpoint, monkeypatch):
+    cluster = FakeCluster(checkpoint)
+    cluster.install(monkeypatch)
+    return cluster
+
+
+@pytest.fixture
+def llm(cluster, checkpoint):
+    with LLM(checkpoint) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("prompts", "token_ids"),
+    [
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        ({"prompt_token_ids": [5]}, [[5]]),
+        ([{"prompt_token_ids": [5]}, [6]], [[5], [6]]),
+        (np.array([1, 2]), [[1, 2]]),
+        ([np.array([1, 2])], [[1, 2]]),
+        ([], []),
+    ],
+)
+def test_each_shape_of_prompts_gives_finished_outputs_in_order(llm, prompts, token_ids):
+    outputs = llm.generate(prompts)
+    assert [each.outputs[0].token_ids for each in outputs] == token_ids
+    assert all(each.finished for each in outputs)
+
+
+def test_text_prompts(llm):
+    assert [each.outputs[0].text for each in llm.generate(["hello", {"prompt": "wörld"}])] == ["hello", "wörld"]
+    assert llm.generate("one")[0].prompt == "one"
+
+
+def test_chat_takes_one_conversation_or_several(llm):
+    messages = [{"role": "user", "content": "he"}]
+    (one,) = llm.chat(messages, SamplingParams(skip_special_tokens=False))
+    assert one.outputs[0].text == "<|user|>he<|end|><|assistant|>"
+    assert len(llm.chat([messages, messages, messages])) == 3
+
+
+def test_sampling_params_may_differ_per_prompt(llm, cluster):
+    llm.generate([[1], [2]], [{"temperature": 0}, SamplingParams(temperature=0.5)])
+    assert [each.sampling.temperature for each in cluster.links[0].sent_of(SubmitRequest)] == [0.0, 0.5]
+    with pytest.raises(BadRequest, match="1 sampling_params for 2 prompts"):
+        llm.generate([[1], [2]], [{}])
+
+
+def test_a_full_engine_is_waited_for_with_a_bounded_window(cluster, checkpoint, monkeypatch):
+    monkeypatch.setattr(llm_module, "MAX_IN_FLIGHT", 4)
+    refused = set()
+    running = set()
+
+    def answer(link, message):
+        key = tuple(message.token_ids.tolist())
+        running.add(message.request_id)
+        assert len(running) <= 4
+        if key not in refused:
+            refused.add(key)
+            link.deliver(failed(message.request_id, FailureKind.OVERLOADED))
+        else:
+            echo(link, message)
+        running.discard(message.request_id)
+
+    cluster.answer = answer
+    with LLM(checkpoint) as llm:
+        outputs = llm.generate([[each] for each in range(30)])
+    assert [each.outputs[0].token_ids for each in outputs] == [[each] for each in range(30)]
+    assert len(refused) == 30
+
+
+def test_the_first_error_is_raised_and_the_others_are_aborted(cluster, checkpoint):
+    def answer(link, message):
+        if isinstance(message, AbortRequest):
+            echo(link, message)
+        elif message.token_ids.tolist() == [9]:
+            link.deliver(failed(message.request_id, FailureKind.BAD_REQUEST, "no nines"))
+
+    cluster.answer = answer
+    with LLM(checkpoint) as llm:
+        with pytest.raises(BadRequest, match="no nines"):
+            llm.generate([[1], [9], [2]])
+        submitted = {each.request_id for each in cluster.links[0].sent_of(SubmitRequest)}
+        aborted = {each.request_id for each in cluster.links[0].sent_of(AbortRequest)}
+    assert len(submitted) == 3
+    assert len(aborted) == 2
+
+
+def test_control_calls(llm, cluster):
+    assert llm.stats() == {"method": "stats"}
+    assert llm.flush(l3=True) == {"method": "flush"}
+    assert llm.explain("r") == {"method": "explain"}
+    assert llm.attach_storage({"backend": "fake"}) == {"method": "attach_storage"}
+    assert llm.detach_storage() == {"method": "detach_storage"}
+
+
+def test_shutdown_ends_engine_and_thread(cluster, checkpoint):
+    llm = LLM(checkpoint)
+    llm.shutdown()
+    llm.shutdown()
+    assert cluster.handle.is_shut_down
+    assert not any(each.name == "raydix-llm" for each in threading.enumerate())
+    with pytest.raises(EngineDead, match="shut down"):
+        llm.generate([1])
+
+
+def test_a_failed_start_leaves_no_thread(cluster, checkpoint):
+    cluster.refuses_links = True
+    with pytest.raises(EngineDead, match="nobody listens"):
+        LLM(checkpoint)
+    assert not any(each.name == "raydix-llm" for each in threading.enumerate())
+
+
+def test_prefetch_takes_one_prompt_or_several(llm):
+    assert llm.prefetch([1, 2]) == [{"l3": 2}]
+    assert llm.prefetch([[1, 2], [3], "text"]) == [{"l3": 2}, {"l3": 1}, {"l3": 4}]
+
+
+def test_prefetches_in_flight_are_bounded_and_a_full_engine_is_waited_for(cluster, checkpoint, monkeypatch):
+    monkeypatch.setattr(llm_module, "MAX_PREFETCHES_IN_FLIGHT", 2)
+    seen = []
+
+    def refuse_the_first(link, message):
+        seen.append(message)
+        if isinstance(message, PrefetchPrompt) and len(seen) == 1:
+            link.deliver(failed(message.request_id, FailureKind.OVERLOADED, retry_after_s=0.0))
+        else:
+            echo(link, message)
+
+    cluster.answer = refuse_the_first
+    with LLM(checkpoint) as llm:
+        assert llm.prefetch([[index + 1] for index in range(5)]) == [{"l3": 1}] * 5
+    assert len([message for message in seen if isinstance(message, PrefetchPrompt)]) == 6

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from raydix.errors import BadRequest, PromptTooLong
+from raydix.runtime.api.prompts import TextPrompt, TokenPrompt, check_token_ids, read_prompt
+
+
+def test_each_shape_is_read():
+    assert read_prompt("hi") == read_prompt({"prompt": "hi"}) == TextPrompt("hi")
+    assert read_prompt([1, 2]) == read_prompt({"prompt_token_ids": [1, 2]}) == TokenPrompt([1, 2])
+
+
+@pytest.mark.parametrize(
+    "prompt", [3, None, b"hi", {}, {"prompt": 3}, {"prompt_token_ids": "hi"}, {"prompt": "a", "prompt_token_ids": [1]}]
+)
+def test_another_shape_is_a_bad_request(prompt):
+    with pytest.raises(BadRequest, match="expected a str, a list of token ids"):
+        read_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "message"),
+    [
+        ([], "empty"),
+        ([1, 10], "token id 10; expected ids from 0 to 9"),
+        ([1, -1], "token id -1"),
+        ([1.5], "float64"),
+        ([True], "bool"),
+        ([[1, 2]], "2 dimensions"),
+        ([[1], [1, 2]], "no flat list"),
+        (["a"], "expected a list of ints"),
+        ([2**70], "expected a list of ints"),
+    ],
+)
+def test_ids_that_the_model_does_not_have_are_refused(token_ids, message):
+    with pytest.raises(BadRequest, match=message):
+        check_token_ids(token_ids, vocab_size=10, max_model_len=100)
+
+
+def test_a_prompt_must_leave_room_for_one_token():
+    assert len(check_token_ids([1] * 7, vocab_size=10, max_model_len=8)) == 7
+    with pytest.raises(PromptTooLong, match="8 tokens; expected at most 7"):
+        check_token_ids([1] * 8, vocab_size=10, max_model_len=8)
+
+
+def test_ids_become_int32():
+    array = check_token_ids(np.array([1, 2], dtype=np.int64), vocab_size=10, max_model_len=8)
+    assert array.dtype == np.int32
+    assert array.tolist() == [1, 2]

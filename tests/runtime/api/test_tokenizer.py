@@ -1,0 +1,52 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydix.errors import BadRequest, CheckpointError
+from raydix.runtime.api.tokenizer import load_tokenizer
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path):
+    assert load_tokenizer(tmp_path) is None
+    assert load_tokenizer(tmp_path / "absent") is None
+
+
+def test_a_corrupt_tokenizer_is_a_checkpoint_error(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_saved_tokenizer_is_loaded(tmp_path, byte_level):
+    byte_level._wrapped.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert loaded.decode(loaded.encode("hello"), True) == "hello"
+
+
+def test_chat_uses_the_template_and_asks_for_an_answer(byte_level):
+    messages = [{"role": "user", "content": "hell"}]
+    assert byte_level.decode(byte_level.encode_chat(messages), False) == "<|user|>hell<|end|><|assistant|>"
+    without = byte_level.encode_chat(messages, add_generation_prompt=False)
+    assert byte_level.decode(without, False) == "<|user|>hell<|end|>"
+
+
+def test_chat_without_a_template_is_a_bad_request(sentencepiece):
+    with pytest.raises(BadRequest, match="no chat template"):
+        sentencepiece.encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_messages_that_the_template_refuses_are_a_bad_request(byte_level):
+    with pytest.raises(BadRequest, match="no tools"):
+        byte_level.encode_chat([{"role": "tool", "content": "a"}])
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@settings(deadline=None, max_examples=100)
+@given(token_ids=st.lists(st.integers(0, 275), max_size=20), skips_special=st.booleans())
+def test_decode_is_that_of_transformers_without_its_clean_up(request, kind, token_ids, skips_special):
+    tokenizer = request.getfixturevalue(kind)
+    expected = tokenizer._wrapped.decode(
+        token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False
+    )
+    assert tokenizer.decode(token_ids, skips_special) == expected

@@ -1,0 +1,328 @@
+"""A scripted world around the HostMemory core: it carries out effects, and answers for the storage actor on demand."""
+
+from collections import deque
+
+from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.events import (
+    FromScheduler,
+    FromStorage,
+    HostEvent,
+    HostFlushed,
+    HostSettings,
+    SchedulerAttached,
+    SchedulerLost,
+    SetGenerations,
+    StorageAttached,
+    StorageFlushed,
+    StorageLost,
+    StorageOrder,
+    StorageRetired,
+    StorageSettings,
+    Tick,
+    ToScheduler,
+    ToStorage,
+    WatchProcess,
+)
+from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.host import (
+    CancelBatch,
+    CancelLookup,
+    CommitPages,
+    DeleteObjects,
+    FindObjects,
+    FromHost,
+    LeasePages,
+    Lookup,
+    LookupProgress,
+    MirrorUpdate,
+    ObjectsDone,
+    ObjectStatus,
+    PagesGranted,
+    PagesLeased,
+    PageSource,
+    ReadObjects,
+    ReleaseLeases,
+    StorageStatus,
+    ToHost,
+    Urgency,
+    WriteObjects,
+    split_keys,
+)
+
+PAGE_SIZE = 16
+STORAGE = StorageSettings(min_tokens=2 * PAGE_SIZE, batch_pages=4, max_read_batches=2, breaker_failures=2)
+
+
+def make_key(name: int | str) -> PageKey:
+    """The name comes first, as mirrors know the first half of a key only."""
+    return PageKey(str(name).encode().ljust(32, b"."))
+
+
+def make_keys(names: "range | list[int] | list[str]") -> bytes:
+    return b"".join(make_key(name) for name in names)
+
+
+class HostScript:
+    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest
+    first.
+
+    It numbers connections and carries messages as the actor does: those for a link that is gone go
+    nowhere.
+    """
+
+    def __init__(
+        self,
+        num_pages: int = 64,
+        storage: StorageSettings | None = None,
+        generations: Int32Array | None = None,
+        **changes: int,
+    ) -> None:
+        geometry = ArenaGeometry(
+            num_slabs=1,
+            slab_bytes=128 * num_pages,
+            slabs_offset=4096,
+            pages_per_slab=num_pages,
+            page_bytes=(128,),
+            payload_bytes=(64,),
+        )
+        settings = HostSettings(
+            page_size=PAGE_SIZE, storage=storage or STORAGE, has_storage=storage is not None, **changes
+        )
+        self.core = HostMemoryCore(geometry, settings, generations)
+        self.now_s = 100.0
+        self.num_connections = 0
+        self.scheduler: ConnectionId | None = None
+        self.storage: ConnectionId | None = None
+        """The links that are open; nobody has told the core of them yet when they have just come or
+        gone.
+        """
+        self.num_undelivered = 0
+        """Messages for a link that is gone."""
+        self.table = dict.fromkeys(range(num_pages), 0)
+        self.granted: deque[tuple[int, int]] = deque()
+        self.mirror: set[bytes] = set()
+        self.num_lookups = 0
+        self.lookup_ids: dict[str, LookupId] = {}
+        """The last lookup of each name."""
+        self.progress: dict[str, list[LookupProgress]] = {}
+        self.leased: dict[int, PagesLeased] = {}
+        self.asked: set[int] = set()
+        """Leases that this connection asked for."""
+        self.orders: deque[FindObjects | ReadObjects | WriteObjects | DeleteObjects] = deque()
+        self.cancelled: list[int] = []
+        self.watched: list[int] = []
+        self.flushed: list[ObjectStatus] = []
+        self.dropped: list[int] = []
+        """Answers to `FlushHost`."""
+        self.objects: dict[PageKey, ObjectStatus] = {}
+        """What storage answers for each key: OK, or how it fails; absent keys are MISSING."""
+        self.num_retirements = 0
+        self.knows_storage: bool | None = None
+        """What the Scheduler has heard of L3."""
+
+    def tell(self, event: HostEvent) -> None:
+        """Hand an event to the core, carry out what it says, and prove its accounts."""
+        for effect in self.core.handle(event, self.now_s):
+            match effect:
+                case SetGenerations(pages, generations):
+                    self.table.update(zip(pages.tolist(), generations.tolist(), strict=True))
+                case ToScheduler(connection, message):
+                    if self.is_open(connection):
+                        self._hear(message)
+                    else:
+                        self.num_undelivered += 1
+                case ToStorage(connection, order):
+                    if self.is_open(connection):
+                        self._order(order)
+                case WatchProcess(pid):
+                    self.watched.append(pid)
+                case HostFlushed(num_pages):
+                    self.dropped.append(num_pages)
+                case StorageFlushed(status):
+                    self.flushed.append(status)
+                case StorageRetired():
+                    self.num_retirements += 1
+        self.core.check()
+
+    def is_open(self, connection: ConnectionId) -> bool:
+        """Whether the link is there that a message is meant for."""
+        return connection in (self.scheduler, self.storage)
+
+    @property
+    def earlier_connections(self) -> list[ConnectionId]:
+        """Links that were there once."""
+        connections = map(ConnectionId, range(1, self.num_connections + 1))
+        return [connection for connection in connections if not self.is_open(connection)]
+
+    def tick_while_due(self) -> int:
+        """Go on with what is done in pieces. Returns how many there were."""
+        num_ticks = 0
+        while (due_s := self.core.next_deadline_s()) is not None and due_s <= self.now_s:
+            self.tell(Tick())
+            num_ticks += 1
+        return num_ticks
+
+    # Links
+
+    def _connect(self) -> ConnectionId:
+        self.num_connections += 1
+        return ConnectionId(self.num_connections)
+
+    def open_scheduler_link(self) -> ConnectionId:
+        """A link to a Scheduler is there in place of the earlier one; the core has yet to be told."""
+        self.scheduler = self._connect()
+        self.granted.clear()
+        self.mirror.clear()
+        self.progress.clear()
+        self.lookup_ids.clear()
+        self.leased.clear()
+        self.asked.clear()
+        self.knows_storage = None
+        return self.scheduler
+
+    def attach_scheduler(self) -> None:
+        """A Scheduler connects."""
+        self.tell(SchedulerAttached(self.open_scheduler_link()))
+
+    def lose_scheduler(self) -> None:
+        """The Scheduler's link closes."""
+        assert self.scheduler is not None
+        connection, self.scheduler = self.scheduler, None
+        self.tell(SchedulerLost(connection))
+
+    def attach_storage(self, pid: int) -> None:
+        """A storage actor connects."""
+        self.storage = self._connect()
+        self.tell(StorageAttached(self.storage, pid))
+
+    def lose_storage(self) -> None:
+        """The storage actor's link closes; what it was asked is not answered."""
+        assert self.storage is not None
+        connection, self.storage = self.storage, None
+        self.orders.clear()
+        self.tell(StorageLost(connection))
+
+    def _hear(self, message: FromHost) -> None:
+        match message:
+            case StorageStatus():
+                self.knows_storage = message.is_in_use
+            case PagesGranted():
+                pairs = list(zip(message.host_page_ids.tolist(), message.generations.tolist(), strict=True))
+                assert all(self.table[page] == generation for page, generation in pairs), "granted before the table"
+                self.granted.extend(pairs)
+            case PagesLeased():
+                assert message.lease_id in self.asked, "an answer that nobody asked for over this link"
+                self.leased[message.lease_id] = message
+            case MirrorUpdate():
+                self.mirror.difference_update(split_keys(message.dropped, 16))
+                self.mirror.update(split_keys(message.ready, 16))
+            case LookupProgress():
+                self._hear_progress(message)
+
+    def _hear_progress(self, message: LookupProgress) -> None:
+        name = next((name for name, lookup in self.lookup_ids.items() if lookup == message.lookup_id), None)
+        assert name is not None, "an answer that nobody asked for over this link"
+        reports = self.progress.setdefault(name, [])
+        assert not reports or not reports[-1].is_final, "a report after the final one"
+        assert message.is_final == (PageSource.PENDING not in message.sources)
+        reports.append(message)
+
+    def _order(self, order: StorageOrder) -> None:
+        if isinstance(order, CancelBatch):
+            self.cancelled.append(order.batch_id)
+        else:
+            self.orders.append(order)
+
+    def say(self, message: ToHost) -> None:
+        """The Scheduler says something."""
+        assert self.scheduler is not None
+        self.tell(FromScheduler(self.scheduler, message))
+
+    def hear_storage(self, done: ObjectsDone) -> None:
+        """Storage says something."""
+        assert self.storage is not None
+        self.tell(FromStorage(self.storage, done))
+
+    def answer(self, index: int = 0) -> FindObjects | ReadObjects | WriteObjects | DeleteObjects:
+        """Storage carries out an order, out of turn if `index` is not 0."""
+        order = self.orders[index]
+        del self.orders[index]
+        match order:
+            case DeleteObjects():
+                self.objects.clear()
+                statuses = bytes([ObjectStatus.OK])
+            case WriteObjects():
+                keys = split_keys(order.keys)
+                statuses = bytes(self.objects.setdefault(key, ObjectStatus.OK) for key in keys)
+            case FindObjects():
+                exist = [self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys)]
+                statuses = bytes(
+                    ObjectStatus.MISSING if status is ObjectStatus.MISSING else ObjectStatus.OK for status in exist
+                )
+            case ReadObjects():
+                statuses = bytes(self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys))
+        if order.batch_id in self.cancelled:
+            statuses = bytes([ObjectStatus.CANCELLED]) * len(statuses)
+        self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=statuses))
+        return order
+
+    def answer_all(self) -> None:
+        """Storage carries out everything, in order."""
+        while self.orders:
+            self.answer()
+
+    def store(self, names: "range | list[int] | list[str]", status: ObjectStatus = ObjectStatus.OK) -> None:
+        """Objects that exist in L3; reading them gives `status`."""
+        self.objects.update({make_key(name): status for name in names})
+
+    def commit(self, names: "range | list[int] | list[str]") -> list[tuple[int, int]]:
+        """The Scheduler fills granted pages under these names, as many at once as it has."""
+        used: list[tuple[int, int]] = []
+        for name in names:
+            pair = self.granted.popleft()
+            used.append(pair)
+            self.say(
+                CommitPages(keys=make_key(name), host_page_ids=int32_array(pair[:1]), generations=int32_array(pair[1:]))
+            )
+        return used
+
+    def lookup(
+        self,
+        name: str,
+        names: "range | list[int] | list[str]",
+        num_l1_pages: int = 0,
+        urgency: Urgency = Urgency.REQUEST,
+    ) -> None:
+        """Ask, as lookup `name`; it may have been asked before, if it has ended."""
+        self.num_lookups += 1
+        self.lookup_ids[name] = LookupId(self.num_lookups)
+        self.progress.pop(name, None)
+        self.say(
+            Lookup(lookup_id=self.lookup_ids[name], keys=make_keys(names), num_l1_pages=num_l1_pages, urgency=urgency)
+        )
+
+    def cancel(self, name: str) -> None:
+        """Nobody waits for the last lookup `name` any more."""
+        self.say(CancelLookup(lookup_id=self.lookup_ids[name]))
+
+    def sources(self, request: str) -> list[PageSource]:
+        """The latest report."""
+        return [PageSource(code) for code in self.progress[request][-1].sources]
+
+    def is_final(self, request: str) -> bool:
+        return self.progress[request][-1].is_final
+
+    def lease(self, lease: int, names: "range | list[int] | list[str]") -> list[int]:
+        """Host pages that a lease got."""
+        self.asked.add(lease)
+        self.say(LeasePages(lease_id=LeaseId(lease), keys=make_keys(names)))
+        pages: list[int] = self.leased[lease].host_page_ids.tolist()
+        return pages
+
+    def release(self, *leases: int) -> None:
+        self.say(ReleaseLeases(lease_ids=int32_array(leases)))
+
+    def stat(self, name: str) -> int | str:
+        return self.core.stats().get(name, 0)

@@ -1,0 +1,161 @@
+"""Tests of the tests: a core with a rule broken must fail the state machines."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from raydix.errors import AccountingError
+from raydix.ids import BatchId, ConnectionId, HostPageId, LeaseId, PageKey
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEvent
+from raydix.runtime.cache.host.flush import HostFlush
+from raydix.runtime.cache.host.holds import Quarantine
+from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.reads import HostReads, Waiter
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.host.writes import HostWrites
+from raydix.runtime.messages.host import CommitPages, CopiesDrained
+from tests.runtime.cache.host.host_script import HostScript
+from tests.runtime.cache.host.test_index import IndexMachine
+from tests.runtime.cache.host.test_machine import HostWorld
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_quarantine(patch: pytest.MonkeyPatch) -> None:
+    def hold(self: Quarantine, pid: int | None, filling: Sequence[HostPageId], pinned: Sequence[HostPageId]) -> None:
+        for page_id in filling:
+            self._index.free(page_id)
+        self._index.unpin(pinned)
+
+    patch.setattr(Quarantine, "hold", hold)
+
+
+def early_end_of_quarantine(patch: pytest.MonkeyPatch) -> None:
+    attach = HostMemoryCore._attach_scheduler
+
+    def attach_and_let_go(self: HostMemoryCore, connection: ConnectionId) -> None:
+        attach(self, connection)
+        self._take_message(CopiesDrained())
+
+    patch.setattr(HostMemoryCore, "_attach_scheduler", attach_and_let_go)
+
+
+def no_generation_check(patch: pytest.MonkeyPatch) -> None:
+    def is_filling(self: HostIndex, page_id: int, generation: int) -> bool:
+        return self.state(HostPageId(page_id)) is PageState.FILLING
+
+    patch.setattr(HostIndex, "is_filling", is_filling)
+
+
+def early_lease_end(patch: pytest.MonkeyPatch) -> None:
+    def lease(self: HostIndex, lease_id: LeaseId, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
+        found = [page_id for key in keys if (page_id := self.find(group, key)) is not None]
+        self._leases[lease_id] = []
+        return found
+
+    patch.setattr(HostIndex, "lease", lease)
+
+
+def head_first_touch(patch: pytest.MonkeyPatch) -> None:
+    touch = HostIndex.touch_chain
+    patch.setattr(HostIndex, "touch_chain", lambda self, group, keys: touch(self, group, keys[::-1]))
+
+
+def overdue_pages_used_again(patch: pytest.MonkeyPatch) -> None:
+    def give_up(self: HostReads, batch_id: BatchId) -> list[Waiter]:
+        batch = self._batches.pop(batch_id, None)
+        if batch is not None:
+            self._end_reads(batch_id, batch)
+            self._num_filling[batch.group] -= len(batch.page_ids)
+            for page_id in batch.page_ids:
+                self._index.free(page_id)
+        return []
+
+    patch.setattr(HostReads, "give_up", give_up)
+
+
+def answers_to_whatever_link_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostScript, "is_open", lambda self, connection: self.scheduler is not None)
+
+
+def _accept_stale(patch: pytest.MonkeyPatch, accepts: Callable[[HostEvent], bool]) -> None:
+    is_stale = HostMemoryCore._is_stale
+    patch.setattr(HostMemoryCore, "_is_stale", lambda self, event: is_stale(self, event) and not accepts(event))
+
+
+def drained_accepted_from_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
+    _accept_stale(patch, lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CopiesDrained))
+
+
+def commit_accepted_from_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
+    _accept_stale(patch, lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CommitPages))
+
+
+def storage_heard_over_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
+    _accept_stale(patch, lambda event: isinstance(event, FromStorage))
+
+
+def flush_that_skips_pages(patch: pytest.MonkeyPatch) -> None:
+    def advance(self: HostFlush) -> int | None:
+        if self._walked_to is not None:
+            self._walked_to += 1
+        return flush_advance(self)
+
+    flush_advance = HostFlush.advance
+    patch.setattr(HostFlush, "advance", advance)
+
+
+def unpinned_writes(patch: pytest.MonkeyPatch) -> None:
+    take = HostWrites._take_batch
+
+    def take_unpinned(self: HostWrites) -> list[object]:
+        batch = take(self)
+        self._index.unpin(page_id for _, page_id in batch)
+        return list(batch)
+
+    patch.setattr(HostWrites, "_take_batch", take_unpinned)
+    patch.setattr(HostWrites, "num_pinned", 0)
+
+
+def retired_storage_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StorageOrders, "is_in_use", property(lambda self: True, lambda self, value: None), raising=False)
+
+
+MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
+    (no_quarantine, HostWorld),
+    (early_end_of_quarantine, HostWorld),
+    (no_generation_check, HostWorld),
+    (early_lease_end, HostWorld),
+    (overdue_pages_used_again, HostWorld),
+    (unpinned_writes, HostWorld),
+    (retired_storage_used, HostWorld),
+    (answers_to_whatever_link_is_there, HostWorld),
+    (drained_accepted_from_an_earlier_connection, HostWorld),
+    (commit_accepted_from_an_earlier_connection, HostWorld),
+    (storage_heard_over_an_earlier_connection, HostWorld),
+    (flush_that_skips_pages, HostWorld),
+    (head_first_touch, IndexMachine),
+]
+
+
+@pytest.mark.parametrize(("mutant", "machine"), MUTANTS, ids=lambda value: value.__name__)
+def test_broken_rule_is_found(
+    mutant: Patch, machine: type[RuleBasedStateMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    search = settings(
+        max_examples=1000,
+        stateful_step_count=80,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises((AssertionError, AccountingError, KeyError)):
+        run_state_machine_as_test(machine, settings=search)

@@ -1,0 +1,247 @@
+"""The HostMemory core when L3 lacks what it should hold: it is not asked twice, and pages are written again."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from raydix.runtime.cache.host import repairs as host_repairs
+from raydix.runtime.cache.host.events import (
+    DetachStorage,
+    FlushHost,
+    RetireStorage,
+    StorageSettings,
+    Tick,
+)
+from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus, PageSource, WriteObjects
+from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
+
+L2, L3, NOT_FOUND = PageSource.L2, PageSource.L3, PageSource.NOT_FOUND
+
+
+def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
+    host = HostScript(num_pages, settings)
+    host.attach_storage(50)
+    host.attach_scheduler()
+    return host
+
+
+def look_up(host: HostScript, request: str, names: range) -> list[PageSource]:
+    host.lookup(request, names)
+    host.answer_all()
+    return host.sources(request)
+
+
+def test_a_miss_is_not_searched_for_again_for_a_moment_and_nobody_waits() -> None:
+    host = with_storage()
+    assert look_up(host, "a", range(8)) == [NOT_FOUND] * 8
+    host.store(range(8))
+    host.lookup("b", range(8))
+    assert not host.orders
+    assert host.sources("b") == [NOT_FOUND] * 8
+    assert host.stat("l3_pages_known_missing") == 8
+    host.now_s += STORAGE.missing_ttl_s
+    assert look_up(host, "c", range(8)) == [L3] * 8, "what another engine wrote meanwhile is found"
+
+
+def test_what_comes_before_a_missing_page_is_still_fetched() -> None:
+    host = with_storage()
+    host.store(range(4))
+    assert look_up(host, "a", range(8)) == [L3] * 4 + [NOT_FOUND] * 4
+    host.tell(FlushHost())
+    host.lookup("b", range(8))
+    [search] = host.orders
+    assert isinstance(search, FindObjects)
+    assert len(search.keys) == 4 * 32
+    host.answer_all()
+    assert host.sources("b") == [L3] * 4 + [NOT_FOUND] * 4
+
+
+def test_a_name_that_this_engine_writes_is_known_at_once() -> None:
+    host = with_storage()
+    look_up(host, "a", range(4))
+    host.commit(range(4))
+    host.answer_all()
+    host.tell(FlushHost())
+    assert look_up(host, "b", range(4)) == [L3] * 4
+
+
+def test_a_bad_object_counts_as_missing_once_it_has_been_read() -> None:
+    host = with_storage()
+    host.store(range(4), ObjectStatus.BAD_CHECKSUM)
+    assert look_up(host, "a", range(4)) == [PageSource.BAD_OBJECT] * 4
+    host.lookup("b", range(4))
+    assert not host.orders
+    assert host.sources("b") == [NOT_FOUND] * 4
+
+
+def test_pages_that_l3_lost_behind_our_back_are_written_again_when_they_are_used() -> None:
+    host = with_storage()
+    host.commit(range(8))
+    host.answer_all()
+    host.objects.clear()
+    look_up(host, "a", range(8))
+    assert not host.objects, "they were written a moment ago"
+    host.now_s += STORAGE.look_interval_s
+    assert look_up(host, "b", range(8)) == [L2] * 8
+    assert set(host.objects) == {make_key(name) for name in range(8)}
+    assert host.stat("l3_pages_lacking") == 8
+    num_looked_for = host.stat("l3_pages_looked_for")
+    look_up(host, "c", range(8))
+    assert host.stat("l3_pages_looked_for") == num_looked_for
+    host.now_s += STORAGE.look_interval_s
+    look_up(host, "d", range(8))
+    assert host.stat("l3_pages_lacking") == 8, "nothing is written that is there"
+
+
+def test_page_that_was_read_as_missing_but_committed_meanwhile_is_written() -> None:
+    host = with_storage()
+    host.store(range(4))
+    host.lookup("a", range(4))
+    host.answer()
+    host.commit(range(4))
+    [read, *writes] = list(host.orders)
+    host.orders.clear()
+    for write in writes:
+        assert isinstance(write, WriteObjects)
+        host.hear_storage(ObjectsDone(batch_id=write.batch_id, statuses=bytes(len(write.keys) // 32)))
+    host.answer_all()
+    host.objects.clear()
+    host.orders.append(read)
+    host.answer_all()
+    assert set(host.objects) == {make_key(name) for name in range(4)}
+
+
+def test_attached_storage_gets_the_pages_that_l2_holds_and_it_lacks() -> None:
+    host = HostScript(64)
+    host.attach_scheduler()
+    host.commit(range(8))
+    host.store([0, 1, 2])
+    host.attach_storage(50)
+    assert not host.core.is_drained
+    host.answer_all()
+    assert set(host.objects) == {make_key(name) for name in range(8)}
+    assert host.stat("l3_pages_written") == 5
+    assert host.core.is_drained
+
+
+def test_attached_storage_gets_chains_from_their_head_on_and_within_the_queue() -> None:
+    host = HostScript(256, replace(STORAGE, max_queued_writes=4, max_write_batches=1))
+    host.attach_scheduler()
+    host.attach_storage(50)
+    host.tell(RetireStorage())
+    host.tell(DetachStorage())
+    host.commit(range(20))
+    host.lookup("a", range(20))
+    host.attach_storage(51)
+    assert host.stat("l3_writes_pending") == 20
+    written: list[bytes] = []
+    while host.orders:
+        order = host.answer()
+        if isinstance(order, WriteObjects):
+            written += [order.keys[start : start + 32] for start in range(0, len(order.keys), 32)]
+    assert written == [make_key(name) for name in range(20)]
+    assert host.stat("l3_writes_dropped_queue_full") == 0
+
+
+def test_storage_that_comes_back_empty_is_filled_again() -> None:
+    host = with_storage()
+    host.commit(range(8))
+    host.answer_all()
+    host.lose_storage()
+    host.objects.clear()
+    host.attach_storage(51)
+    host.answer_all()
+    assert set(host.objects) == {make_key(name) for name in range(8)}
+
+
+def test_a_name_is_queued_once() -> None:
+    host = with_storage(settings=replace(STORAGE, max_write_batches=1, look_interval_s=1.0))
+    host.commit(range(6))
+    assert host.stat("l3_writes_pending") == 6
+    host.lookup("a", range(6))
+    host.now_s += 1.0
+    host.lookup("b", range(6))
+    search = next(order for order in host.orders if isinstance(order, FindObjects))
+    host.answer(host.orders.index(search))
+    host.answer_all()
+    assert host.stat("l3_pages_written") == 6
+
+
+def test_silent_search_for_pages_of_l2_is_given_up() -> None:
+    host = with_storage()
+    host.commit(range(4))
+    host.answer_all()
+    host.attach_storage(51)
+    [search] = host.orders
+    assert isinstance(search, FindObjects)
+    host.orders.clear()
+    host.now_s += STORAGE.look_interval_s / 2
+    host.lookup("a", range(4))
+    assert host.stat("l3_overdue_batches") == 1
+    assert host.core.is_drained
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attached_storage_is_offered_every_page_whatever_happens_meanwhile(seed: int) -> None:
+    draw = random.Random(seed)
+    host = HostScript(512, replace(STORAGE, max_queued_writes=16, look_interval_s=1e9))
+    host.attach_scheduler()
+    host.commit([f"old{name}" for name in range(440)])
+    num_dropped = host.stat("l3_writes_dropped_queue_full")
+    host.attach_storage(50)
+    for step in range(400):
+        match draw.choice(["answer", "answer", "answer", "commit", "look up", "tick"]):
+            case "answer" if host.orders:
+                host.answer(draw.randrange(len(host.orders)))
+            case "commit":
+                host.commit([f"new{step}"])
+            case "look up":
+                first = draw.randrange(430)
+                host.lookup(f"{step}", [f"old{name}" for name in range(first, first + 4)])
+            case "tick":
+                host.now_s += 0.001
+                host.tell(Tick())
+    while host.orders or host.tick_while_due():
+        host.answer_all()
+    lacking = [key for key in host.core._index.ready_keys(0) if key not in host.objects]
+    assert not lacking
+    assert host.stat("l3_writes_dropped_queue_full") == num_dropped
+    assert host.core.is_drained
+
+
+def test_new_pages_are_written_before_repairs_and_none_is_dropped_for_them() -> None:
+    host = HostScript(256, replace(STORAGE, max_queued_writes=8, max_write_batches=1))
+    host.attach_scheduler()
+    host.commit(range(100))
+    num_dropped = host.stat("l3_writes_dropped_queue_full")
+    host.attach_storage(50)
+    for _ in range(3):
+        host.answer()
+    host.commit([f"new{name}" for name in range(8)])
+    assert host.stat("l3_writes_dropped_queue_full") == num_dropped
+    written: list[bytes] = []
+    while len(written) < 16:
+        order = host.answer()
+        if isinstance(order, WriteObjects):
+            written += [order.keys[start : start + 3] for start in range(0, len(order.keys), 32)]
+    assert written.index(b"new") <= STORAGE.batch_pages
+    assert written[written.index(b"new") :][:8] == [b"new"] * 8
+    host.answer_all()
+    assert len(host.objects) == 108
+    assert host.stat("l3_writes_dropped_queue_full") == num_dropped
+
+
+def test_pages_in_use_are_looked_for_ahead_of_the_walk_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_repairs, "_WALK_PAGES", 4)
+    host = HostScript(256, STORAGE)
+    host.attach_scheduler()
+    host.commit(range(20))
+    host.attach_storage(50)
+    host.lookup("a", range(20))
+    host.answer_all()
+    host.tick_while_due()
+    host.answer_all()
+    assert host.core.next_deadline_s() is None
+    assert len(host.objects) == 20
+    assert host.stat("l3_pages_looked_for") == 20

@@ -1,0 +1,74 @@
+import io
+
+from rich.console import Console, RenderableType
+
+from raydix.runtime.cli.cache_tables import MEANINGS, explanation_table, stats_tables
+from raydix.runtime.messages.host import ObjectStatus, PageSource
+from raydix.runtime.storage.order_counts import Operation, OrderCounts
+
+
+def shown(*renderables: RenderableType) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200)
+    for each in renderables:
+        console.print(each)
+    return stream.getvalue()
+
+
+def test_every_source_of_a_page_is_explained() -> None:
+    assert set(MEANINGS) == set(PageSource) - {PageSource.PENDING}
+
+
+def test_explanation_says_for_every_range_why() -> None:
+    explanation = {
+        "prompt_tokens": 253,
+        "cached_tokens_by_source": {"l3": 128, "computed:bad_object": 112, "computed:partial_page": 13},
+        "ranges": [
+            {"start": 0, "end": 128, "source": "l3"},
+            {"start": 128, "end": 240, "source": "computed:bad_object"},
+            {"start": 240, "end": 253, "source": "computed:partial_page"},
+        ],
+    }
+    text = shown(explanation_table(explanation))
+    assert "128 of 253 prompt tokens were cached" in text
+    assert "128 to 239" in text
+    for source in (PageSource.L3, PageSource.BAD_OBJECT, PageSource.PARTIAL_PAGE):
+        assert MEANINGS[source] in text
+
+
+HOST = {"pages_free": 90, "pages_filling": 4, "pages_ready": 6, "pages_quarantined": 0, "ready_bytes": 6 << 20}
+SCHEDULER = {"l1_used_pages": 12, "l1_total_pages": 64, "prompt_tokens": 150, "prompt_tokens_l2": 100}
+
+
+def storage() -> dict[str, object]:
+    counts = OrderCounts()
+    statuses = [ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.BAD_CHECKSUM, ObjectStatus.TIMED_OUT]
+    counts.add(Operation.READ, bytes(statuses), 1 << 20, 0.0125)
+    known = {"objects": 3, "bytes": 3 << 20, "max_bytes": 8 << 30, "objects_evicted": 77}
+    return known | counts.figures() | {"active_batches": 2, "backend": "file"}
+
+
+def test_stats_show_sources_tiers_and_what_storage_did() -> None:
+    host = HOST | {"l3_breaker": "open", "l3_breaker_trips": 2, "l3_writes_dropped_full": 5}
+    scheduler = SCHEDULER | {"prompt_tokens_computed:not_found": 50}
+    text = shown(*stats_tables({"scheduler": scheduler, "host": host, "storage": storage()}))
+    assert "100 (66.7%)" in text
+    assert MEANINGS[PageSource.NOT_FOUND] in text
+    assert "6 pages, 6 MiB" in text
+    assert "100 pages" in text
+    assert "3 objects, 3 MiB" in text
+    assert "8 GiB" in text
+    assert "77 objects" in text
+    assert "12.50" in text
+    assert "open, tripped 2 times" in text
+    assert "5 full" in text
+    (read,) = [line for line in text.splitlines() if "read" in line]
+    assert [cell.strip() for cell in read.split("│")[2:7]] == ["1", "4", "1", "1", "1"]
+
+
+def test_stats_of_a_service_without_bound_and_of_actors_that_are_made_again() -> None:
+    counts = OrderCounts().figures()
+    redis = {"idle_connections": 1, "active_batches": 0, "backend": "redis"} | counts
+    assert "bounded by its service" in shown(*stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": redis}))
+    assert "L3" not in shown(list(stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": None}))[-1])
+    assert shown(*stats_tables({"scheduler": None, "host": None, "storage": None}))

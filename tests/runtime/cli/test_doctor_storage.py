@@ -1,0 +1,71 @@
+"""Which storage backends a machine can use."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.cli import doctor_storage
+from raydix.runtime.cli.doctor_storage import BackendReport, _Library, examine_backends
+from tests.runtime.storage.plugin_package import install_documented_package
+
+
+def reports(mounts: Path = Path("/proc/mounts")) -> dict[str, BackendReport]:
+    return {report.name: report for report in examine_backends(mounts)}
+
+
+def library(backend: str, package: str, statement: str) -> _Library:
+    return _Library(backend, package, statement, "do this", "a bucket")
+
+
+def test_every_backend_is_reported_with_a_reason() -> None:
+    found = reports()
+    assert {"redis", "s3", "mooncake", "nixl", "aibrix", "hf3fs"} <= set(found)
+    assert all(report.detail for report in found.values())
+
+
+def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = (
+        library("absent", "no_such_package", "import no_such_package"),
+        library("broken", "json", "raise ImportError('libxyz.so is missing')"),
+        library("there", "json", "import json"),
+        library("aborts", "json", "import os; os.abort()"),
+    )
+    monkeypatch.setattr(doctor_storage, "_LIBRARIES", libraries)
+    found = reports()
+    assert found["absent"].detail == "not installed; do this"
+    assert found["broken"].detail == "ImportError: libxyz.so is missing; do this"
+    assert found["aborts"].detail == "its import ends with -6; do this"
+    assert found["there"].detail == "usable, with a bucket"
+    assert [found[name].is_usable for name in ("absent", "broken", "there", "aborts")] == [False, False, True, False]
+
+
+def test_library_whose_import_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_storage, "_IMPORT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor_storage, "_LIBRARIES", (library("slow", "json", "import time; time.sleep(600)"),))
+    assert "more than" in reports()["slow"].detail
+
+
+def test_3fs_needs_a_mount_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor_storage, "_LIBRARIES", (library("hf3fs", "json", "import json"),))
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/vda / ext4 rw 0 0\n")
+    assert not reports(mounts)["hf3fs"].is_usable
+    mounts.write_text("/dev/vda / ext4 rw 0 0\nhf3fs.stage /3fs fuse.hf3fs rw 0 0\n")
+    assert reports(mounts)["hf3fs"] == BackendReport("hf3fs", True, "usable; 3FS is mounted at /3fs")
+
+
+def test_redis_says_whether_a_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(doctor_storage, "_REDIS_ADDRESS", server.getsockname())
+        assert reports()["redis"].detail.startswith("usable; a server listens")
+    assert "none listens" in reports()["redis"].detail
+
+
+def test_plugin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = install_documented_package(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert reports()[f"plugin {name}"] == BackendReport(f"plugin {name}", True, "usable; your_package:SqliteBackend")
+    (tmp_path / "your_package.py").write_text("import no_such_module")
+    assert reports()[f"plugin {name}"].detail == "ModuleNotFoundError: No module named 'no_such_module'"

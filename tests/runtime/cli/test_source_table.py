@@ -1,0 +1,19 @@
+import io
+
+from rich.console import Console
+
+from raydix.runtime.cli.source_table import by_tier, source_table
+
+
+def test_reasons_to_compute_are_folded() -> None:
+    sources = {"l1": 16, "computed:last_token": 1, "computed:not_found": 32}
+    assert by_tier(sources) == {"l1": 16, "l2": 0, "l3": 0, "computed": 33}
+
+
+def test_the_table_shows_tokens_and_shares() -> None:
+    console = Console(width=100, file=io.StringIO())
+    console.print(source_table({"cold": {"computed:not_found": 100}, "warm": {"l1": 75, "l3": 25}, "none": {}}))
+    text = console.file.getvalue()
+    assert "75 (75.0%)" in text
+    assert "25 (25.0%)" in text
+    assert "100 (100.0%)" in text

@@ -1,0 +1,57 @@
+from dataclasses import replace
+from pathlib import Path
+
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.config.capacity import effective_summary, format_bytes, host_bytes_per_node
+from raydix.runtime.config.engine import load_config
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+
+LAYOUT = KvLayout(
+    page_size=16,
+    dtype="float32",
+    dtype_bytes=4,
+    groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=2, head_dim=16),),
+)
+
+
+def test_a_ratio_counts_all_ranks_of_the_node(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"parallel": {"dp": 2}, "cache": {"l1": {"num_pages": 10}, "l2": {"ratio": 3.0}}})
+    assert host_bytes_per_node(config, LAYOUT, num_pages=10, ranks_on_node=2) == 3 * 2 * 10 * LAYOUT.host_page_bytes(0)
+
+
+def test_no_prefix_caching_means_no_arena(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"cache": {"prefix_caching": False}})
+    assert host_bytes_per_node(config, LAYOUT, num_pages=10, ranks_on_node=1) is None
+
+
+def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None:
+    config = load_config(
+        tmp_path,
+        {"cache": {"l1": {"num_pages": 100}, "l2": {"bytes_per_node": "1MiB"}, "l3": {"backend": "fake"}}},
+    )
+    summary = effective_summary(config, LAYOUT)
+    assert "16 tokens, 8KiB" in summary
+    assert "100 pages = 1,600 tokens" in summary
+    assert f"{2**20 // (8192 + 64)} pages" in summary
+    assert "backend fake" in summary
+
+
+def test_the_summary_says_what_rounds_pages(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"cache": {"l2": {"bytes_per_node": "1MiB"}, "codec": "int8"}})
+
+    summary = effective_summary(config, replace(LAYOUT, codec=Codec.INT8))
+
+    assert "16 tokens, 8KiB" in summary
+    assert f"{2**20 // (2 * 2 * (2 * 256 + 16) + 64)} pages" in summary
+    assert "rounded to int8" in summary
+    assert "rounded" not in effective_summary(config, LAYOUT)
+
+
+def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
+    summary = effective_summary(load_config(tmp_path, {"cache": {"l2": None}}), LAYOUT)
+    assert "L2     off" in summary
+    assert "L3     off" in summary
+
+
+def test_bytes_are_told_in_binary_units() -> None:
+    assert [format_bytes(value) for value in (0, 1023, 1536, 2**30)] == ["0B", "1023B", "1.5KiB", "1GiB"]

@@ -1,0 +1,36 @@
+from dataclasses import replace
+
+import pytest
+
+from raydix.errors import ConfigError
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+
+GROUP = KvGroup(kind=GroupKind.FULL, layers=(0, 2, 3), num_kv_heads=2, head_dim=8)
+LAYOUT = KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=(GROUP,))
+
+
+def test_a_page_holds_keys_and_values_of_every_layer_and_head() -> None:
+    assert LAYOUT.payload_bytes(0) == 3 * 2 * 2 * 4 * 8 * 2
+    assert LAYOUT.host_page_bytes(0) == 64 + LAYOUT.payload_bytes(0)
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.FP8])
+def test_an_encoded_page_holds_a_byte_per_element_and_scales_per_head(codec: Codec) -> None:
+    layout = replace(LAYOUT, codec=codec)
+
+    assert layout.payload_bytes(0) == 3 * 2 * (2 * 4 * 8 + 16)
+    assert layout.host_page_bytes(0) == 64 + 512
+    assert layout.token_bytes == LAYOUT.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"head_dim": 6}, "have 24 keys per head"), ({"kind": GroupKind.LATENT}, "cannot encode latent KV")],
+)
+def test_pages_that_a_codec_cannot_encode_are_refused(change: dict[str, object], message: str) -> None:
+    groups = (GROUP, replace(GROUP, **change))  # type: ignore[arg-type]
+    assert KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups).payload_bytes(1) > 0
+
+    with pytest.raises(ConfigError, match=message):
+        KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups, codec=Codec.INT8)

@@ -1,0 +1,117 @@
+"""An engine in one process, around a model that makes its tokens up."""
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from raydix.errors import AccountingError, EngineDead
+from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
+from raydix.runtime.testing.sleeping_runner import SleepingRunner, build_sleeping_model
+from raydix.runtime.testing.spawner import InProcessSpawner
+
+CONFIG = load_config(
+    {
+        "model": {"path": "unused", "max_model_len": 256},
+        "parallel": {"dp": 2},
+        "cache": {"l1": {"num_pages": 32}, "l2": None},
+    }
+)
+BUILD = partial(build_sleeping_model, step_s=0.0)
+
+
+async def generate(engine: InProcessEngine, num_tokens: int) -> list[int]:
+    """The answer to some prompt."""
+    params = {"max_tokens": num_tokens, "temperature": 0.0, "output_kind": "final"}
+    [output] = [output async for output in engine.client.generate(list(range(40)), params)]
+    return output.outputs[0].token_ids
+
+
+async def test_tokens_come_back_and_the_figures_add_up() -> None:
+    async with in_process_engine(CONFIG, BUILD) as engine:
+        assert len(await generate(engine, 20)) == 20
+        stats = await engine.check()
+        dropped = await engine.flush()
+        after = await engine.check()
+
+    assert set(stats) == {"scheduler", "gpu0", "gpu1", "restarts"}
+    assert stats["scheduler"]["generation_tokens"] == 20
+    assert dropped == {"l1_pages": stats["scheduler"]["l1_cached_pages"]}
+    assert after["scheduler"]["l1_cached_pages"] == 0
+
+
+async def test_settle_names_what_is_left() -> None:
+    async with in_process_engine(CONFIG, partial(build_sleeping_model, step_s=0.01)) as engine:
+        outputs = engine.client.generate(list(range(40)), {"max_tokens": 200, "temperature": 0.0})
+        await anext(outputs)
+        with pytest.raises(AccountingError, match=r"scheduler\.num_requests_running"):
+            await engine.settle(timeout_s=0.02)
+        await outputs.aclose()
+        await engine.check()
+
+
+async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SleepingRunner, "execute", fail)
+        async with in_process_engine(CONFIG, BUILD, drain_timeout_s=0.1) as engine:
+            with pytest.raises(EngineDead):
+                await generate(engine, 4)
+
+
+class ShrinkingDevice:
+    """Has room for fewer pages each time a model is loaded, which counts unless the model is told how many."""
+
+    def __init__(self, *counts: int) -> None:
+        self._counts = iter(counts)
+        self.loaded: list[int] = []
+        self.twice = threading.Event()
+
+    def build_model(self, config: EngineConfig, device_index: int) -> GpuModel:
+        """See `BuildModel`."""
+        found = next(self._counts)
+        model = build_sleeping_model(config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0)
+        self.loaded.append(model.facts.num_pages)
+        if len(self.loaded) == 2:
+            self.twice.set()
+        return model
+
+
+async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts_on() -> None:
+    l1 = {"num_pages": None, "memory_fraction": 0.5}
+    config = load_config(
+        {
+            "model": {"path": "unused", "device": "cuda", "max_model_len": 256},
+            "cache": {"page_size": 16, "l1": l1, "l2": None},
+        }
+    )
+    device = ShrinkingDevice(32, 20)
+    spawner = InProcessSpawner(device.build_model)
+    supervisor = SupervisorActor(name="t", config=config, spawner=spawner, supervision=Supervision())
+    facts = await supervisor.start()
+    first = spawner.latest(ActorKind.GPU)
+    assert first is not None
+
+    first.kill()
+
+    assert await asyncio.to_thread(device.twice.wait, 20)
+    assert device.loaded == [32, 32]
+    assert facts.num_pages == 32
+    await supervisor.stop()
+
+
+async def test_wrong_model_is_refused_at_start() -> None:
+    def fail(config: EngineConfig, device_index: int) -> GpuModel:
+        raise AccountingError(f"no device {device_index}")
+
+    with pytest.raises(AccountingError, match="no device"):
+        async with in_process_engine(CONFIG, fail):
+            pass
