@@ -1,8 +1,10 @@
-"""Measure what Ray actors and links cost: an engine of Ray actors against the same engine in one process.
+"""Measure what Ray actors and links cost: an engine of Ray actors against the same engine in one
+process.
 
     python -m benchmarks.actor_overhead
 
-Both serve the same streams of a mixture-of-experts model, one engine after the other. The client is this process.
+Both serve the same streams of a mixture-of-experts model, one engine after the other. The client is
+this process.
 """
 
 import asyncio
@@ -42,7 +44,11 @@ class Service:
 
 
 async def serve(
-    generate: Generate, options: Options, sizes: Sizes, vocab_size: int, stream_counts: tuple[int, ...]
+    generate: Generate,
+    options: Options,
+    sizes: Sizes,
+    vocab_size: int,
+    stream_counts: tuple[int, ...],
 ) -> dict[int, Service]:
     """Measure one engine after a warm-up, by number of streams."""
     prompts = Prompts(vocab_size)
@@ -62,11 +68,16 @@ async def serve(
 
 def tokens_per_s(answers: list[Answer]) -> float:
     """Output tokens of a round over its time."""
-    began_s, ended_s = min(answer.sent_s for answer in answers), max(answer.ended_s for answer in answers)
+    began_s, ended_s = (
+        min(answer.sent_s for answer in answers),
+        max(answer.ended_s for answer in answers),
+    )
     return sum(answer.num_tokens for answer in answers) / (ended_s - began_s)
 
 
-async def measure(options: Options, sizes: Sizes, model: ModelConfig, stream_counts: tuple[int, ...]) -> list[Figure]:
+async def measure(
+    options: Options, sizes: Sizes, model: ModelConfig, stream_counts: tuple[int, ...]
+) -> list[Figure]:
     """Both engines, and what the actors add."""
     vocab_size = int(model["vocab_size"])
     async with dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config:
@@ -74,7 +85,11 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig, stream_cou
             alone = await serve(engine.client.generate, options, sizes, vocab_size, stream_counts)
         async with await AsyncLLM.start(config, name="actor-overhead") as llm:
             by_actors = await serve(llm.generate, options, sizes, vocab_size, stream_counts)
-    return [figure for count in stream_counts for figure in compare(options, count, alone[count], by_actors[count])]
+    return [
+        figure
+        for count in stream_counts
+        for figure in compare(options, count, alone[count], by_actors[count])
+    ]
 
 
 def compare(options: Options, num_streams: int, alone: Service, by_actors: Service) -> list[Figure]:
@@ -103,7 +118,9 @@ def compare(options: Options, num_streams: int, alone: Service, by_actors: Servi
 
 def main(options: Options) -> int:
     """Measure and report."""
-    sizes, model, stream_counts = (TINY, MOE_TINY, (1, 4)) if options.is_tiny else (FULL, MOE_L12, (1, 32, 128))
+    sizes, model, stream_counts = (
+        (TINY, MOE_TINY, (1, 4)) if options.is_tiny else (FULL, MOE_L12, (1, 32, 128))
+    )
     figures = asyncio.run(measure(options, sizes, model, stream_counts))
     config = {name: value for name, value in asdict(sizes).items() if name != "max_ms"}
     return options.report("actor_overhead", {"model": "moe_l12", **config}, figures)

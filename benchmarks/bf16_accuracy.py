@@ -2,11 +2,12 @@
 
     python -m benchmarks.bf16_accuracy
 
-Random models, their weights scaled until the median of the largest probability is 0.3: near-uniform logits would hide
-errors. Every token of random prompts is computed in float32 and in bfloat16 by transformers, and in bfloat16 by the
-runner: by a prefill, by extensions of cached prefixes, and one by one as in decoding. The figures are Kullback-Leibler
-divergences from float32. The mean of a model with experts rests on the tokens that rounding sends to other experts, the
-median on all others.
+Random models, their weights scaled until the median of the largest probability is 0.3: near-uniform
+logits would hide errors. Every token of random prompts is computed in float32 and in bfloat16 by
+transformers, and in bfloat16 by the runner: by a prefill, by extensions of cached prefixes, and one
+by one as in decoding. The figures are Kullback-Leibler divergences from float32. The mean of a
+model with experts rests on the tokens that rounding sends to other experts, the median on all
+others.
 """
 
 import sys
@@ -17,7 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
@@ -45,7 +52,12 @@ class Sizes:
 
 FULL = Sizes(num_prompts=8, prompt_tokens=512)
 TINY = Sizes(num_prompts=1, prompt_tokens=300)
-_COMMON = {"tie_word_embeddings": False, "max_position_embeddings": 1024, "eos_token_id": None, "bos_token_id": None}
+_COMMON = {
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 1024,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
 _DENSE = {
     "vocab_size": 8192,
     "hidden_size": 1024,
@@ -65,7 +77,13 @@ _MOE = {
     "num_experts_per_tok": 4,
     "norm_topk_prob": True,
 }
-_TINY = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+_TINY = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+}
 
 
 def make_configs(options: Options) -> dict[str, PreTrainedConfig]:
@@ -83,10 +101,14 @@ def reference_logits(model: PreTrainedModel, prompts: Tensor) -> Tensor:
 
 
 def make_reference(config: PreTrainedConfig, prompts: Tensor) -> tuple[PreTrainedModel, float]:
-    """A random float32 model that is sure enough of its tokens; also returns the median of its largest probability."""
+    """A random float32 model that is sure enough of its tokens; also returns the median of its
+    largest probability.
+    """
     torch.manual_seed(0)
     with torch.device(prompts.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
     while True:
         top1 = reference_logits(model, prompts).softmax(-1).amax(-1).median().item()
         if top1 >= MIN_TOP1:
@@ -102,9 +124,16 @@ def runner_logits(folder: Path, prompts: Tensor) -> Tensor:
     loaded = load_model(folder, device=device, dtype=torch.bfloat16)
     num_prompts, num_tokens = prompts.shape
     num_pages = -(-num_tokens // PAGE_SIZE)
-    pools = make_pools(loaded.spec.kv_layout(PAGE_SIZE, "bfloat16"), num_prompts * num_pages, device)
+    pools = make_pools(
+        loaded.spec.kv_layout(PAGE_SIZE, "bfloat16"), num_prompts * num_pages, device
+    )
     runner = ModelRunner(
-        loaded.decoder, pools, page_size=PAGE_SIZE, max_slots=num_prompts, max_model_len=num_tokens, device=device
+        loaded.decoder,
+        pools,
+        page_size=PAGE_SIZE,
+        max_slots=num_prompts,
+        max_model_len=num_tokens,
+        device=device,
     )
     page_ids = np.random.default_rng(0).permutation(num_prompts * num_pages) + 1
     runner.apply(add_prompts(prompts.cpu().numpy(), page_ids, num_pages))
@@ -183,15 +212,29 @@ def measure(name: str, config: PreTrainedConfig, sizes: Sizes, options: Options)
         model.save_pretrained(folder)
         ours = divergence(exact, runner_logits(Path(folder), prompts))
         # Loaded again: a conversion of the model at hand would round the rotary frequencies, too.
-        rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+        rounded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
     theirs = divergence(exact, reference_logits(rounded.to(options.device).eval(), prompts))
     means = ours.mean().item(), theirs.mean().item()
     medians = ours.median().item(), theirs.median().item()
     beside = {"baseline_name": "transformers"}
     return [
         Figure(name=f"{name}: median of the largest probability", value=top1, unit="1"),
-        Figure(name=f"{name}: divergence, mean", value=means[0], unit="nat", baseline=means[1], **beside),
-        Figure(name=f"{name}: divergence, median", value=medians[0], unit="nat", baseline=medians[1], **beside),
+        Figure(
+            name=f"{name}: divergence, mean",
+            value=means[0],
+            unit="nat",
+            baseline=means[1],
+            **beside,
+        ),
+        Figure(
+            name=f"{name}: divergence, median",
+            value=medians[0],
+            unit="nat",
+            baseline=medians[1],
+            **beside,
+        ),
         Figure(
             name=f"{name}: mean divergence over that of transformers",
             value=means[0] / means[1],
@@ -211,9 +254,13 @@ def main(options: Options) -> int:
     """Measure and report."""
     sizes = TINY if options.is_tiny else FULL
     figures = [
-        figure for name, config in make_configs(options).items() for figure in measure(name, config, sizes, options)
+        figure
+        for name, config in make_configs(options).items()
+        for figure in measure(name, config, sizes, options)
     ]
-    return options.report("bf16_accuracy", {"model": "Qwen3, random", "dtype": "bfloat16", **asdict(sizes)}, figures)
+    return options.report(
+        "bf16_accuracy", {"model": "Qwen3, random", "dtype": "bfloat16", **asdict(sizes)}, figures
+    )
 
 
 if __name__ == "__main__":

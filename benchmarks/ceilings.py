@@ -52,5 +52,7 @@ def attention_tflops(device: str, num_tokens: int, num_heads: int, head_dim: int
     """Teraflops of torch's causal attention over contiguous keys: half of two products."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     q, k, v = torch.randn(3, 1, num_heads, num_tokens, head_dim, dtype=dtype, device=device)
-    time_s = _median_s(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True), device)
+    time_s = _median_s(
+        lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True), device
+    )
     return 2 * num_tokens**2 * num_heads * head_dim / time_s / 1e12

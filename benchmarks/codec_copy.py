@@ -2,9 +2,10 @@
 
     python -m benchmarks.codec_copy
 
-The patterns of `page_copy`: dense_l16, 512 MiB of bf16 in random pages. Every figure is an effective bandwidth, the
-pools' bytes per second. Beside it stands the faster of the two ways to copy the same pages as they are. Also, without a
-bar: how much decode attention slows down beside unending copies, and beside those of the same pages as they are.
+The patterns of `page_copy`: dense_l16, 512 MiB of bf16 in random pages. Every figure is an
+effective bandwidth, the pools' bytes per second. Beside it stands the faster of the two ways to
+copy the same pages as they are. Also, without a bar: how much decode attention slows down beside
+unending copies, and beside those of the same pages as they are.
 """
 
 import sys
@@ -32,7 +33,13 @@ from benchmarks.page_copy import (
 from benchmarks.record import Figure, report
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES
 from raydix.kernels.page_codec import Codec, encoded_head_bytes
-from raydix.kernels.page_copy import CopyDirection, CopySegment, PackedCopies, PagePairs, pack_copies
+from raydix.kernels.page_copy import (
+    CopyDirection,
+    CopySegment,
+    PackedCopies,
+    PagePairs,
+    pack_copies,
+)
 from raydix.kernels.quantised_copy import choose_num_ctas, copy_quantised_pages
 
 MIN_RATIO = 1.8
@@ -65,10 +72,15 @@ class QuantisedCopies:
         head_bytes = encoded_head_bytes(page_size * head_dim)
         slot_bytes = -(-(HEADER_BYTES + LAYERS * KV_HEADS * head_bytes) // 64) * 64
         num_pages = len(segment.pages.page_ids)
-        host_pages = np.random.default_rng(1).permutation(min(ARENA_BYTES // slot_bytes, 2 * num_pages))[:num_pages]
+        host_pages = np.random.default_rng(1).permutation(
+            min(ARENA_BYTES // slot_bytes, 2 * num_pages)
+        )[:num_pages]
         return replace(
             segment,
-            pages=PagePairs(page_ids=segment.pages.page_ids, arena_offsets=host_pages * slot_bytes + HEADER_BYTES),
+            pages=PagePairs(
+                page_ids=segment.pages.page_ids,
+                arena_offsets=host_pages * slot_bytes + HEADER_BYTES,
+            ),
             canonical_layer_bytes=KV_HEADS * head_bytes,
             rank_offset_bytes=3 * head_bytes if segment.rank_offset_bytes else 0,
             codec=self.codec,
@@ -131,7 +143,9 @@ def main() -> int:
         for pattern in (PATTERNS[0], PATTERNS[3]):
             figures += slowdown_figures(pattern, arena)
     config = {"gpu": gpu_name(), "model": "dense_l16", "dtype": "bfloat16", "min_ratio": MIN_RATIO}
-    return report("codec_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+    return report(
+        "codec_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit
+    )
 
 
 if __name__ == "__main__":

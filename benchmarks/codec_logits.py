@@ -1,11 +1,13 @@
-"""Measure what quantised pages do to logits: decoding after a hit in L2 against decoding without one.
+"""Measure what quantised pages do to logits: decoding after a hit in L2 against decoding without
+one.
 
     python -m benchmarks.codec_logits
 
-A random model, its weights scaled until the median of the largest probability is 0.3: near-uniform logits would hide
-errors. The runner prefills prompts; their pages go down to an arena with the codec and come back, all of them. Then it
-computes the same next tokens, one by one, whatever it would have chosen. Beside the codecs: `none`, a control that must
-change nothing, and what the model's own rounding to bfloat16 changes.
+A random model, its weights scaled until the median of the largest probability is 0.3: near-uniform
+logits would hide errors. The runner prefills prompts; their pages go down to an arena with the
+codec and come back, all of them. Then it computes the same next tokens, one by one, whatever it
+would have chosen. Beside the codecs: `none`, a control that must change nothing, and what the
+model's own rounding to bfloat16 changes.
 """
 
 import queue
@@ -78,7 +80,9 @@ def through_l2(layout: KvLayout, pools: tuple[Tensor, ...], page_ids: NDArray[np
     engine.close()
 
 
-def decode_logits(loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size: int, codec: Codec) -> Tensor:
+def decode_logits(
+    loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size: int, codec: Codec
+) -> Tensor:
     """float32 logits [all tokens past the prefixes, V]."""
     device = prompts.device
     dtype = loaded.decoder.dtype
@@ -87,14 +91,23 @@ def decode_logits(loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size:
     pages_each = -(-num_tokens // page_size)
     pools = make_pools(layout, sizes.num_prompts * pages_each, device)
     runner = ModelRunner(
-        loaded.decoder, pools, page_size=page_size, max_slots=sizes.num_prompts, max_model_len=num_tokens, device=device
+        loaded.decoder,
+        pools,
+        page_size=page_size,
+        max_slots=sizes.num_prompts,
+        max_model_len=num_tokens,
+        device=device,
     )
     page_ids = np.random.default_rng(0).permutation(sizes.num_prompts * pages_each) + 1
     runner.apply(add_prompts(prompts.cpu().numpy(), page_ids, pages_each))
     recorded: list[Tensor] = []
     for slot in range(sizes.num_prompts):
         runner.execute(plan_row(slot + 1, slot, 0, sizes.prefix_tokens), lambda load, layer: None)
-    through_l2(layout, pools, page_ids.reshape(-1, pages_each)[:, : sizes.prefix_tokens // page_size].reshape(-1))
+    through_l2(
+        layout,
+        pools,
+        page_ids.reshape(-1, pages_each)[:, : sizes.prefix_tokens // page_size].reshape(-1),
+    )
     hook = loaded.decoder.register_forward_hook(
         lambda module, inputs, hidden: recorded.append(loaded.decoder.logits(hidden).float())
     )
@@ -105,7 +118,9 @@ def decode_logits(loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size:
     return torch.cat(recorded)
 
 
-def changes(what: str, before: Tensor, after: Tensor, max_difference: float | None = None) -> list[Figure]:
+def changes(
+    what: str, before: Tensor, after: Tensor, max_difference: float | None = None
+) -> list[Figure]:
     """Figures of what changed; `max_difference` is the bar of the first."""
     difference = (after - before).abs().max() / before.abs().max()
     divergences = divergence(before, after)
@@ -135,12 +150,16 @@ def main(options: Options) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         exact, rounded = (
-            load_model(Path(folder), device=prompts.device, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+            load_model(Path(folder), device=prompts.device, dtype=dtype)
+            for dtype in (torch.float32, torch.bfloat16)
         )
     figures = [Figure(name="median of the largest probability", value=top1, unit="1")]
     loaded = rounded if options.device == "cuda" else exact
     for page_size in PAGE_SIZES:
-        cold, *warm = (decode_logits(loaded, prompts, sizes, page_size, codec) for codec in (Codec.NONE, *Codec))
+        cold, *warm = (
+            decode_logits(loaded, prompts, sizes, page_size, codec)
+            for codec in (Codec.NONE, *Codec)
+        )
         for codec, logits in zip(Codec, warm, strict=True):
             bar = options.bar(0.0) if codec is Codec.NONE else None
             figures += changes(f"{codec}, page {page_size}", cold, logits, bar)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.cold_prefill
 
-One request at a time, in chunks, with backups to L2 beside them as in `reload`. The floor is what the model's products
-take at the rates of a large matrix product and of torch's attention, measured in the same run.
+One request at a time, in chunks, with backups to L2 beside them as in `reload`. The floor is what
+the model's products take at the rates of a large matrix product and of torch's attention, measured
+in the same run.
 """
 
 import asyncio
@@ -31,11 +32,15 @@ PAGE_SIZE = 64
 
 
 def floor_ms(options: Options, model: ModelConfig, num_tokens: int) -> float:
-    """The least time for the prompt's matrix products and attention. The last token's logits are left out."""
+    """The least time for the prompt's matrix products and attention. The last token's logits are
+    left out.
+    """
     hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
     heads, head_dim = int(model["num_attention_heads"]), int(model["head_dim"])
     kv_size = int(model["num_key_value_heads"]) * head_dim
-    layer_weights = hidden * (2 * heads * head_dim + 2 * kv_size + 3 * int(model["intermediate_size"]))
+    layer_weights = hidden * (
+        2 * heads * head_dim + 2 * kv_size + 3 * int(model["intermediate_size"])
+    )
     product_flops = 2 * num_tokens * layers * layer_weights
     attention_flops = 2 * num_tokens**2 * layers * heads * head_dim
     matmul = matmul_tflops(options.device, 256 if options.is_tiny else 8192)
@@ -70,7 +75,9 @@ def main(options: Options) -> int:
     """Measure and report."""
     sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
     figures = asyncio.run(measure(options, sizes, model))
-    return options.report("cold_prefill", {"model": "dense_l16", "page_size": PAGE_SIZE, **asdict(sizes)}, figures)
+    return options.report(
+        "cold_prefill", {"model": "dense_l16", "page_size": PAGE_SIZE, **asdict(sizes)}, figures
+    )
 
 
 if __name__ == "__main__":

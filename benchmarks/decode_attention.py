@@ -1,8 +1,10 @@
-"""Measure decode attention over pages: bytes of keys and values per second against a plain copy on the device.
+"""Measure decode attention over pages: bytes of keys and values per second against a plain copy on
+the device.
 
     python -m benchmarks.decode_attention
 
-bf16, 32 query heads, 8 KV heads of 128, 64 rows with 8,192 tokens each in random pages, at page sizes 16 and 64.
+bf16, 32 query heads, 8 KV heads of 128, 64 rows with 8,192 tokens each in random pages, at page
+sizes 16 and 64.
 """
 
 import sys
@@ -39,7 +41,9 @@ def attention_tbps(page_size: int) -> float:
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
     num_splits = choose_num_splits(BATCH, KV_HEADS, CONTEXT, num_sms)
     time_ms = median_ms(
-        lambda: paged_decode(q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, num_splits=num_splits, out_TQD=out)
+        lambda: paged_decode(
+            q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, num_splits=num_splits, out_TQD=out
+        )
     )
     return pool[1:].numel() * pool.element_size() / time_ms / 1e9
 
@@ -53,8 +57,12 @@ def main() -> int:
     for page_size in (16, 64):
         rate = attention_tbps(page_size)
         name = f"attention, page {page_size}"
-        figures.append(Figure(name=name, value=rate, unit="TB/s", min_value=MIN_FRACTION * DEVICE_TBPS))
-        figures.append(Figure(name=f"{name}, fraction of the copy", value=rate / measured, unit="1"))
+        figures.append(
+            Figure(name=name, value=rate, unit="TB/s", min_value=MIN_FRACTION * DEVICE_TBPS)
+        )
+        figures.append(
+            Figure(name=f"{name}, fraction of the copy", value=rate / measured, unit="1")
+        )
     config = {
         "gpu": gpu_name(),
         "batch": BATCH,
@@ -65,7 +73,9 @@ def main() -> int:
         "dtype": "bfloat16",
         "ceiling_tbps": DEVICE_TBPS,
     }
-    return report("decode_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+    return report(
+        "decode_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Measure how much decoding slows down beside loads and backups, from the client's side of an engine.
+"""Measure how much decoding slows down beside loads and backups, from the client's side of an
+engine.
 
     python -m benchmarks.decode_beside_copies
 
-A batch generates while one more request again and again brings a prefix of 1 GiB from L2, or leaves 512 MiB of new
-pages to be backed up. The time between two tokens counts as beside copies if a copy was under way from the first of
-them to the second; no other request's step lies between them then. Its own
-time is that of the same batch without copies, before and after.
+A batch generates while one more request again and again brings a prefix of 1 GiB from L2, or leaves
+512 MiB of new pages to be backed up. The time between two tokens counts as beside copies if a copy
+was under way from the first of them to the second; no other request's step lies between them then.
+Its own time is that of the same batch without copies, before and after.
 """
 
 import asyncio
@@ -57,7 +58,9 @@ class Sizes:
     copy_delay_s: float = 0.0
     """Of a page, on the cpu."""
     warm_up_loads: int = 5
-    """The Scheduler learns how long they take: a request joins a step only when its load is nearly there."""
+    """The Scheduler learns how long they take: a request joins a step only when its load is nearly
+    there.
+    """
 
     def sections(self, page_size: int) -> dict[str, Any]:
         """The engine's configuration but for its model."""
@@ -68,7 +71,10 @@ class Sizes:
                 "l1": {"num_pages": self.l1_tokens // page_size, "copy_delay_s": self.copy_delay_s},
                 "l2": {"bytes_per_node": self.l2_bytes},
             },
-            "scheduler": {"chunked_prefill_tokens": self.chunk_tokens, "max_running_requests": self.batch + 1},
+            "scheduler": {
+                "chunked_prefill_tokens": self.chunk_tokens,
+                "max_running_requests": self.batch + 1,
+            },
         }
 
 
@@ -97,7 +103,9 @@ class Window:
 
 
 class WatchedTransfers:
-    """A `TransferEngine` that notes what passes through another one. Owns: `windows`, in order of completion."""
+    """A `TransferEngine` that notes what passes through another one. Owns: `windows`, in order of
+    completion.
+    """
 
     def __init__(self) -> None:
         self.windows: list[Window] = []
@@ -155,7 +163,9 @@ Disturb = Callable[[], Awaitable[None]]
 class Bench:
     """One engine in which a batch decodes."""
 
-    def __init__(self, engine: InProcessEngine, watched: WatchedTransfers, sizes: Sizes, page_size: int) -> None:
+    def __init__(
+        self, engine: InProcessEngine, watched: WatchedTransfers, sizes: Sizes, page_size: int
+    ) -> None:
         self._engine = engine
         self._watched = watched
         self._sizes = sizes
@@ -177,13 +187,17 @@ class Bench:
         sizes = self._sizes
         self._watched.windows.clear()
         prompts = [self._prompts.draw(sizes.prompt_tokens) for _ in range(sizes.batch)]
-        decoding = asyncio.create_task(ask_batch(self._engine.client.generate, prompts, sizes.output_tokens))
+        decoding = asyncio.create_task(
+            ask_batch(self._engine.client.generate, prompts, sizes.output_tokens)
+        )
         while disturb is not None and not decoding.done():
             await disturb()
         answers = await decoding
         await self._engine.settle()
         first_s = max(answer.first_s for answer in answers)
-        return replace(answers[0], first_s=first_s, ended_s=min(answer.ended_s for answer in answers))
+        return replace(
+            answers[0], first_s=first_s, ended_s=min(answer.ended_s for answer in answers)
+        )
 
     async def load(self) -> None:
         """Bring the prefix from L2."""
@@ -200,7 +214,11 @@ class Bench:
 
     def windows(self, *, is_load: bool) -> list[Window]:
         """Of the large copies since the batch began."""
-        return [each for each in self._watched.windows if each.is_load is is_load and each.num_pages >= self._min_pages]
+        return [
+            each
+            for each in self._watched.windows
+            if each.is_load is is_load and each.num_pages >= self._min_pages
+        ]
 
 
 def steady_intervals_s(answer: Answer) -> NDArray[np.float64]:
@@ -219,15 +237,22 @@ def beside(answer: Answer, windows: Sequence[Window]) -> NDArray[np.int64]:
     return np.flatnonzero(is_within & ~np.isnan(steady_intervals_s(answer)))
 
 
-async def measure(options: Options, page_size: int, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+async def measure(
+    options: Options, page_size: int, sizes: Sizes, model: ModelConfig
+) -> list[Figure]:
     """Both directions at one page size."""
     watched = WatchedTransfers()
-    async with dummy_engine(options, model, sizes.sections(page_size), watched.build_model) as engine:
+    async with dummy_engine(
+        options, model, sizes.sections(page_size), watched.build_model
+    ) as engine:
         bench = Bench(engine, watched, sizes, page_size)
         await bench.warm_up()
         alone_s = [steady_intervals_s(await bench.decode(None))]
         disturbed = {}
-        for name, is_load, disturb in (("loads", True, bench.load), ("backups", False, bench.back_up)):
+        for name, is_load, disturb in (
+            ("loads", True, bench.load),
+            ("backups", False, bench.back_up),
+        ):
             answer = await bench.decode(disturb)
             disturbed[name] = answer, bench.windows(is_load=is_load)
         alone_s.append(steady_intervals_s(await bench.decode(None)))
@@ -237,7 +262,9 @@ async def measure(options: Options, page_size: int, sizes: Sizes, model: ModelCo
     for name, (answer, windows) in disturbed.items():
         indices = beside(answer, windows)
         if not len(indices):
-            raise RuntimeError(f"no two tokens came beside one of {len(windows)} {name}; measure longer outputs")
+            raise RuntimeError(
+                f"no two tokens came beside one of {len(windows)} {name}; measure longer outputs"
+            )
         tpot_ms = 1e3 * float(steady_intervals_s(answer)[indices].mean())
         figures += [
             Figure(

@@ -2,14 +2,16 @@
 
     python -m benchmarks.decode_tpot
 
-Every request of a batch is sent at once. The time per token is that of the steady batch: one stream is watched from
-when the last request has its first token until the first request ends. The plain mean over the requests, which counts
-the prefill of those that came later, is shown for information. The floor is one pass over the weights that a step needs
-and over its KV, at the bandwidth of a copy within the device, measured in the same run.
+Every request of a batch is sent at once. The time per token is that of the steady batch: one stream
+is watched from when the last request has its first token until the first request ends. The plain
+mean over the requests, which counts the prefill of those that came later, is shown for information.
+The floor is one pass over the weights that a step needs and over its KV, at the bandwidth of a copy
+within the device, measured in the same run.
 
-At some of the batch sizes each round is repeated with requests that sample: their time is compared with that of the
-greedy ones, which alternate with them. A greedy stream of random weights soon repeats a token, and at batch 1 reads the
-same experts with each step, where a sampled stream reads others: a temperature near zero tells the two effects apart.
+At some of the batch sizes each round is repeated with requests that sample: their time is compared
+with that of the greedy ones, which alternate with them. A greedy stream of random weights soon
+repeats a token, and at batch 1 reads the same experts with each step, where a sampled stream reads
+others: a temperature near zero tells the two effects apart.
 """
 
 import asyncio
@@ -41,7 +43,9 @@ ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the load. `max_ms`: by batch size; `sampled`: the sizes at which requests that sample are measured, too."""
+    """Of the load. `max_ms`: by batch size; `sampled`: the sizes at which requests that sample are
+    measured, too.
+    """
 
     max_ms: dict[int, float]
     sampled: tuple[int, ...]
@@ -52,13 +56,22 @@ class Sizes:
     max_model_len: int = 16_384
 
     def sections(self, output_tokens: int) -> dict[str, Any]:
-        """The configuration, but for its model, of an engine that holds the largest batch at this length."""
+        """The configuration, but for its model, of an engine that holds the largest batch at this
+        length.
+        """
         largest = max(self.max_ms)
         pages_each = (self.prompt_tokens + output_tokens) // self.page_size + 2
         return {
             "model": {"max_model_len": self.max_model_len},
-            "cache": {"page_size": self.page_size, "l1": {"num_pages": 2 * largest * pages_each}, "l2": None},
-            "scheduler": {"chunked_prefill_tokens": self.chunk_tokens, "max_running_requests": largest},
+            "cache": {
+                "page_size": self.page_size,
+                "l1": {"num_pages": 2 * largest * pages_each},
+                "l2": None,
+            },
+            "scheduler": {
+                "chunked_prefill_tokens": self.chunk_tokens,
+                "max_running_requests": largest,
+            },
         }
 
 
@@ -96,18 +109,31 @@ MODES = (
 
 
 async def ask_batch(
-    generate: Generate, prompts: list[list[int]], num_tokens: int, sampling: Mapping[str, float] = GREEDY
+    generate: Generate,
+    prompts: list[list[int]],
+    num_tokens: int,
+    sampling: Mapping[str, float] = GREEDY,
 ) -> list[Answer]:
-    """All at once. Only the first is streamed token by token, so that reading costs the engine's process little."""
+    """All at once. Only the first is streamed token by token, so that reading costs the engine's
+    process little.
+    """
     kinds = [OutputKind.DELTA] + [OutputKind.FINAL] * (len(prompts) - 1)
-    asking = [ask(generate, prompt, num_tokens, kind, sampling) for prompt, kind in zip(prompts, kinds, strict=True)]
+    asking = [
+        ask(generate, prompt, num_tokens, kind, sampling)
+        for prompt, kind in zip(prompts, kinds, strict=True)
+    ]
     return list(await asyncio.gather(*asking))
 
 
 def steady_tpot_ms(answers: list[Answer]) -> float:
     """Time between two tokens of the first stream while every request generates."""
-    start_s, stop_s = max(answer.first_s for answer in answers), min(answer.ended_s for answer in answers)
-    arrivals_s = [arrival_s for arrival_s in answers[0].arrivals_s if start_s <= arrival_s <= stop_s]
+    start_s, stop_s = (
+        max(answer.first_s for answer in answers),
+        min(answer.ended_s for answer in answers),
+    )
+    arrivals_s = [
+        arrival_s for arrival_s in answers[0].arrivals_s if start_s <= arrival_s <= stop_s
+    ]
     if len(arrivals_s) < 2:
         raise RuntimeError("the requests did not generate at the same time; measure longer outputs")
     return 1e3 * (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1)
@@ -115,12 +141,23 @@ def steady_tpot_ms(answers: list[Answer]) -> float:
 
 def floor_ms(model: ModelConfig, batch: int, context_tokens: int, bandwidth_gbps: float) -> float:
     """The least time for a step's bytes, if the router spreads the batch evenly over the experts."""
-    hidden, layers, head_dim = int(model["hidden_size"]), int(model["num_hidden_layers"]), int(model["head_dim"])
-    query_size, kv_size = int(model["num_attention_heads"]) * head_dim, int(model["num_key_value_heads"]) * head_dim
+    hidden, layers, head_dim = (
+        int(model["hidden_size"]),
+        int(model["num_hidden_layers"]),
+        int(model["head_dim"]),
+    )
+    query_size, kv_size = (
+        int(model["num_attention_heads"]) * head_dim,
+        int(model["num_key_value_heads"]) * head_dim,
+    )
     num_experts = int(model["num_experts"])
-    experts_used = num_experts * (1 - (1 - int(model["num_experts_per_tok"]) / num_experts) ** batch)
+    experts_used = num_experts * (
+        1 - (1 - int(model["num_experts_per_tok"]) / num_experts) ** batch
+    )
     expert_weights = 3 * hidden * int(model["moe_intermediate_size"])
-    layer_elements = hidden * (2 * query_size + 2 * kv_size + num_experts) + experts_used * expert_weights
+    layer_elements = (
+        hidden * (2 * query_size + 2 * kv_size + num_experts) + experts_used * expert_weights
+    )
     kv_elements = 2 * kv_size * context_tokens * batch
     elements = layers * (layer_elements + kv_elements) + hidden * int(model["vocab_size"])
     return ELEMENT_BYTES * elements / bandwidth_gbps / 1e6
@@ -136,9 +173,14 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
             modes = MODES if batch in sizes.sampled else ()
             rounds: dict[str, list[list[Answer]]] = {}
             for _ in range(1 + options.repeats):
-                for name, sampling in (("greedy", GREEDY), *((mode.name, mode.sampling) for mode in modes)):
+                for name, sampling in (
+                    ("greedy", GREEDY),
+                    *((mode.name, mode.sampling) for mode in modes),
+                ):
                     drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
-                    answers = await ask_batch(engine.client.generate, drawn, sizes.output_tokens, sampling)
+                    answers = await ask_batch(
+                        engine.client.generate, drawn, sizes.output_tokens, sampling
+                    )
                     rounds.setdefault(name, []).append(answers)
                     await engine.settle()
             measured = rounds["greedy"][1:]
@@ -154,10 +196,15 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
                 ),
                 Figure(
                     name=f"mean TPOT with the prefill of later requests, batch {batch}",
-                    value=median(mean(answer.tpot_ms for answer in answers) for answers in measured),
+                    value=median(
+                        mean(answer.tpot_ms for answer in answers) for answers in measured
+                    ),
                     unit="ms",
                 ),
-                *(sampled_figure(mode, batch, rounds[mode.name][1:], measured, options) for mode in modes),
+                *(
+                    sampled_figure(mode, batch, rounds[mode.name][1:], measured, options)
+                    for mode in modes
+                ),
             ]
     return figures
 
@@ -179,7 +226,9 @@ def main(options: Options) -> int:
     """Measure and report."""
     sizes, model = (TINY, MOE_TINY) if options.is_tiny else (FULL, MOE_L12)
     figures = asyncio.run(measure(options, sizes, model))
-    config = {name: value for name, value in asdict(sizes).items() if name not in ("max_ms", "sampled")}
+    config = {
+        name: value for name, value in asdict(sizes).items() if name not in ("max_ms", "sampled")
+    }
     return options.report("decode_tpot", {"model": "moe_l12", **config}, figures)
 
 

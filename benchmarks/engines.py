@@ -1,4 +1,6 @@
-"""What the end-to-end benchmarks share: their models, engines in this process, and requests with a stopwatch."""
+"""What the end-to-end benchmarks share: their models, engines in this process, and requests with a
+stopwatch.
+"""
 
 import argparse
 import json
@@ -52,7 +54,9 @@ MOE_TINY: ModelConfig = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says. A tiny run shows that a benchmark works: it has no bars and keeps no record."""
+    """What the command line says. A tiny run shows that a benchmark works: it has no bars and keeps
+    no record.
+    """
 
     device: str = "cuda"
     is_tiny: bool = False
@@ -68,7 +72,12 @@ class Options:
         """Print and keep the record; the exit status."""
         is_cuda = self.device == "cuda"
         device = torch.cuda.get_device_name() if is_cuda else "cpu"
-        config = {"device": device, "dtype": "bfloat16" if is_cuda else "float32", "repeats": self.repeats, **config}
+        config = {
+            "device": device,
+            "dtype": "bfloat16" if is_cuda else "float32",
+            "repeats": self.repeats,
+            **config,
+        }
         if self.is_tiny:
             config["model"] = "tiny"
         keep_in = None if self.is_tiny else self.results
@@ -77,12 +86,16 @@ class Options:
 
 def parse_options(description: str | None) -> Options:
     """Read the command line that all end-to-end benchmarks have."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     defaults = Options()
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
     parser.add_argument("--tiny", action="store_true", help="small shapes, no bars, no record")
     parser.add_argument("--repeats", type=int, default=defaults.repeats)
-    parser.add_argument("--results", type=Path, default=defaults.results, help="folder for the record")
+    parser.add_argument(
+        "--results", type=Path, default=defaults.results, help="folder for the record"
+    )
     parser.add_argument("--commit", help="of the code, where there is no repository beside it")
     arguments = parser.parse_args()
     return Options(
@@ -98,18 +111,28 @@ def parse_options(description: str | None) -> Options:
 async def dummy_config(
     options: Options, model: ModelConfig, sections: Mapping[str, Any]
 ) -> AsyncIterator[EngineConfig]:
-    """The configuration of an engine with random weights for `model`; its folder lives as long as the block."""
+    """The configuration of an engine with random weights for `model`; its folder lives as long as
+    the block.
+    """
     with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(model)))
-        yield load_config({"model": {"path": folder, "load_format": "dummy", "device": options.device}}, sections)
+        yield load_config(
+            {"model": {"path": folder, "load_format": "dummy", "device": options.device}}, sections
+        )
 
 
 @asynccontextmanager
 async def dummy_engine(
-    options: Options, model: ModelConfig, sections: Mapping[str, Any], build_model: BuildModel = build_torch_model
+    options: Options,
+    model: ModelConfig,
+    sections: Mapping[str, Any],
+    build_model: BuildModel = build_torch_model,
 ) -> AsyncIterator[InProcessEngine]:
     """An engine in this process with random weights for `model`."""
-    async with dummy_config(options, model, sections) as config, in_process_engine(config, build_model) as engine:
+    async with (
+        dummy_config(options, model, sections) as config,
+        in_process_engine(config, build_model) as engine,
+    ):
         yield engine
 
 
@@ -162,7 +185,11 @@ async def ask(
 ) -> Answer:
     """Generate exactly `num_tokens`; `sampling`: parameters of `SamplingParams`."""
     params = SamplingParams(
-        max_tokens=num_tokens, ignore_eos=True, output_kind=output_kind, detokenize=False, **dict(sampling)
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        output_kind=output_kind,
+        detokenize=False,
+        **dict(sampling),
     )
     sent_s = time.monotonic()
     arrivals_s: list[float] = []
@@ -180,15 +207,28 @@ async def ask(
         ended_s=arrivals_s[-1],
         arrivals_s=tuple(arrivals_s),
         num_tokens=num_received,
-        tokens_by_source={source: count for source, count in output.metrics.cached_tokens_by_source.items() if count},
+        tokens_by_source={
+            source: count
+            for source, count in output.metrics.cached_tokens_by_source.items()
+            if count
+        },
     )
 
 
 def expect_sources(answer: Answer, **cached_tokens: int) -> None:
-    """Raise RuntimeError unless exactly these tokens came from these tiers: another state was measured than meant."""
-    cached = {source: n for source, n in answer.tokens_by_source.items() if not source.startswith("computed:")}
+    """Raise RuntimeError unless exactly these tokens came from these tiers: another state was
+    measured than meant.
+    """
+    cached = {
+        source: n
+        for source, n in answer.tokens_by_source.items()
+        if not source.startswith("computed:")
+    }
     if cached != cached_tokens:
-        raise RuntimeError(f"the prompt came from {answer.tokens_by_source}; expected {cached_tokens} from the tiers")
+        raise RuntimeError(
+            f"the prompt came from {answer.tokens_by_source}; expected {cached_tokens} from the "
+            f"tiers"
+        )
 
 
 def median_ttft_ms(answers: list[Answer]) -> float:

@@ -169,7 +169,9 @@ async def _on_ray(sections: dict[str, Any], step_s: float, name: str) -> AsyncIt
 async def without_l3(beside: Served, sections: Sections, step_s: float) -> AsyncIterator[Served]:
     """The same kind of engine, but for L3."""
     plain = sections(None, PAGE_BYTES)
-    engine = _on_ray(plain, step_s, "without-l3") if beside.is_on_ray else _in_process(plain, step_s)
+    engine = (
+        _on_ray(plain, step_s, "without-l3") if beside.is_on_ray else _in_process(plain, step_s)
+    )
     async with engine as served:
         yield served
 
@@ -178,7 +180,9 @@ async def without_l3(beside: Served, sections: Sections, step_s: float) -> Async
 async def _faking(
     sections: Sections, step_s: float, latency_s: float, *, broken: Faults
 ) -> AsyncIterator[tuple[Served, FaultyStorage]]:
-    async with _in_process(sections({"backend": "fake", "latency_s": latency_s}, PAGE_BYTES), step_s) as served:
+    async with _in_process(
+        sections({"backend": "fake", "latency_s": latency_s}, PAGE_BYTES), step_s
+    ) as served:
         storage = served.engine.spawner.latest(ActorKind.STORAGE)
         assert storage is not None
         backend = storage.plain.backend
@@ -191,10 +195,14 @@ async def _faking(
 
 
 @asynccontextmanager
-async def _stopped(sections: Sections, step_s: float, latency_s: float) -> AsyncIterator[tuple[Served, FaultyStorage]]:
+async def _stopped(
+    sections: Sections, step_s: float, latency_s: float
+) -> AsyncIterator[tuple[Served, FaultyStorage]]:
     server = RedisServer()
     try:
-        async with _in_process(sections({"backend": "redis", "url": server.url}, PAGE_BYTES), step_s) as served:
+        async with _in_process(
+            sections({"backend": "redis", "url": server.url}, PAGE_BYTES), step_s
+        ) as served:
             try:
                 yield served, StoppedServer(server)
             finally:
@@ -204,13 +212,19 @@ async def _stopped(sections: Sections, step_s: float, latency_s: float) -> Async
 
 
 @asynccontextmanager
-async def _killed(sections: Sections, step_s: float, latency_s: float) -> AsyncIterator[tuple[Served, FaultyStorage]]:
+async def _killed(
+    sections: Sections, step_s: float, latency_s: float
+) -> AsyncIterator[tuple[Served, FaultyStorage]]:
     with tempfile.TemporaryDirectory(prefix="raydix-benchmark-") as folder:
-        async with _on_ray(sections({"backend": "file", "path": folder}, PAGE_BYTES), step_s, "with-l3") as served:
+        async with _on_ray(
+            sections({"backend": "file", "path": folder}, PAGE_BYTES), step_s, "with-l3"
+        ) as served:
             yield served, KilledActor(served.handle)
 
 
-StartFaulty = Callable[[Sections, float, float], AbstractAsyncContextManager[tuple[Served, FaultyStorage]]]
+StartFaulty = Callable[
+    [Sections, float, float], AbstractAsyncContextManager[tuple[Served, FaultyStorage]]
+]
 """With the seconds of a step and the latency of a storage that works."""
 FAULTS: dict[str, StartFaulty] = {
     "black_hole": partial(_faking, broken=Faults(latency_s=math.inf)),

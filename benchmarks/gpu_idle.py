@@ -2,11 +2,13 @@
 
     python -m benchmarks.gpu_idle
 
-Each pass of the model lies between two events on the device. Idle is what is left between the passes of 500 consecutive
-decode steps: wall time from the first event to the last, less the passes. No profiler is attached.
+Each pass of the model lies between two events on the device. Idle is what is left between the
+passes of 500 consecutive decode steps: wall time from the first event to the last, less the passes.
+No profiler is attached.
 
-A pass that is enqueued while the one before it still runs leaves no gap. Where the device had run dry, it may also have
-waited within the pass; the upper bound counts all of the host's work on such a pass as idle.
+A pass that is enqueued while the one before it still runs leaves no gap. Where the device had run
+dry, it may also have waited within the pass; the upper bound counts all of the host's work on such
+a pass as idle.
 """
 
 import asyncio
@@ -19,7 +21,15 @@ from typing import Protocol
 import torch
 
 from benchmarks.decode_tpot import FULL, TINY, Sizes, ask_batch
-from benchmarks.engines import MOE_L12, MOE_TINY, ModelConfig, Options, Prompts, dummy_engine, parse_options
+from benchmarks.engines import (
+    MOE_L12,
+    MOE_TINY,
+    ModelConfig,
+    Options,
+    Prompts,
+    dummy_engine,
+    parse_options,
+)
 from benchmarks.record import Figure
 from raydix.runtime.actors.gpu import build_torch_model
 from raydix.runtime.actors.gpu_model import GpuModel
@@ -128,7 +138,9 @@ class Pass:
 
 
 class PassRecorder:
-    """Builds the configured model so that the passes of all its steps are kept. Owns: `passes`, in order."""
+    """Builds the configured model so that the passes of all its steps are kept. Owns: `passes`, in
+    order.
+    """
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
@@ -164,7 +176,9 @@ async def measure(
     prompts = Prompts(int(model["vocab_size"]))
     recorder = PassRecorder()
     figures = []
-    async with dummy_engine(options, model, sizes.sections(output_tokens), recorder.build_model) as engine:
+    async with dummy_engine(
+        options, model, sizes.sections(output_tokens), recorder.build_model
+    ) as engine:
         for batch in batches:
             for num_tokens in (2 * RAMP_STEPS, output_tokens):
                 recorder.passes.clear()

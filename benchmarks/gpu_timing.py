@@ -11,7 +11,9 @@ from benchmarks.record import REPOSITORY
 
 
 def median_ms(work: Callable[[], object], repeat_ms: int = 150) -> float:
-    """Median time by events of `work`, which enqueues on the current stream. Caches are flushed between runs."""
+    """Median time by events of `work`, which enqueues on the current stream. Caches are flushed
+    between runs.
+    """
     return float(do_bench(work, warmup=25, rep=repeat_ms, return_mode="median"))
 
 
@@ -21,8 +23,12 @@ def gpu_name() -> str:
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
-    """`results`: the folder for the record; `commit`: of the code, where there is no repository beside it."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """`results`: the folder for the record; `commit`: of the code, where there is no repository
+    beside it.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results")
     parser.add_argument("--commit", default=None)
     return parser.parse_args()

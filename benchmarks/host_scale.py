@@ -141,7 +141,9 @@ class Node:
         """The Scheduler fills what it was granted; seconds and pages."""
         grant = self.grants.popleft()
         keys = self.new_keys(len(grant.host_page_ids))
-        commit = CommitPages(keys=keys, host_page_ids=grant.host_page_ids, generations=grant.generations)
+        commit = CommitPages(
+            keys=keys, host_page_ids=grant.host_page_ids, generations=grant.generations
+        )
         return self.say(commit), len(grant.host_page_ids)
 
     def look_up(self) -> float:

@@ -46,7 +46,9 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 def write_config(shape: str, folder: Path) -> Path:
-    """Write a shape's config.json and return its folder, for `model.path` with `model.load_format: dummy`."""
+    """Write a shape's config.json and return its folder, for `model.path` with `model.load_format:
+    dummy`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2))
     return folder

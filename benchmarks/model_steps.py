@@ -1,6 +1,8 @@
-"""Speed of the model runner alone, in process and without a scheduler: decode steps by batch, and cold prompts.
+"""Speed of the model runner alone, in process and without a scheduler: decode steps by batch, and
+cold prompts.
 
-Run on a GPU: `python -m benchmarks.model_steps [--shape moe_l12] [--batches 1,8,32,64,128] [--profile]`.
+Run on a GPU: `python -m benchmarks.model_steps [--shape moe_l12] [--batches 1,8,32,64,128]
+[--profile]`.
 """
 
 import argparse
@@ -38,7 +40,9 @@ class StepDriver:
     def __init__(self, shape: str, max_requests: int) -> None:
         device = torch.device("cuda", 0)
         with tempfile.TemporaryDirectory() as folder:
-            loaded = make_dummy_model(write_config(shape, Path(folder)), device=device, dtype=torch.bfloat16)
+            loaded = make_dummy_model(
+                write_config(shape, Path(folder)), device=device, dtype=torch.bfloat16
+            )
         self.spec = loaded.spec
         pages = max(max_requests * 13, COLD_TOKENS // PAGE_SIZE + 1)
         self.pools = make_pools(self.spec.kv_layout(PAGE_SIZE, "bfloat16"), pages, device)
@@ -78,7 +82,9 @@ class StepDriver:
             slots=int32_array(range(num_requests)),
             starts=int32_array([0] * num_requests),
             counts=int32_array([num_pages] * num_requests),
-            page_ids=int32_array(self._rng.permutation(len(self.pools[0]) - 1)[: num_requests * num_pages] + 1),
+            page_ids=int32_array(
+                self._rng.permutation(len(self.pools[0]) - 1)[: num_requests * num_pages] + 1
+            ),
         )
         self.runner.apply(StepPlan(step=0, added=added, tables=(tables,)))
 
@@ -86,7 +92,9 @@ class StepDriver:
         """Free slots 0.. again."""
         self.runner.apply(StepPlan(step=0, removed_slots=int32_array(range(num_requests))))
 
-    def step(self, slots: range, start: int, num_tokens: int, output_position: int | None) -> StepOutput:
+    def step(
+        self, slots: range, start: int, num_tokens: int, output_position: int | None
+    ) -> StepOutput:
         """Enqueue one step of equal rows. `output_position` None: they sample nothing."""
         count = len(slots)
         position = -1 if output_position is None else output_position
@@ -138,7 +146,9 @@ class StepDriver:
         return time.monotonic() - began_s
 
     def extension(self) -> tuple[float, float]:
-        """Seconds until a few tokens after a long prefix are enqueued, and until their first token is there."""
+        """Seconds until a few tokens after a long prefix are enqueued, and until their first token
+        is there.
+        """
         began_s = time.monotonic()
         output = self.step(range(1), COLD_TOKENS, EXTENSION_TOKENS, 0)
         enqueued_s = time.monotonic()
@@ -151,7 +161,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="moe_l12")
     parser.add_argument("--batches", default="1,8,32,64,128")
-    parser.add_argument("--profile", action="store_true", help="Print the kernels that take longest, too.")
+    parser.add_argument(
+        "--profile", action="store_true", help="Print the kernels that take longest, too."
+    )
     parser.add_argument("--commit", help="Of a copy without its repository.")
     parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results")
     options = parser.parse_args()
@@ -167,16 +179,25 @@ def main() -> int:
             _print_profile(driver, f"decode of {batch}", batch)
     driver.add(1, COLD_TOKENS, COLD_TOKENS // PAGE_SIZE + 1)
     cold_ms = statistics.median([driver.cold() for _ in range(5)]) * 1e3
-    figures.append(Figure(name="cold", value=cold_ms, unit="ms", max_value=COLD_BARS_MS.get(options.shape)))
+    figures.append(
+        Figure(name="cold", value=cold_ms, unit="ms", max_value=COLD_BARS_MS.get(options.shape))
+    )
     enqueued_s, done_s = zip(*[driver.extension() for _ in range(9)], strict=True)
-    figures.append(Figure(name="extension_enqueued", value=statistics.median(enqueued_s) * 1e3, unit="ms"))
+    figures.append(
+        Figure(name="extension_enqueued", value=statistics.median(enqueued_s) * 1e3, unit="ms")
+    )
     figures.append(Figure(name="extension", value=statistics.median(done_s) * 1e3, unit="ms"))
     driver.remove(1)
     if options.profile:
         _print_profile(driver, "cold prompt", None)
     return report(
         f"model_steps_{options.shape}",
-        {"shape": options.shape, "page_size": PAGE_SIZE, "prompt": PROMPT_TOKENS, "output": OUTPUT_TOKENS},
+        {
+            "shape": options.shape,
+            "page_size": PAGE_SIZE,
+            "prompt": PROMPT_TOKENS,
+            "output": OUTPUT_TOKENS,
+        },
         figures,
         keep_in=options.results,
         at_commit=options.commit,
@@ -192,15 +213,24 @@ def _decode_figures(driver: StepDriver, shape: str, batch: int) -> list[Figure]:
     driver.remove(batch)
     bar = TPOT_BARS_MS.get(shape, {}).get(batch)
     idle_fraction = Figure(
-        name=f"idle_{batch}", value=1 - idle[2] / idle[1], unit="fraction", max_value=MAX_IDLE_FRACTION
+        name=f"idle_{batch}",
+        value=1 - idle[2] / idle[1],
+        unit="fraction",
+        max_value=MAX_IDLE_FRACTION,
     )
-    tpot = Figure(name=f"tpot_{batch}", value=statistics.median(gaps_s) * 1e3, unit="ms", max_value=bar)
+    tpot = Figure(
+        name=f"tpot_{batch}", value=statistics.median(gaps_s) * 1e3, unit="ms", max_value=bar
+    )
     mean = Figure(name=f"mean_tpot_{batch}", value=wall_s / OUTPUT_TOKENS * 1e3, unit="ms")
     return [tpot, mean, idle_fraction]
 
 
 def _print_profile(driver: StepDriver, title: str, batch: int | None) -> None:
-    driver.add(batch or 1, PROMPT_TOKENS if batch else COLD_TOKENS, 12 if batch else COLD_TOKENS // PAGE_SIZE + 1)
+    driver.add(
+        batch or 1,
+        PROMPT_TOKENS if batch else COLD_TOKENS,
+        12 if batch else COLD_TOKENS // PAGE_SIZE + 1,
+    )
     if batch:
         driver.prefill(batch)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -209,7 +239,9 @@ def _print_profile(driver: StepDriver, title: str, batch: int | None) -> None:
         else:
             driver.cold()
     driver.remove(batch or 1)
-    table = profile.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70)
+    table = profile.key_averages().table(
+        sort_by="cuda_time_total", row_limit=22, max_name_column_width=70
+    )
     print(title, table, sep="\n", file=sys.stderr)
 
 

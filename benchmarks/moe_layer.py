@@ -2,10 +2,11 @@
 
     python -m benchmarks.moe_layer
 
-Qwen3-30B-A3B's shape in bf16: hidden 2048, 128 experts of 768, 8 per token, random weights and router logits. The layer
-runs from router logits to the summed output. The baseline gets its rows already sorted by expert and leaves out the sum
-over choices: two products with SiLU-mul in between. The floor is the larger of weights touched / 4.2 TB/s and
-operations / 790 TFLOP/s. Both run as CUDA graphs.
+Qwen3-30B-A3B's shape in bf16: hidden 2048, 128 experts of 768, 8 per token, random weights and
+router logits. The layer runs from router logits to the summed output. The baseline gets its rows
+already sorted by expert and leaves out the sum over choices: two products with SiLU-mul in between.
+The floor is the larger of weights touched / 4.2 TB/s and operations / 790 TFLOP/s. Both run as CUDA
+graphs.
 """
 
 import sys
@@ -38,7 +39,9 @@ def graph_ms(work: Callable[[], object]) -> float:
     return median_ms(graph.replay)
 
 
-def baseline(x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, expert_ids_TK: Tensor) -> Callable[[], Tensor]:
+def baseline(
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, expert_ids_TK: Tensor
+) -> Callable[[], Tensor]:
     """The products over rows sorted beforehand."""
     order_X = expert_ids_TK.flatten().argsort(stable=True)
     x_XC = x_TC[order_X // CHOICES].contiguous()
@@ -66,7 +69,9 @@ def measure(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figu
     logits_TE = torch.randn(num_tokens, EXPERTS, dtype=torch.bfloat16, device="cuda")
 
     def layer() -> Tensor:
-        return fused_experts(x_TC, gate_up_EIC, down_ECI, *topk_gating(logits_TE, CHOICES, renormalise=True))
+        return fused_experts(
+            x_TC, gate_up_EIC, down_ECI, *topk_gating(logits_TE, CHOICES, renormalise=True)
+        )
 
     _, expert_ids_TK = topk_gating(logits_TE, CHOICES, renormalise=True)
     layer_ms = graph_ms(layer)
@@ -76,8 +81,14 @@ def measure(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figu
     return [
         Figure(name=name, value=layer_ms * 1e3, unit="us"),
         Figure(name=f"{name}, grouped_mm", value=baseline_ms * 1e3, unit="us"),
-        Figure(name=f"{name}, speedup", value=baseline_ms / layer_ms, unit="1", min_value=min_speedup),
-        Figure(name=f"{name}, fraction of the floor", value=floor_ms(expert_ids_TK) / layer_ms, unit="1"),
+        Figure(
+            name=f"{name}, speedup", value=baseline_ms / layer_ms, unit="1", min_value=min_speedup
+        ),
+        Figure(
+            name=f"{name}, fraction of the floor",
+            value=floor_ms(expert_ids_TK) / layer_ms,
+            unit="1",
+        ),
     ]
 
 
@@ -85,8 +96,14 @@ def main() -> int:
     """Measure and report."""
     arguments = parse_arguments(__doc__)
     torch.manual_seed(0)
-    gate_up_EIC = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, dtype=torch.bfloat16, device="cuda") * HIDDEN**-0.5
-    down_ECI = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, dtype=torch.bfloat16, device="cuda") * INTERMEDIATE**-0.5
+    gate_up_EIC = (
+        torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, dtype=torch.bfloat16, device="cuda")
+        * HIDDEN**-0.5
+    )
+    down_ECI = (
+        torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, dtype=torch.bfloat16, device="cuda")
+        * INTERMEDIATE**-0.5
+    )
     figures = [figure for count in NUM_TOKENS for figure in measure(count, gate_up_EIC, down_ECI)]
     config = {
         "gpu": gpu_name(),
@@ -98,7 +115,9 @@ def main() -> int:
         "ceiling_tbps": DEVICE_TBPS,
         "ceiling_tflops": DEVICE_TFLOPS,
     }
-    return report("moe_layer", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+    return report(
+        "moe_layer", config, figures, keep_in=arguments.results, at_commit=arguments.commit
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python -m benchmarks.overlap
 
-All three are times to the first token, so that fixed costs count alike: the load alone has one new token, the
-computation alone finds the prefix in L1, and both together find it in L2. The numbers of new tokens are chosen so that
-the computation alone takes 0.25, 1 and 4 times as long as the load alone.
+All three are times to the first token, so that fixed costs count alike: the load alone has one new
+token, the computation alone finds the prefix in L1, and both together find it in L2. The numbers of
+new tokens are chosen so that the computation alone takes 0.25, 1 and 4 times as long as the load
+alone.
 """
 
 import asyncio
@@ -38,7 +39,9 @@ PAGE_SIZE = 64
 class Prefix:
     """One prefix that L2 holds, in an engine of its own."""
 
-    def __init__(self, engine: InProcessEngine, options: Options, sizes: Sizes, vocab_size: int) -> None:
+    def __init__(
+        self, engine: InProcessEngine, options: Options, sizes: Sizes, vocab_size: int
+    ) -> None:
         self._engine = engine
         self._repeats = options.repeats
         self._num_tokens = sizes.context_tokens
@@ -64,7 +67,9 @@ class Prefix:
         for _ in range(1 + self._repeats):
             if tier == "l2":
                 await self._engine.flush_l1()
-            answer = await ask(self._engine.client.generate, self._tokens + self._prompts.draw(new_tokens), 1)
+            answer = await ask(
+                self._engine.client.generate, self._tokens + self._prompts.draw(new_tokens), 1
+            )
             expect_sources(answer, **{tier: self._num_tokens})
             answers.append(answer)
             await self._engine.settle()
@@ -72,8 +77,14 @@ class Prefix:
 
 
 async def choose_new_tokens(prefix: Prefix, sizes: Sizes, targets_ms: list[float]) -> list[int]:
-    """Numbers of new tokens whose computation alone takes about these times, interpolated between powers of two."""
-    steps = list(takewhile(lambda tokens: tokens <= sizes.context_tokens, (16 << power for power in range(16))))
+    """Numbers of new tokens whose computation alone takes about these times, interpolated between
+    powers of two.
+    """
+    steps = list(
+        takewhile(
+            lambda tokens: tokens <= sizes.context_tokens, (16 << power for power in range(16))
+        )
+    )
     times_ms = [await prefix.from_l1_ms(tokens) for tokens in steps]
     rising_ms = np.maximum.accumulate(times_ms)
     return [max(1, round(float(np.interp(target, rising_ms, steps)))) for target in targets_ms]
@@ -85,13 +96,17 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
         prefix = Prefix(engine, options, sizes, int(model["vocab_size"]))
         await prefix.compute()
         load_ms = await prefix.from_l2_ms(1)
-        choices = await choose_new_tokens(prefix, sizes, [ratio * load_ms for ratio in COMPUTE_RATIOS])
+        choices = await choose_new_tokens(
+            prefix, sizes, [ratio * load_ms for ratio in COMPUTE_RATIOS]
+        )
         before = await engine.stats()
         load_ms = await prefix.from_l2_ms(1)
         _, copy_s = loading(before, await engine.stats())
         figures = [
             Figure(name="load alone", value=load_ms, unit="ms"),
-            Figure(name="copy of the load alone", value=1e3 * copy_s / (1 + options.repeats), unit="ms"),
+            Figure(
+                name="copy of the load alone", value=1e3 * copy_s / (1 + options.repeats), unit="ms"
+            ),
         ]
         for ratio, new_tokens in zip(COMPUTE_RATIOS, choices, strict=True):
             # In this order: the loads leave the prefix in L1.
@@ -100,8 +115,16 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
             longer_ms = max(load_ms, compute_ms)
             name = f"compute {ratio:g} x load"
             figures += [
-                Figure(name=f"{name}: compute alone, {new_tokens} tokens", value=compute_ms, unit="ms"),
-                Figure(name=f"{name}: both", value=both_ms, unit="ms", baseline=longer_ms, baseline_name="the longer"),
+                Figure(
+                    name=f"{name}: compute alone, {new_tokens} tokens", value=compute_ms, unit="ms"
+                ),
+                Figure(
+                    name=f"{name}: both",
+                    value=both_ms,
+                    unit="ms",
+                    baseline=longer_ms,
+                    baseline_name="the longer",
+                ),
                 Figure(
                     name=f"{name}: both over the longer",
                     value=both_ms / longer_ms,
@@ -117,7 +140,9 @@ def main(options: Options) -> int:
     """Measure and report."""
     sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
     figures = asyncio.run(measure(options, sizes, model))
-    return options.report("overlap", {"model": "dense_l16", "page_size": PAGE_SIZE, **asdict(sizes)}, figures)
+    return options.report(
+        "overlap", {"model": "dense_l16", "page_size": PAGE_SIZE, **asdict(sizes)}, figures
+    )
 
 
 if __name__ == "__main__":

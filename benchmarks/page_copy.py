@@ -1,10 +1,12 @@
-"""Measure page copies between L1 and L2 in the patterns of serving, against one contiguous copy in the same run.
+"""Measure page copies between L1 and L2 in the patterns of serving, against one contiguous copy in
+the same run.
 
     python -m benchmarks.page_copy
 
-dense_l16: 16 layers, 8 KV heads of 128, bf16. 512 MiB in random pages of a registered arena, whole pages in one launch,
-one launch per layer or two, and one head of each layer (tensor parallelism 8), by the kernel; large pieces also by the
-copy engine in one call. Also, without a bar: how much decode attention slows down beside unending copies.
+dense_l16: 16 layers, 8 KV heads of 128, bf16. 512 MiB in random pages of a registered arena, whole
+pages in one launch, one launch per layer or two, and one head of each layer (tensor parallelism 8),
+by the kernel; large pieces also by the copy engine in one call. Also, without a bar: how much
+decode attention slows down beside unending copies.
 """
 
 import mmap
@@ -45,7 +47,11 @@ SHORT = {CopyDirection.TO_POOL: "H2D", CopyDirection.TO_ARENA: "D2H"}
 def register_arena() -> Tensor:
     """Map, fill and register memory as the host arena does."""
     arena = torch.frombuffer(mmap.mmap(-1, ARENA_BYTES), dtype=torch.uint8).random_()
-    status = int(torch.cuda.cudart().cudaHostRegister(arena.data_ptr(), arena.numel(), CUDA_HOST_REGISTER_PORTABLE))
+    status = int(
+        torch.cuda.cudart().cudaHostRegister(
+            arena.data_ptr(), arena.numel(), CUDA_HOST_REGISTER_PORTABLE
+        )
+    )
     if status:
         raise RuntimeError(f"cudaHostRegister returned {status}")
     return arena
@@ -53,7 +59,10 @@ def register_arena() -> Tensor:
 
 def contiguous_gbps(arena: Tensor, direction: CopyDirection) -> float:
     """One plain copy of the same size."""
-    host, device = arena[:TOTAL_BYTES], torch.empty(TOTAL_BYTES, dtype=torch.uint8, device="cuda").random_()
+    host, device = (
+        arena[:TOTAL_BYTES],
+        torch.empty(TOTAL_BYTES, dtype=torch.uint8, device="cuda").random_(),
+    )
     target, source = (device, host) if direction is CopyDirection.TO_POOL else (host, device)
     return TOTAL_BYTES / median_ms(lambda: target.copy_(source, non_blocking=True)) / 1e6
 
@@ -72,7 +81,9 @@ class Pattern:
         head_bytes = 2 * self.page_size * HEAD_DIM * ELEMENT_BYTES
         canonical_layer_bytes = KV_HEADS * head_bytes
         slot_bytes = HEADER_BYTES + LAYERS * canonical_layer_bytes
-        num_pages = min(TOTAL_BYTES // (LAYERS * self.heads * head_bytes), ARENA_BYTES // slot_bytes)
+        num_pages = min(
+            TOTAL_BYTES // (LAYERS * self.heads * head_bytes), ARENA_BYTES // slot_bytes
+        )
         random = np.random.default_rng(0)
         host_pages = random.permutation(ARENA_BYTES // slot_bytes)[:num_pages]
         shape = (num_pages + 1, LAYERS, self.heads, 2, self.page_size, HEAD_DIM)
@@ -138,19 +149,28 @@ class Copies:
 
 
 def pattern_figures(copies: Copies, baselines: dict[CopyDirection, float]) -> list[Figure]:
-    """Fractions of the contiguous copy. The bar holds for the way that serves: from 1 MiB on, the copy engine."""
+    """Fractions of the contiguous copy. The bar holds for the way that serves: from 1 MiB on, the
+    copy engine.
+    """
     pattern, figures = copies.pattern, []
     is_large = copies.piece_bytes >= LARGE_PIECE_BYTES
     for direction, baseline in baselines.items():
-        name = f"{SHORT[direction]}, page {pattern.page_size}, {pattern.name} ({copies.piece_bytes >> 10} KiB)"
+        name = (
+            f"{SHORT[direction]}, page {pattern.page_size}, {pattern.name} "
+            f"({copies.piece_bytes >> 10} KiB)"
+        )
         num_ctas = choose_num_ctas(direction, copies.piece_bytes)
         value = copies.gbps(copies.by_kernel, direction) / baseline
         bar = None if is_large else MIN_FRACTION
-        figures.append(Figure(name=f"{name}, {num_ctas} CTAs", value=value, unit="1", min_value=bar))
+        figures.append(
+            Figure(name=f"{name}, {num_ctas} CTAs", value=value, unit="1", min_value=bar)
+        )
         if copies.piece_bytes >= MIN_PIECE_BYTES[direction]:
             value = copies.gbps(copies.by_engine, direction) / baseline
             bar = MIN_FRACTION_LARGE if is_large else MIN_FRACTION
-            figures.append(Figure(name=f"{name}, copy engine", value=value, unit="1", min_value=bar))
+            figures.append(
+                Figure(name=f"{name}, copy engine", value=value, unit="1", min_value=bar)
+            )
     return figures
 
 
@@ -165,7 +185,9 @@ class DecodeStep:
         self.tables = (torch.randperm(num_pages, device="cuda") + 1).view(batch, -1).int()
         self.q = torch.randn(batch, 4 * KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
         self.out, rows = torch.empty_like(self.q), torch.arange(batch, device="cuda")
-        self.tiles = DecodeTiles(rows_B=rows, tokens_B=rows, context_tokens_B=torch.full_like(rows, context))
+        self.tiles = DecodeTiles(
+            rows_B=rows, tokens_B=rows, context_tokens_B=torch.full_like(rows, context)
+        )
 
     def run_ms(self) -> float:
         """Enqueue, wait, return the time on the device."""
@@ -173,14 +195,23 @@ class DecodeStep:
         start.record()
         for _ in range(20):
             paged_decode(
-                self.q, self.pool, 0, self.tables, self.tiles, scale=HEAD_DIM**-0.5, num_splits=1, out_TQD=self.out
+                self.q,
+                self.pool,
+                0,
+                self.tables,
+                self.tiles,
+                scale=HEAD_DIM**-0.5,
+                num_splits=1,
+                out_TQD=self.out,
             )
         stop.record()
         torch.cuda.synchronize()
         return float(start.elapsed_time(stop))
 
 
-def slowdown(step: DecodeStep, enqueue: Callable[[CopyDirection], None], direction: CopyDirection) -> float:
+def slowdown(
+    step: DecodeStep, enqueue: Callable[[CopyDirection], None], direction: CopyDirection
+) -> float:
     """Time of the step beside copies, over its own time."""
     side = torch.cuda.Stream()
 
@@ -212,12 +243,23 @@ def main() -> int:
         for direction in CopyDirection:
             for way, enqueue in (("kernel", copies.by_kernel), ("copy engine", copies.by_engine)):
                 name = (
-                    f"decode attention beside {SHORT[direction]} copies of 256 KiB pieces by the {way}, times its own"
+                    f"decode attention beside {SHORT[direction]} copies of 256 KiB pieces by the "
+                    f"{way}, times its own"
                 )
-                figures.append(Figure(name=name, value=slowdown(step, enqueue, direction), unit="1"))
-    config = {"gpu": gpu_name(), "layers": LAYERS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": "bfloat16"}
+                figures.append(
+                    Figure(name=name, value=slowdown(step, enqueue, direction), unit="1")
+                )
+    config = {
+        "gpu": gpu_name(),
+        "layers": LAYERS,
+        "kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "dtype": "bfloat16",
+    }
     config |= {"total_mib": TOTAL_BYTES >> 20, "arena_mib": ARENA_BYTES >> 20}
-    return report("page_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+    return report(
+        "page_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit
+    )
 
 
 if __name__ == "__main__":

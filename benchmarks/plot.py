@@ -1,6 +1,8 @@
-"""Draw records as PNG: one panel per unit, a bar per figure, with its limit and what was measured beside it.
+"""Draw records as PNG: one panel per unit, a bar per figure, with its limit and what was measured
+beside it.
 
-python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside each record; needs matplotlib
+python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside each record;
+needs matplotlib
 """
 
 import argparse
@@ -27,7 +29,9 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     height = 1.5 * len(counts) + _INCHES_PER_FIGURE * sum(counts)
     picture = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
     FigureCanvasAgg(picture)
-    panels = picture.subplots(len(counts), squeeze=False, height_ratios=[count + 2 for count in counts])[:, 0]
+    panels = picture.subplots(
+        len(counts), squeeze=False, height_ratios=[count + 2 for count in counts]
+    )[:, 0]
     for panel, (unit, figures) in zip(panels, by_unit.items(), strict=True):
         _draw_panel(panel, unit, figures)
     picture.suptitle(f"{record['benchmark']}, {record['commit']}")
@@ -44,7 +48,12 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
         (("max_value", "min_value"), "tab:red", "bar"),
         (("baseline",), "black", "beside it"),
     ):
-        marks = [(figure[name], i) for i, figure in enumerate(figures) for name in names if name in figure]
+        marks = [
+            (figure[name], i)
+            for i, figure in enumerate(figures)
+            for name in names
+            if name in figure
+        ]
         if marks:
             values, rows = zip(*marks, strict=True)
             panel.scatter(values, rows, marker="|", s=200, color=color, label=label, zorder=3)
@@ -54,7 +63,9 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """Draw each record that is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("records", type=Path, nargs="+")
     for path in parser.parse_args().records:
         draw(json.loads(path.read_text()), path.with_suffix(".png"))

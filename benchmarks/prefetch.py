@@ -2,9 +2,10 @@
 
     python -m benchmarks.prefetch
 
-A whole engine in one process: real actors, links, arena and copies around a model that only sleeps. A perfect pipeline
-takes the latency of the search and of the first read, the time of all bytes on the link, and one step. With slow copies
-the bytes take half of that time again from L2 to L1, which only a load that starts early can hide.
+A whole engine in one process: real actors, links, arena and copies around a model that only sleeps.
+A perfect pipeline takes the latency of the search and of the first read, the time of all bytes on
+the link, and one step. With slow copies the bytes take half of that time again from L2 to L1, which
+only a load that starts early can hide.
 """
 
 import argparse
@@ -65,7 +66,9 @@ class Setting:
     @property
     def layout(self) -> KvLayout:
         """64 KiB per page."""
-        group = KvGroup(kind=GroupKind.FULL, layers=tuple(range(NUM_LAYERS)), num_kv_heads=1, head_dim=HEAD_DIM)
+        group = KvGroup(
+            kind=GroupKind.FULL, layers=tuple(range(NUM_LAYERS)), num_kv_heads=1, head_dim=HEAD_DIM
+        )
         return KvLayout(page_size=PAGE_TOKENS, dtype="float32", dtype_bytes=4, groups=(group,))
 
     @property
@@ -98,7 +101,12 @@ class Setting:
 
 
 def build_model(
-    config: EngineConfig, device_index: int, *, layout: KvLayout, step_s: float, page_copy_s: float = 0.0
+    config: EngineConfig,
+    device_index: int,
+    *,
+    layout: KvLayout,
+    step_s: float,
+    page_copy_s: float = 0.0,
 ) -> GpuModel:
     """A model that sleeps, over real pages, each of which takes `page_copy_s` on average to copy."""
     num_pages = config.cache.l1.num_pages
@@ -106,7 +114,9 @@ def build_model(
     pools = make_pools(layout, num_pages, torch.device("cpu"))
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-        return CpuTransfers(layout, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s)
+        return CpuTransfers(
+            layout, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s
+        )
 
     facts = GpuFacts(
         pid=os.getpid(),
@@ -142,7 +152,9 @@ class Engine:
 
     async def ask(self, prompt: list[int]) -> Answer:
         """With other last tokens each time."""
-        return await ask(self._engine.client.generate, prompt + self._prompts.draw(self._setting.new_tokens), 1)
+        return await ask(
+            self._engine.client.generate, prompt + self._prompts.draw(self._setting.new_tokens), 1
+        )
 
     async def store(self, prompt: list[int]) -> None:
         """Have L3 alone hold it."""
@@ -233,7 +245,12 @@ class Case:
 
 CASES = (
     Case("wait_complete", PrefetchStrategy.WAIT_COMPLETE, measure_waiting),
-    Case("wait_complete_slow_copies", PrefetchStrategy.WAIT_COMPLETE, measure_waiting, has_slow_copies=True),
+    Case(
+        "wait_complete_slow_copies",
+        PrefetchStrategy.WAIT_COMPLETE,
+        measure_waiting,
+        has_slow_copies=True,
+    ),
     Case("timeout", PrefetchStrategy.TIMEOUT, measure_waiting),
     Case("best_effort", PrefetchStrategy.BEST_EFFORT, measure_not_waiting),
     Case("shared", PrefetchStrategy.WAIT_COMPLETE, measure_shared),
@@ -245,7 +262,9 @@ async def run(setting: Setting) -> list[Figure]:
     figures = [Figure(name="perfect_ttft", value=setting.perfect_ms, unit="ms")]
     for case in CASES:
         page_copy_s = setting.slow_copies_s / setting.num_pages if case.has_slow_copies else 0.0
-        build: Any = partial(build_model, layout=setting.layout, step_s=setting.step_s, page_copy_s=page_copy_s)
+        build: Any = partial(
+            build_model, layout=setting.layout, step_s=setting.step_s, page_copy_s=page_copy_s
+        )
         async with in_process_engine(setting.config(case.strategy), build) as engine:
             figures += await case.measure(Engine(engine, setting), setting, case.name)
             await engine.check()
@@ -254,13 +273,17 @@ async def run(setting: Setting) -> list[Figure]:
 
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     defaults = Setting()
     parser.add_argument("--step-ms", type=float, default=1e3 * defaults.step_s)
     parser.add_argument("--latency-ms", type=float, default=1e3 * defaults.latency_s)
     parser.add_argument("--max-bytes-per-s", type=int, default=defaults.max_bytes_per_s)
     parser.add_argument("--repeats", type=int, default=defaults.repeats)
-    parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results", help="for the record")
+    parser.add_argument(
+        "--results", type=Path, default=REPOSITORY / "benchmarks" / "results", help="for the record"
+    )
     arguments = parser.parse_args()
     setting = Setting(
         step_s=arguments.step_ms / 1e3,

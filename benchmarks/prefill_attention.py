@@ -1,9 +1,10 @@
-"""Measure causal prefill attention over pages against torch's SDPA over contiguous keys in the same run.
+"""Measure causal prefill attention over pages against torch's SDPA over contiguous keys in the same
+run.
 
     python -m benchmarks.prefill_attention
 
-bf16, 32 query heads, 8 KV heads of 128 (SDPA gets its keys repeated for all 32), one row of 8,192 and of 32,768 tokens
-in random pages, at page sizes 16 and 64.
+bf16, 32 query heads, 8 KV heads of 128 (SDPA gets its keys repeated for all 32), one row of 8,192
+and of 32,768 tokens in random pages, at page sizes 16 and 64.
 """
 
 import sys
@@ -30,7 +31,9 @@ def sdpa_tflops(context: int) -> float:
     """Teraflops of torch's attention over contiguous tensors."""
     shape = (3, 1, KV_HEADS * GROUP, context, HEAD_DIM)
     q, k, v = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
-    return tflops(context, median_ms(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True)))
+    return tflops(
+        context, median_ms(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    )
 
 
 def paged_tflops(context: int, page_size: int) -> float:
@@ -43,7 +46,9 @@ def paged_tflops(context: int, page_size: int) -> float:
     out = torch.empty_like(q)
     row = PrefillRow(row=0, first_token=0, num_tokens=context, context_tokens=context)
     tiles = torch.from_numpy(plan_tiles([row], q.dtype)).cuda()
-    time_ms = median_ms(lambda: paged_prefill(q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, out_TQD=out))
+    time_ms = median_ms(
+        lambda: paged_prefill(q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, out_TQD=out)
+    )
     return tflops(context, time_ms)
 
 
@@ -60,7 +65,14 @@ def main() -> int:
             name = f"pages of {page_size}, {context} tokens"
             figures.append(Figure(name=name, value=rate, unit="TFLOP/s"))
             fraction = rate / baseline
-            figures.append(Figure(name=f"{name}, fraction of SDPA", value=fraction, unit="1", min_value=MIN_FRACTION))
+            figures.append(
+                Figure(
+                    name=f"{name}, fraction of SDPA",
+                    value=fraction,
+                    unit="1",
+                    min_value=MIN_FRACTION,
+                )
+            )
     config = {
         "gpu": gpu_name(),
         "query_heads": KV_HEADS * GROUP,
@@ -68,7 +80,9 @@ def main() -> int:
         "head_dim": HEAD_DIM,
         "dtype": "bfloat16",
     }
-    return report("prefill_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+    return report(
+        "prefill_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit
+    )
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
     python -m benchmarks.radix_tree
 
-Replays the first 6,000 requests one after another at page size 16 and 4M tokens of capacity, and reports medians over
-the second half: `match` as the prompt arrives, `match_fully_cached` once all of it is in. Preparing the key (packing
-tokens, hashing page keys) is timed apart. The eviction load inserts prompts of 1,024 tokens behind 1,000 distinct first
-blocks into trees of 1k and of 30k nodes. `evict_per_victim` is one call's time by what it took: whole leaves, and the
-tail of the last one. The step load holds 65,536 leaves of one page, inspected a sixteenth ahead as before backups; each
-of 100,000 rounds adds a leaf and evicts a page. The tail load takes one leaf of 131,072 tokens page by page. Everything
-runs `--repeats` times and the best median counts: other processes share the machine's caches.
+Replays the first 6,000 requests one after another at page size 16 and 4M tokens of capacity, and
+reports medians over the second half: `match` as the prompt arrives, `match_fully_cached` once all
+of it is in. Preparing the key (packing tokens, hashing page keys) is timed apart. The eviction load
+inserts prompts of 1,024 tokens behind 1,000 distinct first blocks into trees of 1k and of 30k
+nodes. `evict_per_victim` is one call's time by what it took: whole leaves, and the tail of the last
+one. The step load holds 65,536 leaves of one page, inspected a sixteenth ahead as before backups;
+each of 100,000 rounds adds a leaf and evicts a page. The tail load takes one leaf of 131,072 tokens
+page by page. Everything runs `--repeats` times and the best median counts: other processes share
+the machine's caches.
 """
 
 import argparse
@@ -67,7 +69,9 @@ class Replay:
         self._now_s = 0.0
 
     def serve(self, token_ids: Int32Array, keys: bytes | None = None) -> int:
-        """Match, lock, make room, insert, unlock. Returns the pages that were cached. `keys` spares the hashing."""
+        """Match, lock, make room, insert, unlock. Returns the pages that were cached. `keys` spares
+        the hashing.
+        """
         tree, pool, times = self.tree, self.pool, self.times
         self._now_s += 1.0
         started = perf_counter()
@@ -102,7 +106,9 @@ class Replay:
         times["match_fully_cached"].append(perf_counter() - started)
         return match.num_pages
 
-    def _new_keys(self, parent: PageKey, rest: bytes, num_matched: int, keys: bytes | None) -> bytes:
+    def _new_keys(
+        self, parent: PageKey, rest: bytes, num_matched: int, keys: bytes | None
+    ) -> bytes:
         if keys is not None:
             return keys[num_matched * KEY_BYTES :]
         started = perf_counter()
@@ -122,7 +128,9 @@ class Replay:
         self.pool.release(np.concatenate([victim.page_ids[0] for victim in victims]), after_step=-1)
 
 
-def replay_trace(eviction: str, *, page_size: int, capacity_tokens: int, num_requests: int) -> list[Figure]:
+def replay_trace(
+    eviction: str, *, page_size: int, capacity_tokens: int, num_requests: int
+) -> list[Figure]:
     """Medians in microseconds over the second half of the trace's first `num_requests` requests."""
     replay = Replay(page_size=page_size, num_pages=capacity_tokens // page_size, eviction=eviction)
     num_cached_pages = num_tokens = 0
@@ -135,21 +143,36 @@ def replay_trace(eviction: str, *, page_size: int, capacity_tokens: int, num_req
     replay.pool.check()
     bars = {"match": 8.0, "insert": 40.0, "evict_per_victim": 5.0}
     figures = [
-        Figure(name=f"{eviction}_{name}", value=median(times) * 1e6, unit="us", max_value=bars.get(name))
+        Figure(
+            name=f"{eviction}_{name}",
+            value=median(times) * 1e6,
+            unit="us",
+            max_value=bars.get(name),
+        )
         for name, times in replay.times.items()
     ]
     percentiles = [
-        Figure(name=f"{eviction}_{name}_p99", value=float(np.percentile(replay.times[name], 99)) * 1e6, unit="us")
+        Figure(
+            name=f"{eviction}_{name}_p99",
+            value=float(np.percentile(replay.times[name], 99)) * 1e6,
+            unit="us",
+        )
         for name in ("match", "insert", "evict")
     ]
     tree_s = sum(sum(replay.times[name]) for name in ("match", "lock", "insert", "unlock", "evict"))
     return [
         *figures,
         *percentiles,
-        Figure(name=f"{eviction}_tree_mean_per_request", value=tree_s / (num_requests / 2) * 1e6, unit="us"),
+        Figure(
+            name=f"{eviction}_tree_mean_per_request",
+            value=tree_s / (num_requests / 2) * 1e6,
+            unit="us",
+        ),
         Figure(name=f"{eviction}_nodes", value=replay.tree.num_nodes, unit="nodes"),
         Figure(
-            name=f"{eviction}_hit_fraction", value=num_cached_pages * page_size / num_tokens, unit="of input tokens"
+            name=f"{eviction}_hit_fraction",
+            value=num_cached_pages * page_size / num_tokens,
+            unit="of input tokens",
         ),
     ]
 
@@ -161,11 +184,24 @@ def best_of(replays: list[list[Figure]]) -> list[Figure]:
 
 def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figure]:
     """Time per victim in trees of two sizes, and their ratio."""
-    tails_s = [min(_time_eviction(eviction, num_nodes, page_size) for _ in range(repeats)) for num_nodes in SWEEP_NODES]
-    ratio = Figure(name=f"{eviction}_evict_ratio_30k_to_1k", value=tails_s[1] / tails_s[0], unit="times", max_value=1.5)
+    tails_s = [
+        min(_time_eviction(eviction, num_nodes, page_size) for _ in range(repeats))
+        for num_nodes in SWEEP_NODES
+    ]
+    ratio = Figure(
+        name=f"{eviction}_evict_ratio_30k_to_1k",
+        value=tails_s[1] / tails_s[0],
+        unit="times",
+        max_value=1.5,
+    )
     return [
         *(
-            Figure(name=f"{eviction}_evict_per_victim_{num_nodes}_nodes", value=tail_s * 1e6, unit="us", max_value=5.0)
+            Figure(
+                name=f"{eviction}_evict_per_victim_{num_nodes}_nodes",
+                value=tail_s * 1e6,
+                unit="us",
+                max_value=5.0,
+            )
             for num_nodes, tail_s in zip(SWEEP_NODES, tails_s, strict=True)
         ),
         ratio,
@@ -173,11 +209,15 @@ def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figur
 
 
 def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
-    """Median seconds per victim once the tree holds about `num_nodes` nodes: a full one takes one leaf per prompt."""
+    """Median seconds per victim once the tree holds about `num_nodes` nodes: a full one takes one
+    leaf per prompt.
+    """
     num_first_blocks = min(SWEEP_FIRST_BLOCKS, num_nodes // 2)
     prompt_pages = SWEEP_PROMPT_TOKENS // page_size
     first_pages = BLOCK_TOKENS // page_size
-    num_pages = num_first_blocks * first_pages + (num_nodes - num_first_blocks) * (prompt_pages - first_pages)
+    num_pages = num_first_blocks * first_pages + (num_nodes - num_first_blocks) * (
+        prompt_pages - first_pages
+    )
     replay = Replay(page_size=page_size, num_pages=num_pages, eviction=eviction)
     tail = np.arange(SWEEP_PROMPT_TOKENS, dtype=np.int32)
     keys = bytes(KEY_BYTES * prompt_pages)  # the tree never looks into a key
@@ -214,7 +254,11 @@ def time_steps(eviction: str) -> list[Figure]:
     tree.check()
 
     return [
-        Figure(name=f"{eviction}_{name}_{label}", value=float(np.percentile(seconds, percentile)) * 1e6, unit="us")
+        Figure(
+            name=f"{eviction}_{name}_{label}",
+            value=float(np.percentile(seconds, percentile)) * 1e6,
+            unit="us",
+        )
         for name, seconds in times.items()
         for label, percentile in (("p50", 50), ("p99", 99), ("max", 100))
     ]
@@ -225,7 +269,9 @@ def _put_leaf(tree: RadixTree, number: int) -> None:
     packed = pack_tokens([number])
     lock = tree.lock(tree.match(root_key(), packed), now_s=float(number))
     page_ids = (int32_array([number + 1]),)
-    tree.insert(lock, packed, page_ids, bytes(KEY_BYTES), segment=Segment.PROMPT, now_s=float(number))
+    tree.insert(
+        lock, packed, page_ids, bytes(KEY_BYTES), segment=Segment.PROMPT, now_s=float(number)
+    )
     tree.unlock(lock)
 
 
@@ -242,12 +288,16 @@ def time_tails(page_size: int) -> list[Figure]:
         seconds.append(perf_counter() - started)
     return [
         Figure(name="tail_of_128k_tokens_p50", value=median(seconds) * 1e6, unit="us"),
-        Figure(name="tail_of_128k_tokens_p99", value=float(np.percentile(seconds, 99)) * 1e6, unit="us"),
+        Figure(
+            name="tail_of_128k_tokens_p99", value=float(np.percentile(seconds, 99)) * 1e6, unit="us"
+        ),
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--capacity-tokens", type=int, default=4_000_000)
     parser.add_argument("--requests", type=int, default=6000)

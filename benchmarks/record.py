@@ -15,9 +15,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value. `max_value` and `min_value` are bars; without any the figure is for information.
+    """One measured value. `max_value` and `min_value` are bars; without any the figure is for
+    information.
 
-    `baseline`, in the same unit, is measured in the same run: a ceiling, or another way to do the same.
+    `baseline`, in the same unit, is measured in the same run: a ceiling, or another way to do the
+    same.
     """
 
     name: str
@@ -37,7 +39,9 @@ class Figure:
 
 
 def commit() -> str:
-    """The checkout's commit, with `+` if tracked files differ from it; `unknown` outside a checkout."""
+    """The checkout's commit, with `+` if tracked files differ from it; `unknown` outside a
+    checkout.
+    """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -64,10 +68,11 @@ def report(
     kept_unit: str | None = None,
     at_commit: str | None = None,
 ) -> int:
-    """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1 below a bar.
+    """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1
+    below a bar.
 
-    `keep_in`: also write it to `<benchmark>.json` in that folder; with `kept_unit` only its figures of that unit.
-    `at_commit`: for a copy without its repository.
+    `keep_in`: also write it to `<benchmark>.json` in that folder; with `kept_unit` only its figures
+    of that unit. `at_commit`: for a copy without its repository.
     """
     record = {
         "benchmark": benchmark,
@@ -80,18 +85,26 @@ def report(
     if keep_in is not None:
         keep_in.mkdir(parents=True, exist_ok=True)
         kept = [_as_record(figure) for figure in figures if kept_unit in (None, figure.unit)]
-        (keep_in / f"{benchmark}.json").write_text(json.dumps(record | {"figures": kept}, indent=2) + "\n")
+        (keep_in / f"{benchmark}.json").write_text(
+            json.dumps(record | {"figures": kept}, indent=2) + "\n"
+        )
     for figure in figures:
         bars = [f"at most {figure.max_value:g}"] if figure.max_value is not None else []
         bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []
         if bars:
             verdict = "ok" if figure.is_met else "BELOW THE BAR"
-            print(f"{figure.name}: {figure.value:.4g} {figure.unit}, bar {', '.join(bars)}: {verdict}", file=sys.stderr)
+            print(
+                f"{figure.name}: {figure.value:.4g} {figure.unit}, bar {', '.join(bars)}: "
+                f"{verdict}",
+                file=sys.stderr,
+            )
     return 0 if all(figure.is_met for figure in figures) else 1
 
 
 def _as_record(figure: Figure) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: value for name, value in asdict(figure).items() if value is not None}
+    fields: dict[str, Any] = {
+        name: value for name, value in asdict(figure).items() if value is not None
+    }
     for name in ("value", "max_value", "min_value", "baseline"):
         if name in fields:
             fields[name] = float(f"{fields[name]:.4g}")

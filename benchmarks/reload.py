@@ -1,9 +1,10 @@
-"""Measure times to the first token of long contexts that are found in L2 or in L1, and the loads' bandwidth.
+"""Measure times to the first token of long contexts that are found in L2 or in L1, and the loads'
+bandwidth.
 
     python -m benchmarks.reload
 
-More contexts than L1 holds are asked about in turn, one request at a time, each time with other new tokens: so every
-context has left L1 when its turn comes, and is in L1 when it is asked about twice.
+More contexts than L1 holds are asked about in turn, one request at a time, each time with other new
+tokens: so every context has left L1 when its turn comes, and is in L1 when it is asked about twice.
 """
 
 import asyncio
@@ -70,10 +71,14 @@ class Contexts:
         self._engine = engine
         self._sizes = sizes
         self._prompts = Prompts(vocab_size)
-        self._contexts = [self._prompts.draw(sizes.context_tokens) for _ in range(sizes.num_contexts)]
+        self._contexts = [
+            self._prompts.draw(sizes.context_tokens) for _ in range(sizes.num_contexts)
+        ]
 
     async def ask_each(self, *, times: int = 1, **cached_tokens: int) -> list[Answer]:
-        """One answer per context, the last of `times`; what came from the tiers must be `cached_tokens`."""
+        """One answer per context, the last of `times`; what came from the tiers must be
+        `cached_tokens`.
+        """
         answers = []
         for context in self._contexts:
             for _ in range(times):
@@ -88,11 +93,15 @@ class Contexts:
 def loading(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float]:
     """Bytes and seconds of loads between two looks at the engine's figures."""
     names = ("loaded_bytes", "loading_s")
-    num_bytes, seconds = (float(after["gpu0"][name]) - float(before["gpu0"][name]) for name in names)
+    num_bytes, seconds = (
+        float(after["gpu0"][name]) - float(before["gpu0"][name]) for name in names
+    )
     return num_bytes, seconds
 
 
-async def measure(options: Options, page_size: int, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+async def measure(
+    options: Options, page_size: int, sizes: Sizes, model: ModelConfig
+) -> list[Figure]:
     """All states at one page size."""
     async with dummy_engine(options, model, sizes.sections(page_size)) as engine:
         contexts = Contexts(engine, sizes, int(model["vocab_size"]))
@@ -127,9 +136,14 @@ async def measure(options: Options, page_size: int, sizes: Sizes, model: ModelCo
             baseline_name="contiguous pinned copy",
         ),
         Figure(
-            name=f"TTFT, L1 hit, {page}", value=median_ttft_ms(from_l1), unit="ms", max_value=options.bar(MAX_L1_MS)
+            name=f"TTFT, L1 hit, {page}",
+            value=median_ttft_ms(from_l1),
+            unit="ms",
+            max_value=options.bar(MAX_L1_MS),
         ),
-        Figure(name=f"TTFT, cold and beside backups, {page}", value=median_ttft_ms(cold[1:]), unit="ms"),
+        Figure(
+            name=f"TTFT, cold and beside backups, {page}", value=median_ttft_ms(cold[1:]), unit="ms"
+        ),
     ]
 
 

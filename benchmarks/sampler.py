@@ -2,8 +2,9 @@
 
     python -m benchmarks.sampler
 
-The launches of a captured step, in CUDA graphs, on bf16 logits of 151,936 tokens. The bars are 3 % (temperature alone)
-and 5 % (with top-p 0.95 and top-k 50) of the greedy time per token of moe_l12 at that batch, measured on one H200.
+The launches of a captured step, in CUDA graphs, on bf16 logits of 151,936 tokens. The bars are 3 %
+(temperature alone) and 5 % (with top-p 0.95 and top-k 50) of the greedy time per token of moe_l12
+at that batch, measured on one H200.
 """
 
 import sys
@@ -79,7 +80,12 @@ def main() -> int:
                     max_value=1e3 * share * tpot_ms,
                 )
             )
-    config = {"gpu": gpu_name(), "vocab_size": VOCAB_SIZE, "dtype": "bfloat16", "logits": "3 x normal"}
+    config = {
+        "gpu": gpu_name(),
+        "vocab_size": VOCAB_SIZE,
+        "dtype": "bfloat16",
+        "logits": "3 x normal",
+    }
     return report("sampler", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
 
 

@@ -1,4 +1,6 @@
-"""Both cores on a virtual clock, with a model that takes its time and storage of one bandwidth: no bytes move."""
+"""Both cores on a virtual clock, with a model that takes its time and storage of one bandwidth: no
+bytes move.
+"""
 
 import heapq
 import itertools
@@ -14,7 +16,13 @@ from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import RequestDelta, SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, CancelBatch, DeleteObjects, ObjectsDone, ReadObjects
+from raydix.runtime.messages.host import (
+    KEY_BYTES,
+    CancelBatch,
+    DeleteObjects,
+    ObjectsDone,
+    ReadObjects,
+)
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
@@ -34,12 +42,16 @@ ARRIVAL_S = 1e-4
 class Engine:
     """A Scheduler, its HostMemory, one rank, and storage that has every page."""
 
-    def __init__(self, settings: SchedulerSettings, *, l2_pages: int, storage_bytes_per_s: float) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, *, l2_pages: int, storage_bytes_per_s: float
+    ) -> None:
         self._page_bytes = settings.layout.payload_bytes(0)
         self._storage_bytes_per_s = storage_bytes_per_s
         self._core = SchedulerCore(settings)
         geometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
-        self._host = HostMemoryCore(geometry, host_events.HostSettings(page_size=settings.page_size, has_storage=True))
+        self._host = HostMemoryCore(
+            geometry, host_events.HostSettings(page_size=settings.page_size, has_storage=True)
+        )
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._storage_free_s = 0.0
@@ -81,7 +93,7 @@ class Engine:
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._serial), action))
 
-    # The Scheduler and its rank --------------------------------------------------------------------------------------
+    # The Scheduler and its rank -------------------------------------------------------------------
 
     def _to_core(self, event: events.Event) -> None:
         began_s = time.thread_time()
@@ -113,21 +125,27 @@ class Engine:
         self._num_open -= delta.finished is not None or delta.failure is not None
 
     def _carry_out(self, plan: StepPlan) -> None:
-        self._steps_free_s = max(self.now_s, self._steps_free_s) + (STEP_S if len(plan.row_slots) else 0.0)
+        self._steps_free_s = max(self.now_s, self._steps_free_s) + (
+            STEP_S if len(plan.row_slots) else 0.0
+        )
         tokens = int32_array([5] * int((plan.row_output_positions >= 0).sum()))
         result = StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=STEP_S)
         self._after(self._steps_free_s - self.now_s, lambda: self._report(result))
-        copies = list(dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()]))
+        copies = list(
+            dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()])
+        )
         if copies:
             num_bytes = len(plan.loads) * self._page_bytes
             seconds = max(1e-3, num_bytes / COPY_BYTES_PER_S)
-            done = TransfersDone(rank=0, transfer_ids=int32_array(copies), num_bytes=num_bytes, seconds=seconds)
+            done = TransfersDone(
+                rank=0, transfer_ids=int32_array(copies), num_bytes=num_bytes, seconds=seconds
+            )
             self._after(seconds, lambda: self._report(done))
 
     def _report(self, message: StepResult | TransfersDone) -> None:
         self._to_core(events.RankMessage(rank=0, connection=LINK, message=message))
 
-    # HostMemory and storage ------------------------------------------------------------------------------------------
+    # HostMemory and storage -----------------------------------------------------------------------
 
     def _to_host(self, event: host_events.HostEvent) -> None:
         for effect in self._host.handle(event, self.now_s):
@@ -154,7 +172,9 @@ class Engine:
             return
         num_objects = len(order.keys) // KEY_BYTES
         is_read = isinstance(order, ReadObjects)
-        takes_s = num_objects * self._page_bytes / self._storage_bytes_per_s if is_read else SEARCH_S
+        takes_s = (
+            num_objects * self._page_bytes / self._storage_bytes_per_s if is_read else SEARCH_S
+        )
         self._storage_free_s = max(self.now_s, self._storage_free_s) + takes_s
         done = ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))
         answer = host_events.FromStorage(LINK, done)

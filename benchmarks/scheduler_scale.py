@@ -1,10 +1,11 @@
-"""CPU of the cores when everything is full: the queue, L1, L2. Cores alone, in process, on a virtual clock.
+"""CPU of the cores when everything is full: the queue, L1, L2. Cores alone, in process, on a
+virtual clock.
 
 python -m benchmarks.scheduler_scale                     # every part, bars included
 python -m benchmarks.scheduler_scale --parts waiting     # waiting, burst, full, queue, deep, host
 
-Times are the CPU time of one thread. Beside each stands a reference loop of plain Python that is timed in the same run,
-so that records of different machines can be compared.
+Times are the CPU time of one thread. Beside each stands a reference loop of plain Python that is
+timed in the same run, so that records of different machines can be compared.
 """
 
 import argparse
@@ -92,7 +93,9 @@ class Bench:
                 case events.SendHost():
                     self.to_host.append(effect.message)
                 case events.SendClient():
-                    self.num_ended += effect.delta.finished is not None or effect.delta.failure is not None
+                    self.num_ended += (
+                        effect.delta.finished is not None or effect.delta.failure is not None
+                    )
                 case _:
                     pass
         return took_s
@@ -131,27 +134,39 @@ class Bench:
         return took_s
 
     def step(self) -> float:
-        """The oldest plan is carried out with all its copies; returns the CPU seconds of the reports."""
+        """The oldest plan is carried out with all its copies; returns the CPU seconds of the
+        reports.
+        """
         plan = self.plans.popleft()
         self.now_s += 0.01
         num_sampled = int((plan.row_output_positions >= 0).sum())
-        result = StepResult(rank=0, step=plan.step, token_ids=int32_array([5] * num_sampled), compute_s=0.01)
+        result = StepResult(
+            rank=0, step=plan.step, token_ids=int32_array([5] * num_sampled), compute_s=0.01
+        )
         took_s = self.send(events.RankMessage(rank=0, connection=LINK, message=result))
-        copies = list(dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()]))
+        copies = list(
+            dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()])
+        )
         if copies:
             done = TransfersDone(rank=0, transfer_ids=int32_array(copies))
             took_s += self.send(events.RankMessage(rank=0, connection=LINK, message=done))
         return took_s
 
     def answer_host(self, find: Callable[[host.Lookup], bytes]) -> None:
-        """HostMemory answers all it was asked: a lookup with what `find` gives; what is committed it has."""
+        """HostMemory answers all it was asked: a lookup with what `find` gives; what is committed
+        it has.
+        """
         while self.to_host:
             message = self.to_host.popleft()
             match message:
                 case host.Lookup():
                     sources = find(message)
                     is_final = PageSource.PENDING not in sources
-                    self.hear(host.LookupProgress(lookup_id=message.lookup_id, sources=sources, is_final=is_final))
+                    self.hear(
+                        host.LookupProgress(
+                            lookup_id=message.lookup_id, sources=sources, is_final=is_final
+                        )
+                    )
                 case host.CommitPages():
                     self.hear(host.MirrorUpdate(ready=_halves(message.keys)))
                     self.grant(len(message.host_page_ids))
@@ -160,7 +175,9 @@ class Bench:
 
 
 def _halves(keys: bytes) -> bytes:
-    return b"".join(keys[start : start + MIRROR_KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
+    return b"".join(
+        keys[start : start + MIRROR_KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)
+    )
 
 
 def _not_found(lookup: host.Lookup) -> bytes:
@@ -223,7 +240,9 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
 
 
 def time_long_queue(num_waiting: int) -> tuple[float, float]:
-    """Median seconds of a submission and of a step with so many requests waiting, half of them with one prefix."""
+    """Median seconds of a submission and of a step with so many requests waiting, half of them with
+    one prefix.
+    """
     bench = Bench(settings_of(64, 16_384), has_storage=False)
     bench.grant(256)
     submits_s: deque[float] = deque(maxlen=200)
@@ -238,8 +257,12 @@ def time_long_queue(num_waiting: int) -> tuple[float, float]:
     return statistics.median(submits_s), statistics.median(steps_s)
 
 
-def run_burst(num_requests: int, l2_tokens: int, storage_bytes_per_s: float) -> tuple[float, float, Counter[str]]:
-    """Requests of 8k tokens at once, all of them in L3: CPU of the Scheduler, virtual seconds, sources of tokens."""
+def run_burst(
+    num_requests: int, l2_tokens: int, storage_bytes_per_s: float
+) -> tuple[float, float, Counter[str]]:
+    """Requests of 8k tokens at once, all of them in L3: CPU of the Scheduler, virtual seconds,
+    sources of tokens.
+    """
     settings = replace(settings_of(64, 16_384), max_model_len=16_384, start_load_bytes_per_s=20e9)
     engine = Engine(settings, l2_pages=l2_tokens // 64, storage_bytes_per_s=storage_bytes_per_s)
     engine.submit_all(num_requests, BURST_TOKENS, max_tokens=4)
@@ -270,7 +293,9 @@ def _figure(name: str, seconds: float, bar_s: float, loop_s: float) -> Figure:
 def measure_waiting(loop_s: float) -> list[Figure]:
     """An event while many wait for L3."""
     return [
-        _figure("event_1000_waiting_8k", time_waiting(1000, BURST_TOKENS, page_size=64), 0.5e-3, loop_s),
+        _figure(
+            "event_1000_waiting_8k", time_waiting(1000, BURST_TOKENS, page_size=64), 0.5e-3, loop_s
+        ),
         _figure("event_100_waiting_120k", time_waiting(100, 120_000, page_size=64), 2e-3, loop_s),
     ]
 
@@ -284,7 +309,10 @@ def measure_burst(loop_s: float) -> list[Figure]:
 def measure_full(loop_s: float) -> list[Figure]:
     """A step with L1 full."""
     bar_s = 1e-3 + 64 * 15e-6
-    return [_figure(f"step_64_running_l1_full_page_{size}", time_full_l1(size), bar_s, loop_s) for size in (16, 64)]
+    return [
+        _figure(f"step_64_running_l1_full_page_{size}", time_full_l1(size), bar_s, loop_s)
+        for size in (16, 64)
+    ]
 
 
 def measure_queue(loop_s: float) -> list[Figure]:
@@ -302,8 +330,12 @@ def measure_deep(loop_s: float) -> list[Figure]:
     _, small_s, sources = run_burst(1000, SMALL_L2_TOKENS, 5e9)
     refused = sources["computed:no_host_page"] / sources.total()
     return [
-        Figure(name="small_l2_time_over_large", value=small_s / large_s, unit="times", max_value=1.15),
-        Figure(name="small_l2_no_host_page", value=100 * refused, unit="% of tokens", max_value=5.0),
+        Figure(
+            name="small_l2_time_over_large", value=small_s / large_s, unit="times", max_value=1.15
+        ),
+        Figure(
+            name="small_l2_no_host_page", value=100 * refused, unit="% of tokens", max_value=5.0
+        ),
     ]
 
 
@@ -319,9 +351,13 @@ PARTS: dict[str, Callable[[float], list[Figure]]] = {
 
 def main() -> int:
     """Measure, print and keep the record; 1 below a bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--keep", action="store_true", help="write the record to benchmarks/results")
+    parser.add_argument(
+        "--keep", action="store_true", help="write the record to benchmarks/results"
+    )
     options = parser.parse_args()
     gc.collect()
     gc.freeze()

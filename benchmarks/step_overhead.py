@@ -1,7 +1,10 @@
-"""What everything around a model costs per step: real actors, links and scheduler, and a model that only sleeps.
+"""What everything around a model costs per step: real actors, links and scheduler, and a model that
+only sleeps.
 
-python -m benchmarks.step_overhead --ranks 2 --requests 64 --step-ms 5   # wall time per step against the step
-python -m benchmarks.step_overhead --ranks 2 --step-ms 0                 # the Scheduler's CPU time per step
+python -m benchmarks.step_overhead --ranks 2 --requests 64 --step-ms 5   # wall time per step
+against the step
+python -m benchmarks.step_overhead --ranks 2 --step-ms 0                 # the Scheduler's CPU time
+per step
 """
 
 import argparse
@@ -44,12 +47,18 @@ class Measurement:
     wall_ms: float
     """Per step in the steady state, median over the streams."""
     cpu_ms: float
-    """Of the Scheduler's loop per round of steps, one on each rank; submissions and endings included."""
+    """Of the Scheduler's loop per round of steps, one on each rank; submissions and endings
+    included.
+    """
 
 
-async def measure(handle: EngineHandle, num_requests: int, num_ranks: int, num_tokens: int) -> Measurement:
+async def measure(
+    handle: EngineHandle, num_requests: int, num_ranks: int, num_tokens: int
+) -> Measurement:
     """Stream `num_requests` at once to their end."""
-    hello = Hello(secret=handle.secret, role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid())
+    hello = Hello(
+        secret=handle.secret, role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid()
+    )
     link = await connect(handle.client_address, hello)
     before = (await handle.call("stats"))["scheduler"]
     for i in range(num_requests):
@@ -58,11 +67,15 @@ async def measure(handle: EngineHandle, num_requests: int, num_ranks: int, num_t
     after = (await handle.call("stats"))["scheduler"]
     link.close()
     num_rounds = (after["num_plans"] - before["num_plans"]) / min(num_ranks, num_requests)
-    return Measurement(wall_ms, 1e3 * (after["scheduler_cpu_s"] - before["scheduler_cpu_s"]) / num_rounds)
+    return Measurement(
+        wall_ms, 1e3 * (after["scheduler_cpu_s"] - before["scheduler_cpu_s"]) / num_rounds
+    )
 
 
 def _request(asking: AskingId, request_id: str, num_tokens: int) -> SubmitRequest:
-    tokens = int32_array((asking * 977 + num_tokens + position * 31) % VOCAB_SIZE for position in range(num_tokens))
+    tokens = int32_array(
+        (asking * 977 + num_tokens + position * 31) % VOCAB_SIZE for position in range(num_tokens)
+    )
     return SubmitRequest(
         asking=asking,
         request_id=RequestId(request_id),
@@ -137,11 +150,17 @@ def _figures(name: str, measured: Measurement, num_requests: int, step_ms: float
 
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--requests", type=int, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0")
+    parser.add_argument(
+        "--requests", type=int, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0"
+    )
     parser.add_argument("--step-ms", type=float, default=5.0)
-    parser.add_argument("--keep", action="store_true", help="write the record to benchmarks/results")
+    parser.add_argument(
+        "--keep", action="store_true", help="write the record to benchmarks/results"
+    )
     arguments = parser.parse_args()
     counts = arguments.requests or ([64] if arguments.step_ms else [1, 64, 128])
     figures = asyncio.run(run(arguments.ranks, counts, arguments.step_ms))

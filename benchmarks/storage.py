@@ -1,8 +1,10 @@
-"""Batches of 64 pages through the storage actor's worker, against the backend's library called directly.
+"""Batches of 64 pages through the storage actor's worker, against the backend's library called
+directly.
 
-Both fill headers before they write and verify every page that they read, in one thread and in turns, on the same
-service. The ratio is the median over pairs of rounds. File and NIXL read what is in the page cache. Of a service that
-this machine does not have the reason is printed, and no figure.
+Both fill headers before they write and verify every page that they read, in one thread and in
+turns, on the same service. The ratio is the median over pairs of rounds. File and NIXL read what is
+in the page cache. Of a service that this machine does not have the reason is printed, and no
+figure.
 """
 
 import argparse
@@ -67,7 +69,9 @@ class Times:
 
 def layout_of(object_bytes: int) -> KvLayout:
     """Pages whose objects, header included, have this size."""
-    group = KvGroup(kind=GroupKind.LATENT, layers=(0,), num_kv_heads=1, head_dim=(object_bytes - 64) // 4)
+    group = KvGroup(
+        kind=GroupKind.LATENT, layers=(0,), num_kv_heads=1, head_dim=(object_bytes - 64) // 4
+    )
     return KvLayout(page_size=1, dtype="float32", dtype_bytes=4, groups=(group,))
 
 
@@ -164,7 +168,12 @@ class Rig:
         page_ids = int32_array(range(BATCH))
         for make, seconds in ((WriteObjects, times.write), (ReadObjects, times.read)):
             self.num_batches += 1
-            order = make(batch_id=BatchId(self.num_batches), keys=keys, host_page_ids=page_ids, deadline_s=300.0)
+            order = make(
+                batch_id=BatchId(self.num_batches),
+                keys=keys,
+                host_page_ids=page_ids,
+                deadline_s=300.0,
+            )
             start_s = time.perf_counter()
             self.worker.submit(order)
             done = self.answers.get()
@@ -207,9 +216,17 @@ def measure(name: str, subject: Subject, size: str, num_rounds: int) -> list[Fig
         ratio = median(theirs / ours for ours, theirs in zip(own, library, strict=True))
         prefix = f"{name}_{size}_{operation}"
         figures += [
-            Figure(name=f"{prefix}_speed", value=BATCH * SIZES[size] / 1e6 / median(own), unit="MB/s"),
-            Figure(name=f"{prefix}_p99", value=1e3 * float(np.percentile(own, 99)), unit="ms/batch"),
-            Figure(name=f"{prefix}_direct_p99", value=1e3 * float(np.percentile(library, 99)), unit="ms/batch"),
+            Figure(
+                name=f"{prefix}_speed", value=BATCH * SIZES[size] / 1e6 / median(own), unit="MB/s"
+            ),
+            Figure(
+                name=f"{prefix}_p99", value=1e3 * float(np.percentile(own, 99)), unit="ms/batch"
+            ),
+            Figure(
+                name=f"{prefix}_direct_p99",
+                value=1e3 * float(np.percentile(library, 99)),
+                unit="ms/batch",
+            ),
             Figure(name=f"{prefix}_ratio", value=ratio, unit=_RATIO, min_value=MIN_RATIO),
         ]
     return figures
@@ -217,12 +234,20 @@ def measure(name: str, subject: Subject, size: str, num_rounds: int) -> list[Fig
 
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backends", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=20, help="pairs of batches for each backend and size")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="pairs of batches for each backend and size"
+    )
     parser.add_argument("--folder", type=Path, help="for files; by default a temporary one")
-    parser.add_argument("--results", type=Path, help="folder for the record of the ratios; speeds are this machine's")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="folder for the record of the ratios; speeds are this machine's",
+    )
     arguments = parser.parse_args()
     figures: list[Figure] = []
     left_out: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""What benchmarks.storage compares with: each library called as its documentation shows, without an adapter.
+"""What benchmarks.storage compares with: each library called as its documentation shows, without an
+adapter.
 
 Every call does the whole batch or raises. Headers and verification are the caller's.
 """
@@ -111,7 +112,9 @@ class DirectNixl(DirectFiles):
     def put(self, refs: Sequence[ObjectRef]) -> None:
         """All files in one transfer."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._transfer("WRITE", refs, [os.open(f"{self._path(ref)}.tmp", flags, 0o644) for ref in refs])
+        self._transfer(
+            "WRITE", refs, [os.open(f"{self._path(ref)}.tmp", flags, 0o644) for ref in refs]
+        )
         for ref in refs:
             os.rename(f"{self._path(ref)}.tmp", self._path(ref))
 
@@ -121,8 +124,12 @@ class DirectNixl(DirectFiles):
 
     def _transfer(self, operation: str, refs: Sequence[ObjectRef], fds: Sequence[int]) -> None:
         agent = self._agent
-        files = agent.register_memory([(0, len(ref.page), fd, "") for ref, fd in zip(refs, fds, strict=True)], "FILE")
-        pages = agent.get_xfer_descs([(self._address + ref.offset, len(ref.page), 0) for ref in refs], "DRAM")
+        files = agent.register_memory(
+            [(0, len(ref.page), fd, "") for ref, fd in zip(refs, fds, strict=True)], "FILE"
+        )
+        pages = agent.get_xfer_descs(
+            [(self._address + ref.offset, len(ref.page), 0) for ref in refs], "DRAM"
+        )
         handle = agent.initialize_xfer(operation, pages, files.trim(), "direct")
         state = agent.transfer(handle)
         while state not in ("DONE", "ERR"):

@@ -1,11 +1,13 @@
-"""Storage that fails in the middle of traffic: what requests notice, and how soon its hits are back.
+"""Storage that fails in the middle of traffic: what requests notice, and how soon its hits are
+back.
 
     python -m benchmarks.storage_faults
     python -m benchmarks.storage_faults --faults black_hole killed
 
-An open loop of requests, most of them for documents that L3 alone can hold, goes to an engine with L3 and, in turns, to
-one without. In the middle the storage breaks. The model only sleeps; all else is real: actors, links, arena, copies.
-`killed` runs on Ray actors and files, `stopped` on a Redis server, the others in one process on the fake backend.
+An open loop of requests, most of them for documents that L3 alone can hold, goes to an engine with
+L3 and, in turns, to one without. In the middle the storage breaks. The model only sleeps; all else
+is real: actors, links, arena, copies. `killed` runs on Ray actors and files, `stopped` on a Redis
+server, the others in one process on the fake backend.
 """
 
 import argparse
@@ -122,8 +124,12 @@ class Client:
         self.errors: Counter[str] = Counter()
 
     def _prompt(self, seed: int) -> list[int]:
-        document = np.random.default_rng(seed).integers(VOCAB_SIZE, size=self._setting.document_pages * PAGE_TOKENS)
-        question = [self._random.randrange(VOCAB_SIZE) for _ in range(self._setting.question_tokens)]
+        document = np.random.default_rng(seed).integers(
+            VOCAB_SIZE, size=self._setting.document_pages * PAGE_TOKENS
+        )
+        question = [
+            self._random.randrange(VOCAB_SIZE) for _ in range(self._setting.question_tokens)
+        ]
         return [*document.tolist(), *question]
 
     async def ask(self, arrival: Arrival) -> Seen:
@@ -135,7 +141,9 @@ class Client:
             self.errors[type(error).__name__] += 1
             return Seen(arrival, None, 0.0)
         num_cached = sum(answer.tokens_by_source.get(tier, 0) for tier in ("l1", "l2", "l3"))
-        return Seen(arrival, answer.ttft_ms, num_cached / (self._setting.document_pages * PAGE_TOKENS))
+        return Seen(
+            arrival, answer.ttft_ms, num_cached / (self._setting.document_pages * PAGE_TOKENS)
+        )
 
     async def learn_documents(self) -> None:
         """Have every document stored."""
@@ -144,8 +152,12 @@ class Client:
         await self._served.settle()
 
 
-async def play(client: Client, setting: Setting, traffic: Traffic, storage: FaultyStorage | None) -> list[Seen]:
-    """Send the trace in real time, whatever becomes of earlier requests; `storage` breaks on the way."""
+async def play(
+    client: Client, setting: Setting, traffic: Traffic, storage: FaultyStorage | None
+) -> list[Seen]:
+    """Send the trace in real time, whatever becomes of earlier requests; `storage` breaks on the
+    way.
+    """
     began_s = time.monotonic()
     tasks = []
     for index in range(setting.requests):
@@ -157,8 +169,12 @@ async def play(client: Client, setting: Setting, traffic: Traffic, storage: Faul
     return list(await asyncio.gather(*tasks))
 
 
-async def measure_recovery(client: Client, setting: Setting, traffic: Traffic, wanted: float) -> float:
-    """Go on with the traffic; seconds until the hit rate of the last known documents is `wanted`, or infinity."""
+async def measure_recovery(
+    client: Client, setting: Setting, traffic: Traffic, wanted: float
+) -> float:
+    """Go on with the traffic; seconds until the hit rate of the last known documents is `wanted`,
+    or infinity.
+    """
     began_s = time.monotonic()
     first_s = traffic.next().at_s
     seen: list[Seen] = []
@@ -218,7 +234,9 @@ def select_late(seen: list[Seen], setting: Setting) -> list[float]:
     return [ttft_ms for ttft_ms in late if ttft_ms is not None]
 
 
-async def measure_pair(with_l3: Served, plain: Served, storage: FaultyStorage, setting: Setting, seed: int) -> Pair:
+async def measure_pair(
+    with_l3: Served, plain: Served, storage: FaultyStorage, setting: Setting, seed: int
+) -> Pair:
     """One run on either engine; which goes first changes with the seed."""
     faulty, healthy = Client(with_l3, setting), Client(plain, setting)
     plain_seen: list[Seen] = []
@@ -228,7 +246,9 @@ async def measure_pair(with_l3: Served, plain: Served, storage: FaultyStorage, s
     seen = await play(faulty, setting, traffic, storage)
     before = seen[: setting.requests_before_fault]
     await storage.repair()
-    recovery_s = await measure_recovery(faulty, setting, traffic, RECOVERED_FRACTION * hit_rate(before))
+    recovery_s = await measure_recovery(
+        faulty, setting, traffic, RECOVERED_FRACTION * hit_rate(before)
+    )
     await with_l3.settle()
     if not seed % 2:
         plain_seen = await play(healthy, setting, Traffic(setting, seed), None)
@@ -246,7 +266,10 @@ async def measure_pair(with_l3: Served, plain: Served, storage: FaultyStorage, s
 async def measure(fault: str, setting: Setting, *, has_bars: bool) -> list[Figure]:
     """All pairs of one fault, on two engines that live as long."""
     async with (
-        FAULTS[fault](setting.engine_sections, setting.step_s, setting.latency_s) as (with_l3, storage),
+        FAULTS[fault](setting.engine_sections, setting.step_s, setting.latency_s) as (
+            with_l3,
+            storage,
+        ),
         without_l3(with_l3, setting.engine_sections, setting.step_s) as plain,
     ):
         for served in (with_l3, plain):
@@ -263,8 +286,10 @@ async def measure(fault: str, setting: Setting, *, has_bars: bool) -> list[Figur
 def describe(pair: Pair) -> str:
     """One line about one pair."""
     return (
-        f"p95 {p95(pair.faulty_ms):.1f} ms, without L3 {p95(pair.plain_ms):.1f} ms, ratio {pair.ratio:.3f}; "
-        f"hits {pair.hits_before:.2f} before, {pair.hits_during:.2f} during, back in {pair.recovery_s:.1f} s; "
+        f"p95 {p95(pair.faulty_ms):.1f} ms, without L3 {p95(pair.plain_ms):.1f} ms, ratio "
+        f"{pair.ratio:.3f}; "
+        f"hits {pair.hits_before:.2f} before, {pair.hits_during:.2f} during, back in "
+        f"{pair.recovery_s:.1f} s; "
         f"{pair.num_failed} failed"
     )
 
@@ -275,15 +300,28 @@ def summarise(pairs: list[Pair], *, has_bars: bool) -> list[Figure]:
     plain_ms = p95([ttft_ms for pair in pairs for ttft_ms in pair.plain_ms])
     bars = {"ratio": MAX_TTFT_RATIO, "recovery": MAX_RECOVERY_S} if has_bars else {}
     return [
-        Figure(name="failed", value=sum(pair.num_failed for pair in pairs), unit="requests", max_value=0),
+        Figure(
+            name="failed",
+            value=sum(pair.num_failed for pair in pairs),
+            unit="requests",
+            max_value=0,
+        ),
         Figure(
             name="p95 TTFT over that without L3",
             value=faulty_ms / plain_ms,
             unit="1",
             max_value=bars.get("ratio"),
         ),
-        Figure(name="p95 TTFT", value=faulty_ms, unit="ms", baseline=plain_ms, baseline_name="without L3"),
-        Figure(name="median ratio of the pairs", value=median(pair.ratio for pair in pairs), unit="1"),
+        Figure(
+            name="p95 TTFT",
+            value=faulty_ms,
+            unit="ms",
+            baseline=plain_ms,
+            baseline_name="without L3",
+        ),
+        Figure(
+            name="median ratio of the pairs", value=median(pair.ratio for pair in pairs), unit="1"
+        ),
         Figure(name="hit rate before", value=median(pair.hits_before for pair in pairs), unit="1"),
         Figure(name="hit rate during", value=median(pair.hits_during for pair in pairs), unit="1"),
         Figure(
@@ -297,7 +335,9 @@ def summarise(pairs: list[Pair], *, has_bars: bool) -> list[Figure]:
 
 def main() -> int:
     """Measure, print a record for each fault, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=list(FAULTS))
     parser.add_argument("--pairs", type=int, default=Setting().pairs)
     parser.add_argument("--results", type=Path, help="folder for the records")
@@ -306,7 +346,9 @@ def main() -> int:
     statuses = []
     for fault in arguments.faults:
         figures = asyncio.run(measure(fault, setting, has_bars=True))
-        statuses.append(report(f"storage_faults_{fault}", asdict(setting), figures, keep_in=arguments.results))
+        statuses.append(
+            report(f"storage_faults_{fault}", asdict(setting), figures, keep_in=arguments.results)
+        )
     return max(statuses)
 
 

@@ -25,18 +25,26 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def render(records: Sequence[Record]) -> str:
-    """A Markdown table of every figure that has a bar. A value on the wrong side of its bar is in bold."""
+    """A Markdown table of every figure that has a bar. A value on the wrong side of its bar is in
+    bold.
+    """
     lines = list(_HEAD)
     for record in records:
-        figures = [figure for figure in record["figures"] if "max_value" in figure or "min_value" in figure]
+        figures = [
+            figure for figure in record["figures"] if "max_value" in figure or "min_value" in figure
+        ]
         if figures:
-            lines.append(f"| **{record['benchmark']}** ({_device(record)}, {record['commit']}) | | | |")
+            lines.append(
+                f"| **{record['benchmark']}** ({_device(record)}, {record['commit']}) | | | |"
+            )
             lines += [_row(figure) for figure in figures]
     return "\n".join(lines)
 
 
 def insert(text: str, table: str) -> str:
-    """`text` with what lies between the two markers replaced. Raises ValueError unless each is there once, in order."""
+    """`text` with what lies between the two markers replaced. Raises ValueError unless each is
+    there once, in order.
+    """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in after:
@@ -58,7 +66,10 @@ def _row(figure: Mapping[str, Any]) -> str:
     beside = ""
     if "baseline" in figure:
         beside = f"{_with_unit(figure['baseline'], unit)}, {figure['baseline_name']}"
-    return f"| {figure['name']} | {shown if is_met else f'**{shown}**'} | {', '.join(bars)} | {beside} |"
+    return (
+        f"| {figure['name']} | {shown if is_met else f'**{shown}**'} | {', '.join(bars)} | "
+        f"{beside} |"
+    )
 
 
 def _with_unit(value: float, unit: str) -> str:
@@ -68,7 +79,9 @@ def _with_unit(value: float, unit: str) -> str:
 
 def main() -> int:
     """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
     readme = REPOSITORY / "README.md"

@@ -1,4 +1,5 @@
-"""Generate for a batch of prompts with an engine of one's own, and show where the prompts' tokens came from.
+"""Generate for a batch of prompts with an engine of one's own, and show where the prompts' tokens
+came from.
 
 python examples/offline_batch.py CHECKPOINT_FOLDER
 """
@@ -8,12 +9,16 @@ from collections import Counter
 
 from raydix import LLM, SamplingParams
 
-SYSTEM = "You are a patient teacher. Explain the following to a curious child, in one short paragraph. "
+SYSTEM = (
+    "You are a patient teacher. Explain the following to a curious child, in one short paragraph. "
+)
 TOPICS = ["rain", "the moon", "bread", "magnets", "echoes", "rust", "tides", "yeast"]
 
 
 def main(checkpoint: str) -> None:
-    """Run the batch twice: the second time, the shared prefix and the prompts themselves come from the cache."""
+    """Run the batch twice: the second time, the shared prefix and the prompts themselves come from
+    the cache.
+    """
     prompts = [SYSTEM + topic for topic in TOPICS]
     params = SamplingParams(temperature=0.0, max_tokens=48)
     with LLM(checkpoint) as llm:

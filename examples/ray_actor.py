@@ -1,4 +1,5 @@
-"""Use a running engine from async Ray actors: the handle is pickled, and each copy connects by name.
+"""Use a running engine from async Ray actors: the handle is pickled, and each copy connects by
+name.
 
 python -m raydix serve CONFIG &
 python examples/ray_actor.py [NAME]

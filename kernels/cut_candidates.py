@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What one program per row does in the search for a row's cut: it collects the candidates, and narrows the interval of
-keys that holds the lowest kept one.
+"""What one program per row does in the search for a row's cut: it collects the candidates, and
+narrows the interval of keys that holds the lowest kept one.
 
-Tokens lie in lanes: lane i's are at i, i + LANES, i + 2 * LANES, ... That is so of a row itself, too, which is why a
-search may go on in either.
+Tokens lie in lanes: lane i's are at i, i + LANES, i + 2 * LANES, ... That is so of a row itself,
+too, which is why a search may go on in either.
 """
 
 import triton
@@ -37,9 +37,9 @@ def narrow(
 ):
     """The highest key in [low, high) from which on the sum reaches the goal; `low` if none does.
 
-    Lane i's tokens are at source_ptr + i + n * LANES for n < counts[i]; those from `least` on and below `ceiling` are
-    summed, and to that comes `above`. A goal below 0 stands for top_p of the sum from `low` on. Returns the key, the
-    goal, the sum from the key on and the one beyond it.
+    Lane i's tokens are at source_ptr + i + n * LANES for n < counts[i]; those from `least` on and
+    below `ceiling` are summed, and to that comes `above`. A goal below 0 stands for top_p of the
+    sum from `low` on. Returns the key, the goal, the sum from the key on and the one beyond it.
     """
     lane = tl.arange(0, LANES)
     depth = tl.max(counts, 0)
@@ -52,7 +52,9 @@ def narrow(
         for first in range(0, depth, 2):
             for level in tl.static_range(2):
                 place = (first + level) * LANES + lane
-                raw = tl.load(source_ptr + place, mask=place < counts * LANES, other=float("-inf")).to(tl.float32)
+                raw = tl.load(
+                    source_ptr + place, mask=place < counts * LANES, other=float("-inf")
+                ).to(tl.float32)
                 logits = tl.minimum(raw, LARGEST)
                 # NaN is below everything here, and the smaller of it and a number is the number.
                 is_kept = (raw >= least) & (logits < ceiling)
@@ -85,12 +87,18 @@ def _load_listed(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Raw logits of the listed groups from the `first` on, WIDTH neighbours to a lane; -inf past the vocabulary."""
+    """Raw logits of the listed groups from the `first` on, WIDTH neighbours to a lane; -inf past
+    the vocabulary.
+    """
     lane = tl.arange(0, LANES)
     place = first + lane // (GROUP // WIDTH)
     # Past the list, a group past the vocabulary.
-    group = tl.load(groups_ptr + place, mask=place < num_listed, other=(vocab_size + GROUP - 1) // GROUP)
-    token_ids = (group * GROUP + (lane % (GROUP // WIDTH)) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    group = tl.load(
+        groups_ptr + place, mask=place < num_listed, other=(vocab_size + GROUP - 1) // GROUP
+    )
+    token_ids = (group * GROUP + (lane % (GROUP // WIDTH)) * WIDTH)[:, None] + tl.arange(0, WIDTH)[
+        None, :
+    ]
     return tl.load(row_ptr + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
 
 
@@ -110,7 +118,8 @@ def collect(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Copy the logits in [least, ceiling) to `found_ptr`, each lane its own; returns how many each lane met.
+    """Copy the logits in [least, ceiling) to `found_ptr`, each lane its own; returns how many each
+    lane met.
 
     `least` is finite. A lane that meets more than `max_depth` copies no more than those.
     """
@@ -129,11 +138,15 @@ def collect(
     tile = _load_listed(row_ptr, groups_ptr, 0, num_listed, vocab_size, GROUP, LANES, WIDTH)
     following = _load_listed(row_ptr, groups_ptr, TILE, num_listed, vocab_size, GROUP, LANES, WIDTH)
     for first in range(0, num_listed, TILE):
-        last = _load_listed(row_ptr, groups_ptr, first + 2 * TILE, num_listed, vocab_size, GROUP, LANES, WIDTH)
+        last = _load_listed(
+            row_ptr, groups_ptr, first + 2 * TILE, num_listed, vocab_size, GROUP, LANES, WIDTH
+        )
         raw = tile.to(tl.float32)
         is_found = (raw >= least) & (tl.minimum(raw, LARGEST) < ceiling)
         level = counts[:, None] + tl.cumsum(is_found.to(tl.int32), 1) - 1
-        tl.store(found_ptr + level * LANES + lane[:, None], tile, mask=is_found & (level < max_depth))
+        tl.store(
+            found_ptr + level * LANES + lane[:, None], tile, mask=is_found & (level < max_depth)
+        )
         counts += tl.sum(is_found.to(tl.int32), 1)
         tile = following
         following = last

@@ -1,14 +1,16 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The search for what top-k and top-p keep of a row: the lowest kept logit, without a sort, atomics or a host sync.
+"""The search for what top-k and top-p keep of a row: the lowest kept logit, without a sort, atomics
+or a host sync.
 
-Two launches. First, each part of a row's vocabulary is one program's: it notes the largest logit of each small group of
-tokens and, where those cannot bound what is kept, what lies from each of some rough pivots on. Then one program per
-row takes from that an interval of logits. Few groups have a token in it: of those, the candidates are collected, and
-the search goes on among them alone. Where they are too many for their buffer it goes on in the row itself, exact, too,
-but slower: at flat distributions with top-p alone.
+Two launches. First, each part of a row's vocabulary is one program's: it notes the largest logit of
+each small group of tokens and, where those cannot bound what is kept, what lies from each of some
+rough pivots on. Then one program per row takes from that an interval of logits. Few groups have a
+token in it: of those, the candidates are collected, and the search goes on among them alone. Where
+they are too many for their buffer it goes on in the row itself, exact, too, but slower: at flat
+distributions with top-p alone.
 
-The search narrows an interval of integer keys, which have the order of the logits, sixteenfold at a time. All sums have
-one order for a vocabulary size, so that a row is cut alike in any batch.
+The search narrows an interval of integer keys, which have the order of the logits, sixteenfold at a
+time. All sums have one order for a vocabulary size, so that a row is cut alike in any batch.
 
 Legend: R rows, V vocabulary, X parts of the vocabulary, G groups of tokens.
 """
@@ -37,11 +39,15 @@ _PART = 2048
 _CHUNK = 128
 """Tokens that a program compares with the pivots at a time, in registers."""
 _GROUP = 128
-"""Tokens of which the largest logit is noted: few hundred groups are soon searched, and few have a kept token."""
+"""Tokens of which the largest logit is noted: few hundred groups are soon searched, and few have a
+kept token.
+"""
 _WARPS = 16
 """Of a row's program: a thread for each lane."""
 _LANES = 512
-"""Candidates that a row's program looks at together, one a thread. Each lane has its own: none waits for another."""
+"""Candidates that a row's program looks at together, one a thread. Each lane has its own: none
+waits for another.
+"""
 _DEPTH = 96
 """Candidates that are collected for a lane."""
 
@@ -128,13 +134,17 @@ def find_cuts(logits_RV: Tensor, columns: SamplingColumns, likeliest_R: Tensor) 
 
 @triton.jit
 def _is_grouped(top_k, num_groups):
-    """Whether the largest logits of groups bound what top-k keeps: as many tokens as groups reach the bound."""
+    """Whether the largest logits of groups bound what top-k keeps: as many tokens as groups reach
+    the bound.
+    """
     return (top_k > 0) & (top_k * 2 <= num_groups)
 
 
 @triton.jit
 def _rough_pivots(largest, temperature, top_p, vocab_size, KEY_BITS: tl.constexpr):
-    """Keys at even distances of logits, down to where all further tokens together are unlikely to count; then all."""
+    """Keys at even distances of logits, down to where all further tokens together are unlikely to
+    count; then all.
+    """
     depth = tl.log(tl.zeros_like(largest) + vocab_size) - tl.log(tl.maximum(1.0 - top_p, 1e-6))
     pivot = tl.arange(0, PIVOTS)
     logits = largest - temperature * depth * (1.0 - pivot.to(tl.float32) / PIVOTS)
@@ -161,7 +171,9 @@ def _summarise(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The largest logits of a part's groups, and, unless they suffice, sums: number or weight from each pivot on."""
+    """The largest logits of a part's groups, and, unless they suffice, sums: number or weight from
+    each pivot on.
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     temperature = tl.load(temperatures_ptr + row).to(tl.float32)
@@ -171,7 +183,9 @@ def _summarise(
     if (temperature > 0.0) & ((top_k > 0) | (top_p_64 < 1.0)):
         row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
         group = part * (PART // GROUP) + tl.arange(0, PART // GROUP)
-        logits = load_logits(row_ptr, group[:, None] * GROUP + tl.arange(0, GROUP)[None, :], vocab_size)
+        logits = load_logits(
+            row_ptr, group[:, None] * GROUP + tl.arange(0, GROUP)[None, :], vocab_size
+        )
         maxima_ptr += row.to(tl.int64) * num_groups
         tl.store(maxima_ptr + group, tl.max(logits, 1), mask=group < num_groups)
 
@@ -179,9 +193,12 @@ def _summarise(
             largest = load_largest(row_ptr, tl.load(likeliest_ptr + row))
             least = least_kept(largest, temperature, tl.load(min_ps_ptr + row).to(tl.float32))
             floor = tl.maximum(least, -LARGEST)
-            keys = _rough_pivots(largest, temperature, top_p_64.to(tl.float32), vocab_size, KEY_BITS)
+            keys = _rough_pivots(
+                largest, temperature, top_p_64.to(tl.float32), vocab_size, KEY_BITS
+            )
             pivots = logits_of(keys, KEY_BITS)
-            # Pivots lie along registers, tokens along threads: that needs no exchange until the end.
+            # Pivots lie along registers, tokens along threads: that needs no exchange until the
+            # end.
             sums = tl.zeros([PIVOTS, CHUNK], tl.float32)
             for first in tl.static_range(0, PART, CHUNK):
                 chunk = load_logits(row_ptr, part * PART + first + tl.arange(0, CHUNK), vocab_size)
@@ -194,7 +211,9 @@ def _summarise(
 
 @triton.jit
 def _decide_roughly(sums_ptr, keys, goal, top_p, end, num_parts, PARTS: tl.constexpr):
-    """What the sums of all parts say: an interval of keys, the goal, and the sums from its begin and its end on."""
+    """What the sums of all parts say: an interval of keys, the goal, and the sums from its begin
+    and its end on.
+    """
     part = tl.arange(0, PARTS)
     pivot = tl.arange(0, PIVOTS)
     offsets = part[:, None] * PIVOTS + pivot[None, :]

@@ -1,11 +1,13 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The experts of an MoE layer: two grouped GEMMs over rows sorted by expert, and the sum over each token's choices.
+"""The experts of an MoE layer: two grouped GEMMs over rows sorted by expert, and the sum over each
+token's choices.
 
-Weights come through tensor maps. With few rows per expert they are the left operand: a tensor core's tile is 64 wide on
-that side, and as narrow as the rows on the other. Tiles of an expert's blocks follow one another, so that its weights
-are read from memory once.
+Weights come through tensor maps. With few rows per expert they are the left operand: a tensor
+core's tile is 64 wide on that side, and as narrow as the rows on the other. Tiles of an expert's
+blocks follow one another, so that its weights are read from memory once.
 
-Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B blocks.
+Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B
+blocks.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 _ALIGNMENT_BYTES = 16
 """Of a row of weights: what a tensor map asks for."""
 _INTERLEAVED = 8
-"""Gate rows and up rows take turns by eight in a tile: then a thread holds both of what it multiplies."""
+"""Gate rows and up rows take turns by eight in a tile: then a thread holds both of what it
+multiplies.
+"""
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """From this many rows in a block they are the left operand."""
 _SUM_BLOCK = 1024
@@ -32,7 +36,9 @@ _Row = tuple[int, int, int, int, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
-    """Tile of one GEMM: `columns` of the output, `depth` of the sum at a time; its rows are the block's."""
+    """Tile of one GEMM: `columns` of the output, `depth` of the sum at a time; its rows are the
+    block's.
+    """
 
     columns: int
     depth: int
@@ -53,12 +59,23 @@ class Tiles:
 
 
 def _tiles(max_mean_rows: float, block_rows: int, gate_up: _Row, down: _Row) -> Tiles:
-    return Tiles(max_mean_rows=max_mean_rows, block_rows=block_rows, gate_up=_shape(*gate_up), down=_shape(*down))
+    return Tiles(
+        max_mean_rows=max_mean_rows,
+        block_rows=block_rows,
+        gate_up=_shape(*gate_up),
+        down=_shape(*down),
+    )
 
 
-def _shape(columns: int, depth: int, num_warps: int, num_stages: int, programs_per_sm: int | None) -> TileShape:
+def _shape(
+    columns: int, depth: int, num_warps: int, num_stages: int, programs_per_sm: int | None
+) -> TileShape:
     return TileShape(
-        columns=columns, depth=depth, num_warps=num_warps, num_stages=num_stages, programs_per_sm=programs_per_sm
+        columns=columns,
+        depth=depth,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        programs_per_sm=programs_per_sm,
     )
 
 
@@ -72,7 +89,9 @@ _FLOAT32_TILES = (_tiles(float("inf"), 16, (32, 32, 4, 2, 2), (32, 32, 4, 2, 2))
 
 
 def choose_tiles(num_slots: int, num_experts: int, dtype: torch.dtype) -> Tiles:
-    """Tile shapes for a bucket, by the mean number of rows per expert (measured at 128 experts x 768 on an H200)."""
+    """Tile shapes for a bucket, by the mean number of rows per expert (measured at 128 experts x
+    768 on an H200).
+    """
     table = _FLOAT32_TILES if dtype == torch.float32 else _BFLOAT16_TILES
     return next(tiles for tiles in table if num_slots <= tiles.max_mean_rows * num_experts)
 
@@ -82,10 +101,10 @@ def fused_experts(
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
 
-    x and the experts' weights: bf16 or float32 (IEEE arithmetic). gate_up_EIC holds gate rows, then up rows.
-    weights_TK: float32; expert_ids_TK: int32 or int64; ids outside of 0..E-1 add nothing. Sums are in float32; each
-    choice's weighted output is rounded once before the sum over K. Raises ValueError if a shape, dtype or stride
-    differs.
+    x and the experts' weights: bf16 or float32 (IEEE arithmetic). gate_up_EIC holds gate rows, then
+    up rows. weights_TK: float32; expert_ids_TK: int32 or int64; ids outside of 0..E-1 add nothing.
+    Sums are in float32; each choice's weighted output is rounded once before the sum over K. Raises
+    ValueError if a shape, dtype or stride differs.
     """
     _check_inputs(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
     num_tokens, hidden = x_TC.shape
@@ -105,24 +124,43 @@ def _check_inputs(
     x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
 ) -> None:
     tensors = [x_TC, gate_up_EIC, down_ECI]
-    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(t.dtype != x_TC.dtype for t in tensors):
-        raise ValueError(f"Rows and weights are {[t.dtype for t in tensors]}; expected one of bfloat16, float32.")
+    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(
+        t.dtype != x_TC.dtype for t in tensors
+    ):
+        raise ValueError(
+            f"Rows and weights are {[t.dtype for t in tensors]}; expected one of bfloat16, float32."
+        )
     if x_TC.dim() != 2 or x_TC.stride(1) != 1 or gate_up_EIC.dim() != 3 or down_ECI.dim() != 3:
-        raise ValueError(f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, C, I].")
+        raise ValueError(
+            f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, "
+            f"C, I]."
+        )
     num_experts, hidden, intermediate = down_ECI.shape
     if gate_up_EIC.shape != (num_experts, 2 * intermediate, hidden) or x_TC.shape[1] != hidden:
-        raise ValueError(f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, C, I].")
+        raise ValueError(
+            f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, "
+            f"C, I]."
+        )
     if not gate_up_EIC.is_contiguous() or not down_ECI.is_contiguous():
-        raise ValueError(f"Weights have strides {gate_up_EIC.stride()}, {down_ECI.stride()}; expected contiguous ones.")
+        raise ValueError(
+            f"Weights have strides {gate_up_EIC.stride()}, {down_ECI.stride()}; expected "
+            f"contiguous ones."
+        )
     if any(size * x_TC.element_size() % _ALIGNMENT_BYTES for size in (hidden, intermediate)):
-        raise ValueError(f"C is {hidden}, I {intermediate}; expected rows of a multiple of {_ALIGNMENT_BYTES} bytes.")
+        raise ValueError(
+            f"C is {hidden}, I {intermediate}; expected rows of a multiple of {_ALIGNMENT_BYTES} "
+            f"bytes."
+        )
     if intermediate % _INTERLEAVED:
         raise ValueError(f"I is {intermediate}; expected a multiple of {_INTERLEAVED}.")
     if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
-        raise ValueError(f"The choices' weights are {weights_TK.dtype}; expected contiguous float32.")
+        raise ValueError(
+            f"The choices' weights are {weights_TK.dtype}; expected contiguous float32."
+        )
     if weights_TK.shape != expert_ids_TK.shape or weights_TK.shape[:1] != x_TC.shape[:1]:
         raise ValueError(
-            f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected [{x_TC.shape[0]}, K] twice."
+            f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected "
+            f"[{x_TC.shape[0]}, K] twice."
         )
 
 
@@ -140,10 +178,17 @@ def _precision(dtype: torch.dtype) -> str | None:
 
 
 def _gate_up(
-    x_TC: Tensor, gate_up_EIC: Tensor, blocks: ExpertBlocks, choices: int, shape: TileShape, out_XI: Tensor
+    x_TC: Tensor,
+    gate_up_EIC: Tensor,
+    blocks: ExpertBlocks,
+    choices: int,
+    shape: TileShape,
+    out_XI: Tensor,
 ) -> None:
     hidden, intermediate = x_TC.shape[1], out_XI.shape[1]
-    by_eight = gate_up_EIC.view(-1, 2, intermediate // _INTERLEAVED, _INTERLEAVED, hidden).transpose(1, 2)
+    by_eight = gate_up_EIC.view(
+        -1, 2, intermediate // _INTERLEAVED, _INTERLEAVED, hidden
+    ).transpose(1, 2)
     gate_up = TensorDescriptor(
         by_eight,
         list(by_eight.shape),
@@ -173,7 +218,12 @@ def _gate_up(
 
 
 def _down(
-    x_XI: Tensor, down_ECI: Tensor, weights_TK: Tensor, blocks: ExpertBlocks, shape: TileShape, out_TKC: Tensor
+    x_XI: Tensor,
+    down_ECI: Tensor,
+    weights_TK: Tensor,
+    blocks: ExpertBlocks,
+    shape: TileShape,
+    out_TKC: Tensor,
 ) -> None:
     hidden, intermediate = down_ECI.shape[1:]
     _down_weighted[(_num_programs(blocks, hidden, shape),)](
@@ -241,11 +291,14 @@ def _gate_up_silu(
         first_column = tile % tiles_per_block * COLUMNS
         row = tl.load(block_starts_ptr + block) + tl.arange(0, ROWS)
         is_row = row < tl.load(block_ends_ptr + block)
-        # Rows past the block's end read token 0: only their own results, which are dropped, depend on it.
+        # Rows past the block's end read token 0: only their own results, which are dropped, depend
+        # on it.
         token = tl.load(slots_ptr + row, mask=is_row, other=0) // CHOICES
         x_row_ptr = x_ptr + token.to(tl.int64)[:, None] * x_stride + depth[None, :]
         expert = tl.load(block_experts_ptr + block)
-        both = tl.zeros([2 * COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, 2 * COLUMNS], tl.float32)
+        both = tl.zeros(
+            [2 * COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, 2 * COLUMNS], tl.float32
+        )
         for k in range(0, HIDDEN, DEPTH):
             if HIDDEN % DEPTH == 0:
                 x = tl.load(x_row_ptr + k)
@@ -298,11 +351,16 @@ def _down_weighted(
         down_row = tl.load(block_experts_ptr + block) * HIDDEN + first_column
         total = tl.zeros([COLUMNS, ROWS] if ROWS < _MIN_LEFT_ROWS else [ROWS, COLUMNS], tl.float32)
         for k in range(0, INTERMEDIATE, DEPTH):
-            # Rows past the block's end are another expert's: only their own results, which are dropped, see them.
+            # Rows past the block's end are another expert's: only their own results, which are
+            # dropped, see them.
             if ROWS < _MIN_LEFT_ROWS:
-                total = tl.dot(down.load([down_row, k]), x.load([start, k]).T, total, input_precision=PRECISION)
+                total = tl.dot(
+                    down.load([down_row, k]), x.load([start, k]).T, total, input_precision=PRECISION
+                )
             else:
-                total = tl.dot(x.load([start, k]), down.load([down_row, k]).T, total, input_precision=PRECISION)
+                total = tl.dot(
+                    x.load([start, k]), down.load([down_row, k]).T, total, input_precision=PRECISION
+                )
         if ROWS < _MIN_LEFT_ROWS:
             total = total.T
         slot = tl.load(slots_ptr + row, mask=is_row, other=0)

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Between the QKV projection and attention: norm of queries and keys, rotation, and the write into the paged cache.
+"""Between the QKV projection and attention: norm of queries and keys, rotation, and the write into
+the paged cache.
 
-Legend: T tokens of the step, Q query heads, H KV heads, D head dim, X positions or tokens, P pages, L layers of the KV
-group, S slots per page.
+Legend: T tokens of the step, Q query heads, H KV heads, D head dim, X positions or tokens, P pages,
+L layers of the KV group, S slots per page.
 """
 
 import torch
@@ -23,11 +24,13 @@ def rotate_and_write_kv(
     layer: int,
     slot_mapping_T: Tensor,
 ) -> None:
-    """Norm and rotate the queries in place, and put normed, rotated keys and the values into the cache.
+    """Norm and rotate the queries in place, and put normed, rotated keys and the values into the
+    cache.
 
-    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; only the queries change. slot_mapping_T: int32
-    or int64, page * S + offset; -1 writes nothing. All else bf16 or all float32; rounds where the twins `rms_norm`,
-    `apply_rope` and `write_kv` round. Raises ValueError if a shape, dtype or stride differs.
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; only the queries change.
+    slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All else bf16 or all
+    float32; rounds where the twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError
+    if a shape, dtype or stride differs.
     """
     num_query_heads = _check_inputs(qkv_TX, pool_PLH2SD, layer, slot_mapping_T)
     _check_tables(qkv_TX, pool_PLH2SD.shape[5], rope, norm)
@@ -65,20 +68,34 @@ def rotate_and_write_kv(
 def _check_inputs(qkv_TX: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor) -> int:
     """Return the number of query heads."""
     if qkv_TX.dtype not in (torch.bfloat16, torch.float32) or pool_PLH2SD.dtype != qkv_TX.dtype:
-        raise ValueError(f"QKV is {qkv_TX.dtype}, the pool {pool_PLH2SD.dtype}; expected one of bfloat16, float32.")
+        raise ValueError(
+            f"QKV is {qkv_TX.dtype}, the pool {pool_PLH2SD.dtype}; expected one of bfloat16, "
+            f"float32."
+        )
     if pool_PLH2SD.dim() != 6 or pool_PLH2SD.shape[3] != 2 or not pool_PLH2SD.is_contiguous():
-        raise ValueError(f"The pool is {tuple(pool_PLH2SD.shape)}; expected contiguous [P, L, H, 2, S, D].")
+        raise ValueError(
+            f"The pool is {tuple(pool_PLH2SD.shape)}; expected contiguous [P, L, H, 2, S, D]."
+        )
     _, num_layers, num_heads, _, _, head_dim = pool_PLH2SD.shape
     if not 0 <= layer < num_layers:
         raise ValueError(f"Layer {layer} is not among the pool's {num_layers}.")
     if qkv_TX.dim() != 2 or qkv_TX.stride(1) != 1 or qkv_TX.shape[1] % head_dim:
-        raise ValueError(f"QKV is {tuple(qkv_TX.shape)}; expected [T, heads x {head_dim}], contiguous in a token.")
+        raise ValueError(
+            f"QKV is {tuple(qkv_TX.shape)}; expected [T, heads x {head_dim}], contiguous in a "
+            f"token."
+        )
     num_query_heads = qkv_TX.shape[1] // head_dim - 2 * num_heads
     if num_query_heads < num_heads or num_query_heads % num_heads or head_dim % 2:
-        raise ValueError(f"QKV {tuple(qkv_TX.shape)} does not match {num_heads} KV heads of {head_dim}.")
-    if slot_mapping_T.shape != qkv_TX.shape[:1] or slot_mapping_T.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"The slot mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; expected ints [T]."
+            f"QKV {tuple(qkv_TX.shape)} does not match {num_heads} KV heads of {head_dim}."
+        )
+    if slot_mapping_T.shape != qkv_TX.shape[:1] or slot_mapping_T.dtype not in (
+        torch.int32,
+        torch.int64,
+    ):
+        raise ValueError(
+            f"The slot mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; expected "
+            f"ints [T]."
         )
     if not slot_mapping_T.is_contiguous():
         raise ValueError(f"The slot mapping has strides {slot_mapping_T.stride()}; expected 1.")
@@ -87,20 +104,36 @@ def _check_inputs(qkv_TX: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_
 
 def _check_tables(qkv_TX: Tensor, head_dim: int, rope: RopeTables, norm: QkNorm | None) -> None:
     tables = [rope.cos_XD, rope.sin_XD]
-    if any(t.dtype != qkv_TX.dtype or t.dim() != 2 or t.shape[1] != head_dim or not t.is_contiguous() for t in tables):
+    if any(
+        t.dtype != qkv_TX.dtype or t.dim() != 2 or t.shape[1] != head_dim or not t.is_contiguous()
+        for t in tables
+    ):
         raise ValueError(
-            f"Cos and sin are {[(t.dtype, tuple(t.shape)) for t in tables]}; expected contiguous {qkv_TX.dtype} "
+            f"Cos and sin are {[(t.dtype, tuple(t.shape)) for t in tables]}; expected contiguous "
+            f"{qkv_TX.dtype} "
             f"[X, {head_dim}]."
         )
     if rope.positions_T is None:
         if rope.cos_XD.shape[0] != qkv_TX.shape[0] or rope.sin_XD.shape[0] != qkv_TX.shape[0]:
-            raise ValueError(f"Cos and sin have {rope.cos_XD.shape[0]} rows; expected one for each of the tokens.")
-    elif rope.positions_T.shape != qkv_TX.shape[:1] or rope.positions_T.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"Positions are {rope.positions_T.dtype} {tuple(rope.positions_T.shape)}; expected ints [T].")
-    weights = [] if norm is None else [norm.q_weight_D, norm.k_weight_D]
-    if any(w.dtype != qkv_TX.dtype or w.shape != (head_dim,) or not w.is_contiguous() for w in weights):
+            raise ValueError(
+                f"Cos and sin have {rope.cos_XD.shape[0]} rows; expected one for each of the "
+                f"tokens."
+            )
+    elif rope.positions_T.shape != qkv_TX.shape[:1] or rope.positions_T.dtype not in (
+        torch.int32,
+        torch.int64,
+    ):
         raise ValueError(
-            f"Norm weights are {[(w.dtype, tuple(w.shape)) for w in weights]}; expected contiguous {qkv_TX.dtype} "
+            f"Positions are {rope.positions_T.dtype} {tuple(rope.positions_T.shape)}; expected "
+            f"ints [T]."
+        )
+    weights = [] if norm is None else [norm.q_weight_D, norm.k_weight_D]
+    if any(
+        w.dtype != qkv_TX.dtype or w.shape != (head_dim,) or not w.is_contiguous() for w in weights
+    ):
+        raise ValueError(
+            f"Norm weights are {[(w.dtype, tuple(w.shape)) for w in weights]}; expected "
+            f"contiguous {qkv_TX.dtype} "
             f"[{head_dim}]."
         )
 
@@ -153,19 +186,27 @@ def _rotate_and_write(
         one = tl.arange(0, 1)[:, None]
         is_k = (one == 0) & is_dim[None, :]
         k_ptr = row_ptr + (QUERY_HEADS + head) * DIM + one + dim[None, :]
-        k_first, k_second = _norm_and_rotate(k_ptr, is_k, k_weight_ptr, cos, sin, eps, DIM, BLOCK_HALF)
+        k_first, k_second = _norm_and_rotate(
+            k_ptr, is_k, k_weight_ptr, cos, sin, eps, DIM, BLOCK_HALF
+        )
         cache_ptr = pool_ptr + slot // PAGE * page_stride + layer_offset
         cache_ptr += (head * 2 * PAGE + slot % PAGE) * DIM + one + dim[None, :]
         tl.store(cache_ptr, k_first, mask=is_k)
         tl.store(cache_ptr + half, k_second, mask=is_k)
         v_ptr = k_ptr + KV_HEADS * DIM
         tl.store(cache_ptr + PAGE * DIM, tl.load(v_ptr, mask=is_k, other=0.0), mask=is_k)
-        tl.store(cache_ptr + PAGE * DIM + half, tl.load(v_ptr + half, mask=is_k, other=0.0), mask=is_k)
+        tl.store(
+            cache_ptr + PAGE * DIM + half, tl.load(v_ptr + half, mask=is_k, other=0.0), mask=is_k
+        )
 
 
 @triton.jit
-def _norm_and_rotate(x_ptr, is_x, weight_ptr, cos, sin, eps, DIM: tl.constexpr, BLOCK_HALF: tl.constexpr):
-    """Return both halves of the heads at `x_ptr`; every step is rounded to their dtype, as in the twins."""
+def _norm_and_rotate(
+    x_ptr, is_x, weight_ptr, cos, sin, eps, DIM: tl.constexpr, BLOCK_HALF: tl.constexpr
+):
+    """Return both halves of the heads at `x_ptr`; every step is rounded to their dtype, as in the
+    twins.
+    """
     half: tl.constexpr = DIM // 2
     dtype = x_ptr.dtype.element_ty
     first = tl.load(x_ptr, mask=is_x, other=0.0).to(tl.float32)
@@ -174,10 +215,16 @@ def _norm_and_rotate(x_ptr, is_x, weight_ptr, cos, sin, eps, DIM: tl.constexpr, 
         dim = tl.arange(0, BLOCK_HALF)
         is_dim = dim < half
         first_weight = tl.load(weight_ptr + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
-        second_weight = tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
-        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None]
+        second_weight = tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0).to(tl.float32)[
+            None, :
+        ]
+        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[
+            :, None
+        ]
         first = (first_weight * (first * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        second = (second_weight * (second * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        second = (
+            (second_weight * (second * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        )
     first_cos, second_cos = (first * cos).to(dtype), (second * cos).to(dtype)
     first_sin, second_sin = (first * sin).to(dtype), (second * sin).to(dtype)
     rotated_first = (first_cos.to(tl.float32) - second_sin.to(tl.float32)).to(dtype)

@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Token permutation for experts: a stable counting sort of (token, choice) slots by expert, cut into blocks of rows.
+"""Token permutation for experts: a stable counting sort of (token, choice) slots by expert, cut
+into blocks of rows.
 
-Nothing depends on the data but the values: shapes and grids follow from the number of slots, so a launch can be
-captured in a CUDA graph. Every program counts all slots, or sums the counts of all programs, for itself, so that none
-waits for another.
+Nothing depends on the data but the values: shapes and grids follow from the number of slots, so a
+launch can be captured in a CUDA graph. Every program counts all slots, or sums the counts of all
+programs, for itself, so that none waits for another.
 
 Legend: T tokens, K experts per token, X = T x K slots (slot t x K + k), E experts, B blocks.
 """
@@ -27,11 +28,15 @@ _COUNT_ROWS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertBlocks:
-    """Slots in order of their expert, and blocks of at most `block_rows` of them, each of one expert. All int32."""
+    """Slots in order of their expert, and blocks of at most `block_rows` of them, each of one
+    expert. All int32.
+    """
 
     block_rows: int
     slots_X: Tensor
-    """Slots sorted by expert, then by slot. A slot with an expert outside of 0..E-1 is nowhere in it."""
+    """Slots sorted by expert, then by slot. A slot with an expert outside of 0..E-1 is nowhere in
+    it.
+    """
     num_blocks_1: Tensor
     """Blocks in use; entries of the columns below past it are undefined."""
     experts_B: Tensor
@@ -42,7 +47,9 @@ class ExpertBlocks:
 
 
 def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
-    """The most blocks that this many slots can need: every expert's last block may hold a single row."""
+    """The most blocks that this many slots can need: every expert's last block may hold a single
+    row.
+    """
     touched = min(num_slots, num_experts)
     return touched + (num_slots - touched) // block_rows
 
@@ -50,13 +57,17 @@ def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
 def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
     """Sort the slots of `expert_ids_TK` (int32 or int64, contiguous) by expert.
 
-    Ids outside of 0..num_experts-1 are skipped. Raises ValueError if a shape, dtype or stride differs.
+    Ids outside of 0..num_experts-1 are skipped. Raises ValueError if a shape, dtype or stride
+    differs.
     """
     if expert_ids_TK.dtype not in (torch.int32, torch.int64) or not expert_ids_TK.is_contiguous():
-        raise ValueError(f"Expert ids are {expert_ids_TK.dtype}; expected contiguous int32 or int64.")
+        raise ValueError(
+            f"Expert ids are {expert_ids_TK.dtype}; expected contiguous int32 or int64."
+        )
     if expert_ids_TK.dim() != 2 or not 1 <= num_experts <= MAX_EXPERTS:
         raise ValueError(
-            f"Expert ids are {tuple(expert_ids_TK.shape)} of {num_experts} experts; expected [T, K] of at most "
+            f"Expert ids are {tuple(expert_ids_TK.shape)} of {num_experts} experts; expected [T, "
+            f"K] of at most "
             f"{MAX_EXPERTS}."
         )
     if block_rows < 1 or block_rows & (block_rows - 1):
@@ -82,7 +93,12 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
     if num_slots > _SMALL_SLOTS:
         counts = expert_ids_TK.new_empty((num_programs, block_experts), dtype=torch.int32)
         _count_slots[(num_programs,)](
-            expert_ids_TK, counts, num_slots, num_experts, SLOTS=_CHUNK * chunks, BLOCK_EXPERTS=block_experts
+            expert_ids_TK,
+            counts,
+            num_slots,
+            num_experts,
+            SLOTS=_CHUNK * chunks,
+            BLOCK_EXPERTS=block_experts,
         )
     _place_slots[(num_programs,)](
         expert_ids_TK,
@@ -107,7 +123,9 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
 
 
 @triton.jit
-def _count_range(ids_ptr, first_slot, end_slot, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
+def _count_range(
+    ids_ptr, first_slot, end_slot, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
+):
     """How many of the slots from `first_slot` to `end_slot`, SLOTS at most, each expert has."""
     slot = first_slot + tl.arange(0, SLOTS)
     expert = tl.load(ids_ptr + slot, mask=slot < end_slot, other=-1).to(tl.int32)
@@ -116,7 +134,9 @@ def _count_range(ids_ptr, first_slot, end_slot, num_experts, SLOTS: tl.constexpr
 
 
 @triton.jit
-def _count_slots(ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr):
+def _count_slots(
+    ids_ptr, counts_ptr, num_slots, num_experts, SLOTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
+):
     """Counts of one program of `_place_slots`."""
     program = tl.program_id(0)
     counts = _count_range(ids_ptr, program * SLOTS, num_slots, num_experts, SLOTS, BLOCK_EXPERTS)
@@ -149,7 +169,9 @@ def _place_slots(
     if counts_ptr is None:
         first_slot = program * CHUNKS * CHUNK
         total = _count_range(ids_ptr, 0, num_slots, num_experts, ALL_SLOTS, BLOCK_EXPERTS)
-        before = _count_range(ids_ptr, 0, tl.minimum(first_slot, num_slots), num_experts, ALL_SLOTS, BLOCK_EXPERTS)
+        before = _count_range(
+            ids_ptr, 0, tl.minimum(first_slot, num_slots), num_experts, ALL_SLOTS, BLOCK_EXPERTS
+        )
     else:
         all_counts = tl.zeros([COUNT_ROWS, BLOCK_EXPERTS], tl.int32)
         earlier_counts = tl.zeros([COUNT_ROWS, BLOCK_EXPERTS], tl.int32)
@@ -178,7 +200,11 @@ def _place_slots(
         start = tl.gather(row_start, owner, 0) + (block - first_block) * BLOCK_ROWS
         tl.store(block_experts_ptr + block, owner, mask=is_block)
         tl.store(block_starts_ptr + block, start, mask=is_block)
-        tl.store(block_ends_ptr + block, tl.minimum(start + BLOCK_ROWS, tl.gather(row_end, owner, 0)), mask=is_block)
+        tl.store(
+            block_ends_ptr + block,
+            tl.minimum(start + BLOCK_ROWS, tl.gather(row_end, owner, 0)),
+            mask=is_block,
+        )
 
     before += row_start
     member = tl.arange(0, CHUNK)

@@ -13,21 +13,31 @@ _WIDE_ROW = 2048
 """From this many elements a row takes eight warps."""
 
 
-def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
+) -> Tensor:
     """Normalise the last dimension, rounding where `reference.rms_norm` rounds. Returns [T, C].
 
-    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All bf16 or all float32,
-    contiguous in C. Raises ValueError if a shape, dtype or stride differs.
+    With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
+    bf16 or all float32, contiguous in C. Raises ValueError if a shape, dtype or stride differs.
     """
     rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
-    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(t.dtype != x_TC.dtype for t in (*rows, weight_C)):
-        raise ValueError(f"Rows {[t.dtype for t in rows]}, weight {weight_C.dtype}; expected one of bfloat16, float32.")
+    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(
+        t.dtype != x_TC.dtype for t in (*rows, weight_C)
+    ):
+        raise ValueError(
+            f"Rows {[t.dtype for t in rows]}, weight {weight_C.dtype}; expected one of bfloat16, "
+            f"float32."
+        )
     if x_TC.dim() != 2 or any(t.shape != x_TC.shape or t.stride(1) != 1 for t in rows):
         raise ValueError(
-            f"Rows are {[(tuple(t.shape), t.stride()) for t in rows]}; expected one shape [T, C], contiguous in C."
+            f"Rows are {[(tuple(t.shape), t.stride()) for t in rows]}; expected one shape [T, C], "
+            f"contiguous in C."
         )
     if weight_C.shape != x_TC.shape[1:] or not weight_C.is_contiguous():
-        raise ValueError(f"The weight is {tuple(weight_C.shape)}; expected contiguous [{x_TC.shape[1]}].")
+        raise ValueError(
+            f"The weight is {tuple(weight_C.shape)}; expected contiguous [{x_TC.shape[1]}]."
+        )
     num_tokens, size = x_TC.shape
     out_TC = torch.empty((num_tokens, size), dtype=x_TC.dtype, device=x_TC.device)
     if num_tokens:
@@ -59,7 +69,9 @@ def _rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One token. Sums and products are in float32; the sum with the residual is rounded before it is used."""
+    """One token. Sums and products are in float32; the sum with the residual is rounded before it
+    is used.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < SIZE

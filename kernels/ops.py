@@ -1,4 +1,5 @@
-"""The operations that a model is made of, behind one protocol: plain PyTorch, or Triton where there is a GPU.
+"""The operations that a model is made of, behind one protocol: plain PyTorch, or Triton where there
+is a GPU.
 
 Legend: as in `reference`.
 """
@@ -27,10 +28,11 @@ _EXPERT_ROWS = 8
 
 
 class ModelOps(Protocol):
-    """What the model calls. Every function rounds where its twin in `reference` rounds; none waits for the device.
+    """What the model calls. Every function rounds where its twin in `reference` rounds; none waits
+    for the device.
 
-    The twins of `fused_experts`, past DENSE_EXPERT_TOKENS tokens, and of the samplers are the exception: there the host
-    waits.
+    The twins of `fused_experts`, past DENSE_EXPERT_TOKENS tokens, and of the samplers are the
+    exception: there the host waits.
     """
 
     @property
@@ -44,7 +46,9 @@ class ModelOps(Protocol):
     def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """`torch.nn.functional.linear`."""
 
-    def rms_norm(self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
+    def rms_norm(
+        self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
+    ) -> Tensor:
         """See `reference.rms_norm`."""
 
     def silu_mul(self, gate_up_TI: Tensor) -> Tensor:
@@ -70,8 +74,8 @@ class ModelOps(Protocol):
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Cut rows into tiles: `tiles_X4` of `AttentionRows`, and extensions_4Y.
 
-        Those are few tokens after a long prefix, whose keys are better split over programs: int64 columns of
-        `DecodeRows`, namely rows, first indices in T, tokens, contexts.
+        Those are few tokens after a long prefix, whose keys are better split over programs: int64
+        columns of `DecodeRows`, namely rows, first indices in T, tokens, contexts.
         """
 
     def paged_attention(
@@ -91,7 +95,12 @@ class ModelOps(Protocol):
         """See `reference.topk_gating`; the ids may be int32."""
 
     def fused_experts(
-        self, x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+        self,
+        x_TC: Tensor,
+        gate_up_EIC: Tensor,
+        down_ECI: Tensor,
+        weights_TK: Tensor,
+        expert_ids_TK: Tensor,
     ) -> Tensor:
         """See `reference.fused_experts`."""
 
@@ -117,12 +126,17 @@ class ReferenceOps:
 
 
 def choose_ops(
-    device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int, expert_sizes: Sequence[int]
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    expert_sizes: Sequence[int],
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU has to do without
-    Triton, the log says why.
+    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU
+    has to do without Triton, the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
@@ -142,9 +156,12 @@ def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
-    if any(size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes):
+    if any(
+        size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes
+    ):
         return (
-            f"experts are {tuple(expert_sizes)} wide; the Triton kernels need multiples of {_EXPERT_ROWS} and rows of "
+            f"experts are {tuple(expert_sizes)} wide; the Triton kernels need multiples of "
+            f"{_EXPERT_ROWS} and rows of "
             f"multiples of {_ALIGNMENT_BYTES} bytes."
         )
     return None

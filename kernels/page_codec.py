@@ -1,7 +1,7 @@
 """How the keys and values of a page are encoded in L2 and L3: names and sizes. Knows no torch.
 
-A head's run in a page is `[k payload][v payload][k scale][v scale]`, 8 bytes of zeros behind it: one byte per element
-and one float32 scale for keys and for values each.
+A head's run in a page is `[k payload][v payload][k scale][v scale]`, 8 bytes of zeros behind it:
+one byte per element and one float32 scale for keys and for values each.
 """
 
 from enum import StrEnum
@@ -28,7 +28,9 @@ class Codec(StrEnum):
 
     @property
     def largest(self) -> float:
-        """What the largest magnitude of a payload is scaled to. Raises ValueError for NONE, which has none."""
+        """What the largest magnitude of a payload is scaled to. Raises ValueError for NONE, which
+        has none.
+        """
         match self:
             case Codec.INT8:
                 return 127.0
@@ -41,5 +43,7 @@ class Codec(StrEnum):
 
 
 def encoded_head_bytes(page_elements: int) -> int:
-    """Bytes of one head's run in a page; `page_elements`: of its keys, which is tokens times head dim."""
+    """Bytes of one head's run in a page; `page_elements`: of its keys, which is tokens times head
+    dim.
+    """
     return 2 * page_elements + SCALES_BYTES

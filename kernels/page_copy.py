@@ -1,7 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Copies of pages between L1 and L2: one launch moves many pages and reads or writes the registered arena itself.
+"""Copies of pages between L1 and L2: one launch moves many pages and reads or writes the registered
+arena itself.
 
-A piece is a run of bytes that is contiguous on both sides: some layers of a whole page, or one layer of a rank's heads.
+A piece is a run of bytes that is contiguous on both sides: some layers of a whole page, or one
+layer of a rank's heads.
 """
 
 from collections.abc import Sequence
@@ -56,7 +58,9 @@ class CopySegment:
     rank_offset_bytes: int
     """Where this rank's heads begin within a layer of the canonical page."""
     codec: Codec = Codec.NONE
-    """Of the canonical page; pools are [P, L, H, 2, S, D] if there is one. `quantised_copy` copies such segments."""
+    """Of the canonical page; pools are [P, L, H, 2, S, D] if there is one. `quantised_copy` copies
+    such segments.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +74,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedCopies:
-    """What the kernel reads: copy `words` to the device, then make the launches in any order, on any stream."""
+    """What the kernel reads: copy `words` to the device, then make the launches in any order, on
+    any stream.
+    """
 
     words: NDArray[np.int64]
     launches: tuple[Launch, ...]
 
 
 def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
-    """Lay the segments of several launches out in one table, page lists behind them; equal lists are stored once.
+    """Lay the segments of several launches out in one table, page lists behind them; equal lists
+    are stored once.
 
     Raises ValueError if a segment is empty, misaligned or outside its pool's layers.
     """
@@ -101,7 +108,9 @@ def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
             Launch(
                 first_segment=sum(counts[:index]),
                 num_segments=count,
-                smallest_piece_bytes=min((_piece_words(segment) * WORD_BYTES for segment in launch), default=0),
+                smallest_piece_bytes=min(
+                    (_piece_words(segment) * WORD_BYTES for segment in launch), default=0
+                ),
             )
             for index, (count, launch) in enumerate(zip(counts, launches, strict=True))
         ),
@@ -111,8 +120,8 @@ def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
 def choose_num_ctas(direction: CopyDirection, smallest_piece_bytes: int) -> int:
     """Just enough to saturate PCIe on an H200 (2026-11-21).
 
-    More only queue, and all other memory traffic queues with them: attention beside a copy to the arena took 1.03 times
-    its own time with 4 CTAs, 2.0 with 16 and 4.0 with 32.
+    More only queue, and all other memory traffic queues with them: attention beside a copy to the
+    arena took 1.03 times its own time with 4 CTAs, 2.0 with 16 and 4.0 with 32.
     """
     match direction:
         case CopyDirection.TO_POOL:
@@ -124,13 +133,23 @@ def choose_num_ctas(direction: CopyDirection, smallest_piece_bytes: int) -> int:
 def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDirection) -> None:
     """Enqueue one launch on the current stream.
 
-    `table`: `PackedCopies.words` on the device. `arena`: uint8 view of all of the arena, registered with CUDA. The
-    caller keeps the pools alive. Raises ValueError if a tensor has another dtype or is not contiguous and aligned.
+    `table`: `PackedCopies.words` on the device. `arena`: uint8 view of all of the arena, registered
+    with CUDA. The caller keeps the pools alive. Raises ValueError if a tensor has another dtype or
+    is not contiguous and aligned.
     """
     if table.dtype != torch.int64 or table.dim() != 1 or not table.is_contiguous():
-        raise ValueError(f"The table is {table.dtype} {tuple(table.shape)}; expected contiguous int64 words.")
-    if arena.dtype != torch.uint8 or not arena.is_contiguous() or arena.data_ptr() % ALIGNMENT_BYTES:
-        raise ValueError(f"The arena is {arena.dtype}; expected contiguous uint8, aligned to {ALIGNMENT_BYTES} bytes.")
+        raise ValueError(
+            f"The table is {table.dtype} {tuple(table.shape)}; expected contiguous int64 words."
+        )
+    if (
+        arena.dtype != torch.uint8
+        or not arena.is_contiguous()
+        or arena.data_ptr() % ALIGNMENT_BYTES
+    ):
+        raise ValueError(
+            f"The arena is {arena.dtype}; expected contiguous uint8, aligned to {ALIGNMENT_BYTES} "
+            f"bytes."
+        )
     if launch.num_segments < 1:
         raise ValueError(f"A launch of {launch.num_segments} segments; expected at least one.")
     whole_words = arena[: arena.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
@@ -148,41 +167,73 @@ def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDire
 
 
 def compile_copies(device: torch.device) -> None:
-    """Launch every variant of the kernel over a segment without pages, so that no copy has to wait for a compiler."""
+    """Launch every variant of the kernel over a segment without pages, so that no copy has to wait
+    for a compiler.
+    """
     table = torch.zeros(SEGMENT_FIELDS, dtype=torch.int64, device=device)
     arena = torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for direction in CopyDirection:
-        copy_pages(table, Launch(first_segment=0, num_segments=1, smallest_piece_bytes=0), arena, direction)
+        copy_pages(
+            table, Launch(first_segment=0, num_segments=1, smallest_piece_bytes=0), arena, direction
+        )
 
 
 def piece_places(segment: CopySegment) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Every piece's address in the pool and byte offset in the arena, pages in order, and the bytes of one piece."""
+    """Every piece's address in the pool and byte offset in the arena, pages in order, and the bytes
+    of one piece.
+    """
     pieces = np.arange(_num_pieces(segment))
     in_pool = _page_words(segment)[::2, None] * WORD_BYTES + pieces * _layer_bytes(segment.pool)
     in_arena = segment.pages.arena_offsets[:, None] + pieces * segment.canonical_layer_bytes
     pool_start, arena_start = _starts(segment)
-    return (in_pool + pool_start).reshape(-1), (in_arena + arena_start).reshape(-1), _piece_words(segment) * WORD_BYTES
+    return (
+        (in_pool + pool_start).reshape(-1),
+        (in_arena + arena_start).reshape(-1),
+        _piece_words(segment) * WORD_BYTES,
+    )
 
 
 def check_segment(segment: CopySegment) -> None:
     """Raise ValueError if the segment is empty, misaligned or outside its pool's layers."""
     pool, pages = segment.pool, segment.pages
     if not pool.is_contiguous() or pool.dim() < 2:
-        raise ValueError(f"The pool {tuple(pool.shape)} is not contiguous; expected [pages, layers, ...].")
+        raise ValueError(
+            f"The pool {tuple(pool.shape)} is not contiguous; expected [pages, layers, ...]."
+        )
     stop = segment.first_layer + segment.num_layers
     if segment.first_layer < 0 or segment.num_layers < 1 or stop > pool.shape[1]:
-        raise ValueError(f"Layers {segment.first_layer} to {stop} are not in the pool's {pool.shape[1]} layers.")
-    if not len(pages.page_ids) or len(pages.page_ids) != len(pages.arena_offsets):
-        raise ValueError(f"{len(pages.page_ids)} page ids for {len(pages.arena_offsets)} offsets in the arena.")
-    layer_bytes, arena_bytes = _layer_bytes(pool), _arena_layer_bytes(segment)
-    if segment.rank_offset_bytes < 0 or segment.rank_offset_bytes + arena_bytes > segment.canonical_layer_bytes:
         raise ValueError(
-            f"{arena_bytes} bytes from {segment.rank_offset_bytes} on are outside a canonical layer of "
+            f"Layers {segment.first_layer} to {stop} are not in the pool's {pool.shape[1]} layers."
+        )
+    if not len(pages.page_ids) or len(pages.page_ids) != len(pages.arena_offsets):
+        raise ValueError(
+            f"{len(pages.page_ids)} page ids for {len(pages.arena_offsets)} offsets in the arena."
+        )
+    layer_bytes, arena_bytes = _layer_bytes(pool), _arena_layer_bytes(segment)
+    if (
+        segment.rank_offset_bytes < 0
+        or segment.rank_offset_bytes + arena_bytes > segment.canonical_layer_bytes
+    ):
+        raise ValueError(
+            f"{arena_bytes} bytes from {segment.rank_offset_bytes} on are outside a canonical "
+            f"layer of "
             f"{segment.canonical_layer_bytes} bytes."
         )
-    figures = (layer_bytes, arena_bytes, segment.rank_offset_bytes, segment.canonical_layer_bytes, pool.data_ptr())
-    if any(figure % ALIGNMENT_BYTES for figure in figures) or (pages.arena_offsets % ALIGNMENT_BYTES).any():
-        raise ValueError(f"A piece of {layer_bytes} bytes is not aligned to {ALIGNMENT_BYTES} bytes on both sides.")
+    figures = (
+        layer_bytes,
+        arena_bytes,
+        segment.rank_offset_bytes,
+        segment.canonical_layer_bytes,
+        pool.data_ptr(),
+    )
+    if (
+        any(figure % ALIGNMENT_BYTES for figure in figures)
+        or (pages.arena_offsets % ALIGNMENT_BYTES).any()
+    ):
+        raise ValueError(
+            f"A piece of {layer_bytes} bytes is not aligned to {ALIGNMENT_BYTES} bytes on both "
+            f"sides."
+        )
 
 
 def _layer_bytes(pool: Tensor) -> int:
@@ -219,7 +270,10 @@ def _piece_words(segment: CopySegment) -> int:
 def _starts(segment: CopySegment) -> tuple[int, int]:
     """Address in the pool, and byte offset in the canonical page, of page 0's first piece."""
     pool_start = segment.pool.data_ptr() + segment.first_layer * _layer_bytes(segment.pool)
-    return pool_start, segment.first_layer * segment.canonical_layer_bytes + segment.rank_offset_bytes
+    return (
+        pool_start,
+        segment.first_layer * segment.canonical_layer_bytes + segment.rank_offset_bytes,
+    )
 
 
 def _segment_row(segment: CopySegment, pages_start: int) -> tuple[int, ...]:
@@ -247,11 +301,12 @@ def _copy_pieces(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A fixed grid walks (page, piece, block) of each segment; offsets and sizes are in int64 words.
+    """A fixed grid walks (page, piece, block) of each segment; offsets and sizes are in int64
+    words.
 
-    The arena's lines are of 128 bytes, its pages aligned to 64. So reads of it are rotated by 8 words within the block
-    where that lets every warp start on a line: on an H200 they reach 0.93 of a plain copy, and 0.79 if they start in
-    the middle of one (2026-11-21). Writes do not care.
+    The arena's lines are of 128 bytes, its pages aligned to 64. So reads of it are rotated by 8
+    words within the block where that lets every warp start on a line: on an H200 they reach 0.93 of
+    a plain copy, and 0.79 if they start in the middle of one (2026-11-21). Writes do not care.
     """
     for segment in range(first_segment, first_segment + num_segments):
         row_ptr = table_ptr + segment * SEGMENT_FIELDS

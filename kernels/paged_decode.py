@@ -1,12 +1,14 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Split-KV attention of a few query tokens per row over paged keys and values, read through the block tables.
+"""Split-KV attention of a few query tokens per row over paged keys and values, read through the
+block tables.
 
-The keys of a row are divided into splits, each read by its own program for all query heads of a KV head at once; a
-second kernel weighs the splits (Flash-Decoding). Lengths and tables are read on the device, so the launches of a bucket
-can be captured in a CUDA graph and replayed.
+The keys of a row are divided into splits, each read by its own program for all query heads of a KV
+head at once; a second kernel weighs the splits (Flash-Decoding). Lengths and tables are read on the
+device, so the launches of a bucket can be captured in a CUDA graph and replayed.
 
-Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N pages of a block
-table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page, X splits.
+Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N
+pages of a block table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S
+slots per page, X splits.
 """
 
 from dataclasses import dataclass
@@ -42,10 +44,15 @@ class DecodeTiles:
     tokens_per_tile: int = 1
 
 
-def choose_num_splits(num_tiles: int, num_kv_heads: int, max_context_tokens: int, num_sms: int) -> int:
-    """A power of two for a bucket of batches: programs for every multiprocessor, no split needlessly short or long."""
+def choose_num_splits(
+    num_tiles: int, num_kv_heads: int, max_context_tokens: int, num_sms: int
+) -> int:
+    """A power of two for a bucket of batches: programs for every multiprocessor, no split
+    needlessly short or long.
+    """
     to_fill = min(
-        _PROGRAMS_PER_SM * num_sms // max(num_tiles * num_kv_heads, 1), max_context_tokens // _MIN_SPLIT_TOKENS
+        _PROGRAMS_PER_SM * num_sms // max(num_tiles * num_kv_heads, 1),
+        max_context_tokens // _MIN_SPLIT_TOKENS,
     )
     to_balance = -(-max_context_tokens // _MAX_SPLIT_TOKENS)
     wanted = max(to_fill, to_balance, 1)
@@ -63,10 +70,11 @@ def paged_decode(
     num_splits: int,
     out_TQD: Tensor,
 ) -> None:
-    """Causal attention of the tiles' tokens, into their rows of `out_TQD`; other tokens' rows are left alone.
+    """Causal attention of the tiles' tokens, into their rows of `out_TQD`; other tokens' rows are
+    left alone.
 
-    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32. The softmax is in
-    float32. Raises ValueError if a shape, dtype or stride differs.
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32. The
+    softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
@@ -81,7 +89,9 @@ def paged_decode(
     block_rows = max(16, triton.next_power_of_2(tiles.tokens_per_tile * group))
     block_dim = max(16, triton.next_power_of_2(head_dim))
     num_slots = num_tiles * tiles.tokens_per_tile
-    partial_XTQD = q_TQD.new_empty((num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32)
+    partial_XTQD = q_TQD.new_empty(
+        (num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32
+    )
     lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_query_heads), dtype=torch.float32)
     _decode_split[(num_heads, num_splits, num_tiles)](
         q_TQD,
@@ -136,13 +146,23 @@ def paged_decode(
 def _check_tiles(tiles: DecodeTiles, group: int) -> None:
     columns = [tiles.rows_B, tiles.tokens_B, tiles.context_tokens_B]
     columns += [tiles.num_tokens_B] if tiles.num_tokens_B is not None else []
-    if any(column.dtype not in (torch.int32, torch.int64) or not column.is_contiguous() for column in columns):
-        raise ValueError(f"Tiles have columns of {[column.dtype for column in columns]}; expected int32 or int64.")
+    if any(
+        column.dtype not in (torch.int32, torch.int64) or not column.is_contiguous()
+        for column in columns
+    ):
+        raise ValueError(
+            f"Tiles have columns of {[column.dtype for column in columns]}; expected int32 or "
+            f"int64."
+        )
     if any(column.shape != tiles.rows_B.shape or column.dim() != 1 for column in columns):
-        raise ValueError(f"Tiles have columns of {[tuple(column.shape) for column in columns]}; expected one length.")
+        raise ValueError(
+            f"Tiles have columns of {[tuple(column.shape) for column in columns]}; expected one "
+            f"length."
+        )
     if tiles.tokens_per_tile < 1 or tiles.tokens_per_tile * group > MAX_TILE_ROWS:
         raise ValueError(
-            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at most "
+            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at "
+            f"most "
             f"{MAX_TILE_ROWS} in product."
         )
     if tiles.num_tokens_B is None and tiles.tokens_per_tile != 1:
@@ -196,7 +216,9 @@ def _decode_split(
     dim = tl.arange(0, BLOCK_DIM)
     is_dim = dim < DIM
     q_row_ptr = q_ptr + (first_token + token) * q_token_stride + query_head * q_head_stride
-    q = tl.load(q_row_ptr[:, None] + dim[None, :], mask=is_query[:, None] & is_dim[None, :], other=0.0)
+    q = tl.load(
+        q_row_ptr[:, None] + dim[None, :], mask=is_query[:, None] & is_dim[None, :], other=0.0
+    )
     # The last key that each query sees; rows of padding see what the last token sees.
     last_key = context - tl.maximum(count - token, 1)
 
@@ -212,7 +234,9 @@ def _decode_split(
         is_key = key < stop
         if PAGE >= BLOCK_KEYS:
             page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
-            slot_ptr = head_ptr + page * page_stride + (begin % PAGE + tl.arange(0, BLOCK_KEYS)) * DIM
+            slot_ptr = (
+                head_ptr + page * page_stride + (begin % PAGE + tl.arange(0, BLOCK_KEYS)) * DIM
+            )
         else:
             pages = tl.load(table_ptr + key // PAGE, mask=is_key, other=0).to(tl.int64)
             slot_ptr = head_ptr + pages * page_stride + key % PAGE * DIM
@@ -221,9 +245,12 @@ def _decode_split(
         k = tl.load(kv_ptr, mask=is_kv, other=0.0)
         v = tl.load(kv_ptr + PAGE * DIM, mask=is_kv, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        scores = tl.where(is_key[None, :] & (key[None, :] <= last_key[:, None]), scores, float("-inf"))
+        scores = tl.where(
+            is_key[None, :] & (key[None, :] <= last_key[:, None]), scores, float("-inf")
+        )
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        # A query may see no key of a split at all: then the maximum stays -inf, and -inf - -inf would be NaN.
+        # A query may see no key of a split at all: then the maximum stays -inf, and -inf - -inf
+        # would be NaN.
         shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(maximum - shift)
@@ -235,8 +262,12 @@ def _decode_split(
     total = tl.where(total == 0.0, 1.0, total)
     result = acc / total[:, None]
     if IS_WHOLE:
-        out_row_ptr = out_ptr + (first_token + token) * out_token_stride + query_head * out_head_stride
-        tl.store(out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_out)
+        out_row_ptr = (
+            out_ptr + (first_token + token) * out_token_stride + query_head * out_head_stride
+        )
+        tl.store(
+            out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_out
+        )
     else:
         slot = (split * tl.num_programs(2) + tile).to(tl.int64) * TILE_TOKENS + token
         out_row_ptr = out_ptr + (slot * QUERY_HEADS + query_head) * DIM
@@ -260,7 +291,9 @@ def _combine_splits(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Mean of one token's and head's splits, weighted by their sums of exponentials (lse is in base 2)."""
+    """Mean of one token's and head's splits, weighted by their sums of exponentials (lse is in base
+    2).
+    """
     slot = tl.program_id(0)
     query_head = tl.program_id(1)
     tile = slot // TILE_TOKENS
@@ -275,7 +308,9 @@ def _combine_splits(
         lse = tl.load(lse_ptr + entry, mask=is_split, other=float("-inf"))
         weights = tl.exp2(lse - tl.max(lse, 0))
         partial = tl.load(
-            partial_ptr + entry[:, None] * DIM + dim[None, :], mask=is_split[:, None] & is_dim[None, :], other=0.0
+            partial_ptr + entry[:, None] * DIM + dim[None, :],
+            mask=is_split[:, None] & is_dim[None, :],
+            other=0.0,
         )
         result = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
         out_row_ptr = out_ptr + tl.load(tokens_ptr + tile).to(tl.int64) * out_token_stride

@@ -1,11 +1,13 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Causal attention of many query tokens per row over paged keys and values (FlashAttention-2 order).
+"""Causal attention of many query tokens per row over paged keys and values (FlashAttention-2
+order).
 
-Each program takes a tile of one row's queries and one query head, and walks the row's pages up to the tile's last
-token. Keys and values of the step itself are read from their pages too, so they must have been written before.
+Each program takes a tile of one row's queries and one query head, and walks the row's pages up to
+the tile's last token. Keys and values of the step itself are read from their pages too, so they
+must have been written before.
 
-Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a block table, Q query heads, D head dim,
-P pages, L layers of the KV group, H KV heads, S slots per page.
+Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a block table, Q query
+heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page.
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ def tile_tokens(dtype: torch.dtype) -> int:
 
 
 def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int32]:
-    """Divide rows into tiles: [X, 4] of (row, index in T, tokens, position of the first token), longest first.
+    """Divide rows into tiles: [X, 4] of (row, index in T, tokens, position of the first token),
+    longest first.
 
     The same table serves all layers of a step; copy it to the device once.
     """
@@ -54,7 +57,9 @@ def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int
 
 
 def is_extension(row: PrefillRow, num_query_heads: int, num_sms: int) -> bool:
-    """Are the row's tokens so few, and its prefix so long, that splitting its keys (`paged_decode`) is faster?"""
+    """Are the row's tokens so few, and its prefix so long, that splitting its keys (`paged_decode`)
+    is faster?
+    """
     num_programs = -(-row.num_tokens // TILE_TOKENS) * num_query_heads
     return 2 * num_programs <= num_sms and row.context_tokens >= 4 * row.num_tokens
 
@@ -69,14 +74,19 @@ def paged_prefill(
     scale: float,
     out_TQD: Tensor,
 ) -> None:
-    """Attend for all tokens of the tiles, into their rows of `out_TQD`; other tokens' rows are left alone.
+    """Attend for all tokens of the tiles, into their rows of `out_TQD`; other tokens' rows are left
+    alone.
 
-    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32. tiles_X4: `plan_tiles`
-    on the device. The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32.
+    tiles_X4: `plan_tiles` on the device. The softmax is in float32. Raises ValueError if a shape,
+    dtype or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
     if tiles_X4.dtype != torch.int32 or tiles_X4.shape[1:] != (4,) or not tiles_X4.is_contiguous():
-        raise ValueError(f"The tiles are {tiles_X4.dtype} {tuple(tiles_X4.shape)}; expected contiguous int32 [X, 4].")
+        raise ValueError(
+            f"The tiles are {tiles_X4.dtype} {tuple(tiles_X4.shape)}; expected contiguous int32 "
+            f"[X, 4]."
+        )
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     if num_tiles == 0:
@@ -109,13 +119,15 @@ def paged_prefill(
         PRECISION="ieee" if is_float32 else None,
         STAGES=2 if is_float32 or key_blocks is not None else 3,
         num_warps=4 if is_float32 else 8,
-        # Two programs per multiprocessor: one multiplies during the other's softmax. 0.82 of SDPA; 0.60 without.
+        # Two programs per multiprocessor: one multiplies during the other's softmax. 0.82 of SDPA;
+        # 0.60 without.
         maxnreg=None if is_float32 else 128,
     )
 
 
 def _key_blocks(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor | None:
-    """A tensor map of the pool's rows of D, in which a block of keys is one box; None where keys are loaded one by one.
+    """A tensor map of the pool's rows of D, in which a block of keys is one box; None where keys
+    are loaded one by one.
 
     At 8,192 tokens after as many it saves 2 % of the time (H200, 2026-11-21).
     """
@@ -124,7 +136,9 @@ def _key_blocks(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor | None
     is_box = page_size >= block_keys and head_dim == _BOX_DIM and num_rows <= _MAX_BOX_ROWS
     if pool_PLH2SD.dtype != torch.bfloat16 or not is_box:
         return None
-    return TensorDescriptor(pool_PLH2SD, [num_rows, head_dim], [head_dim, 1], [block_keys, head_dim])
+    return TensorDescriptor(
+        pool_PLH2SD, [num_rows, head_dim], [head_dim, 1], [block_keys, head_dim]
+    )
 
 
 @triton.jit
@@ -141,10 +155,11 @@ def _load_kv(
     BLOCK_KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Keys and values [BLOCK_KEYS, BLOCK_DIM] from `begin` on; those past `stop` are zero if IS_MASKED.
+    """Keys and values [BLOCK_KEYS, BLOCK_DIM] from `begin` on; those past `stop` are zero if
+    IS_MASKED.
 
-    Rows are those of the pool seen as [P * L * H * 2 * S, D]. A page's last owner may have left NaN past `stop`, which
-    a weight of zero would not silence.
+    Rows are those of the pool seen as [P * L * H * 2 * S, D]. A page's last owner may have left NaN
+    past `stop`, which a weight of zero would not silence.
     """
     key = begin + tl.arange(0, BLOCK_KEYS)
     dim = tl.arange(0, BLOCK_DIM)
@@ -172,7 +187,9 @@ def _load_kv(
 
 
 @triton.jit
-def _attend(q, k, v, scores_mask, state, scale_log2, IS_MASKED: tl.constexpr, PRECISION: tl.constexpr):
+def _attend(
+    q, k, v, scores_mask, state, scale_log2, IS_MASKED: tl.constexpr, PRECISION: tl.constexpr
+):
     """One step of the online softmax; `state` is (maximum, total, acc), maxima in units of log2."""
     maximum, total, acc = state
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -241,14 +258,42 @@ def _prefill_tile(
             v = key_blocks.load([block_row + PAGE, 0])
         else:
             k, v = _load_kv(
-                pool_ptr, table_ptr, begin, stop, head_row, page_rows, PAGE, DIM, BLOCK_DIM, BLOCK_KEYS, False
+                pool_ptr,
+                table_ptr,
+                begin,
+                stop,
+                head_row,
+                page_rows,
+                PAGE,
+                DIM,
+                BLOCK_DIM,
+                BLOCK_KEYS,
+                False,
             )
-        maximum, total, acc = _attend(q, k, v, None, (maximum, total, acc), scale_log2, False, PRECISION)
+        maximum, total, acc = _attend(
+            q, k, v, None, (maximum, total, acc), scale_log2, False, PRECISION
+        )
     for begin in tl.range(whole, stop, BLOCK_KEYS, num_stages=1):
-        k, v = _load_kv(pool_ptr, table_ptr, begin, stop, head_row, page_rows, PAGE, DIM, BLOCK_DIM, BLOCK_KEYS, True)
+        k, v = _load_kv(
+            pool_ptr,
+            table_ptr,
+            begin,
+            stop,
+            head_row,
+            page_rows,
+            PAGE,
+            DIM,
+            BLOCK_DIM,
+            BLOCK_KEYS,
+            True,
+        )
         is_visible = (begin + tl.arange(0, BLOCK_KEYS))[None, :] <= (first_position + row)[:, None]
-        maximum, total, acc = _attend(q, k, v, is_visible, (maximum, total, acc), scale_log2, True, PRECISION)
+        maximum, total, acc = _attend(
+            q, k, v, is_visible, (maximum, total, acc), scale_log2, True, PRECISION
+        )
 
     result = acc / total[:, None]
     out_row_ptr = out_ptr + (first_token + row) * out_token_stride + query_head * out_head_stride
-    tl.store(out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_query)
+    tl.store(
+        out_row_ptr[:, None] + dim[None, :], result.to(out_ptr.dtype.element_ty), mask=is_query
+    )

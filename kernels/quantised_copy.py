@@ -1,7 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Copies of pages that are quantised in L2: one launch moves many pages and encodes or restores them on the way.
+"""Copies of pages that are quantised in L2: one launch moves many pages and encodes or restores
+them on the way.
 
-The twins are `reference.encode_pages` and `reference.decode_pages`, bit by bit but for the bits of a NaN.
+The twins are `reference.encode_pages` and `reference.decode_pages`, bit by bit but for the bits of
+a NaN.
 """
 
 from typing import Any
@@ -29,9 +31,11 @@ _PIPELINED_BYTES = 64 << 10
 
 
 def choose_num_ctas(direction: CopyDirection, page_elements: int) -> int:
-    """Just enough to saturate PCIe on an H200 (2026-11-21); `page_elements` as for `encoded_head_bytes`.
+    """Just enough to saturate PCIe on an H200 (2026-11-21); `page_elements` as for
+    `encoded_head_bytes`.
 
-    A multiprocessor encodes heads one after another: 16 tokens of 128 dims in a microsecond, four times as many in two.
+    A multiprocessor encodes heads one after another: 16 tokens of 128 dims in a microsecond, four
+    times as many in two.
     """
     match direction:
         case CopyDirection.TO_POOL:
@@ -41,17 +45,33 @@ def choose_num_ctas(direction: CopyDirection, page_elements: int) -> int:
 
 
 def copy_quantised_pages(
-    table: Tensor, launch: Launch, arena: Tensor, direction: CopyDirection, pool: Tensor, codec: Codec
+    table: Tensor,
+    launch: Launch,
+    arena: Tensor,
+    direction: CopyDirection,
+    pool: Tensor,
+    codec: Codec,
 ) -> None:
-    """Enqueue one launch of `page_copy.pack_copies`, whose segments have this codec, on the current stream.
+    """Enqueue one launch of `page_copy.pack_copies`, whose segments have this codec, on the current
+    stream.
 
-    `table` and `arena`: as for `page_copy.copy_pages`. `pool`: that of a segment; all pools of the launch have its
-    dtype, page size and head dim. Raises ValueError if a tensor has another dtype or is not contiguous and aligned.
+    `table` and `arena`: as for `page_copy.copy_pages`. `pool`: that of a segment; all pools of the
+    launch have its dtype, page size and head dim. Raises ValueError if a tensor has another dtype
+    or is not contiguous and aligned.
     """
     if table.dtype != torch.int64 or table.dim() != 1 or not table.is_contiguous():
-        raise ValueError(f"The table is {table.dtype} {tuple(table.shape)}; expected contiguous int64 words.")
-    if arena.dtype != torch.uint8 or not arena.is_contiguous() or arena.data_ptr() % ALIGNMENT_BYTES:
-        raise ValueError(f"The arena is {arena.dtype}; expected contiguous uint8, aligned to {ALIGNMENT_BYTES} bytes.")
+        raise ValueError(
+            f"The table is {table.dtype} {tuple(table.shape)}; expected contiguous int64 words."
+        )
+    if (
+        arena.dtype != torch.uint8
+        or not arena.is_contiguous()
+        or arena.data_ptr() % ALIGNMENT_BYTES
+    ):
+        raise ValueError(
+            f"The arena is {arena.dtype}; expected contiguous uint8, aligned to {ALIGNMENT_BYTES} "
+            f"bytes."
+        )
     if codec is Codec.NONE or pool.dtype not in _ELEMENTS or pool.dim() != 6:
         raise ValueError(f"Pages of {pool.dtype} {tuple(pool.shape)} cannot be held as {codec}.")
     if launch.num_segments < 1:
@@ -105,8 +125,9 @@ def _restore_heads(
 ):
     """A fixed grid walks (page, piece, head, block) of each segment.
 
-    Reads of the arena are rotated within the block so that every warp starts on one of its lines of 128 bytes: what
-    begins between two lines costs a request more. So do scales: they are read once per block, by one thread.
+    Reads of the arena are rotated within the block so that every warp starts on one of its lines of
+    128 bytes: what begins between two lines costs a request more. So do scales: they are read once
+    per block, by one thread.
     """
     BLOCKS: tl.constexpr = (2 * PAGE_ELEMENTS + BLOCK - 1) // BLOCK
     kv = tl.arange(0, 2)
@@ -134,13 +155,18 @@ def _restore_heads(
             offset = work % BLOCKS * BLOCK + (tl.arange(0, BLOCK) + (8 - past_line) * 16) % BLOCK
             inside = offset < 2 * PAGE_ELEMENTS
             payload = tl.load(arena_head + offset, mask=inside, cache_modifier=".cg")
-            scales_ptr = (arena_head + 2 * PAGE_ELEMENTS).to(tl.pointer_type(tl.float32), bitcast=True)
+            scales_ptr = (arena_head + 2 * PAGE_ELEMENTS).to(
+                tl.pointer_type(tl.float32), bitcast=True
+            )
             scales = tl.load(scales_ptr + kv)
             if IS_INT8:
                 number = payload.to(tl.int8, bitcast=True).to(tl.float32)
             else:
                 number = payload.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-            k_scale, v_scale = tl.sum(tl.where(kv == 0, scales, 0.0)), tl.sum(tl.where(kv == 1, scales, 0.0))
+            k_scale, v_scale = (
+                tl.sum(tl.where(kv == 0, scales, 0.0)),
+                tl.sum(tl.where(kv == 1, scales, 0.0)),
+            )
             value = (number * tl.where(offset < PAGE_ELEMENTS, k_scale, v_scale)).to(ELEMENT)
             tl.store(pool_head + offset, value, mask=inside, cache_modifier=".cs")
 
@@ -186,14 +212,20 @@ def _encode_heads(
             pool_head = pool_ptr + pool_word * (8 // ELEMENT_BYTES) + head * (2 * PAGE_ELEMENTS)
             arena_head = arena_ptr + arena_word * 8 + head * HEAD_BYTES
             pool_head, arena_head = tl.multiple_of(pool_head, 16), tl.multiple_of(arena_head, 16)
-            value = tl.load(pool_head + offset, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+            value = tl.load(pool_head + offset, mask=inside, other=0.0, cache_modifier=".cg").to(
+                tl.float32
+            )
             largest_bits = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
             is_number = largest_bits < _INFINITY_BITS
             largest = largest_bits.to(tl.float32, bitcast=True)
-            scale_bits = tl.div_rn(largest, tl.full((2,), LARGEST, tl.float32)).to(tl.int32, bitcast=True)
+            scale_bits = tl.div_rn(largest, tl.full((2,), LARGEST, tl.float32)).to(
+                tl.int32, bitcast=True
+            )
             scale_bits = (scale_bits + _LOW_BITS) & (-1 - _LOW_BITS)
             scale_bits = tl.where(largest < _SMALLEST, 0, scale_bits)
-            factor = tl.div_rn(tl.full((2,), 1.0, tl.float32), scale_bits.to(tl.float32, bitcast=True))
+            factor = tl.div_rn(
+                tl.full((2,), 1.0, tl.float32), scale_bits.to(tl.float32, bitcast=True)
+            )
             factor = tl.where((scale_bits == 0) | (largest_bits >= _INFINITY_BITS), 0.0, factor)
             scaled = tl.where(is_number[:, None], value, 0.0) * factor[:, None]
             if IS_INT8:
@@ -203,5 +235,7 @@ def _encode_heads(
             tl.store(arena_head + offset, payload, mask=inside, cache_modifier=".cs")
             scale_bits = tl.where(is_number, scale_bits, _NAN_BITS)
             scales = tl.reshape(tl.trans(tl.join(scale_bits, tl.zeros_like(scale_bits))), (4,))
-            scales_ptr = (arena_head + 2 * PAGE_ELEMENTS).to(tl.pointer_type(tl.int32), bitcast=True)
+            scales_ptr = (arena_head + 2 * PAGE_ELEMENTS).to(
+                tl.pointer_type(tl.int32), bitcast=True
+            )
             tl.store(scales_ptr + tl.arange(0, 4), scales, cache_modifier=".cs")

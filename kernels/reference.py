@@ -1,8 +1,9 @@
 """Plain PyTorch twins of all kernels: what each must compute, on any device.
 
-Legend: T tokens of the step, R rows (requests), B rows of a batch, C hidden, I intermediate, H KV heads, G query heads
-per KV head, Q query heads, D head dim, P pages, L layers of the KV group, S slots per page, N pages of a block table,
-E experts, K experts per token, V vocabulary. float32 stays IEEE float32: TF32 must be off, as it is by default.
+Legend: T tokens of the step, R rows (requests), B rows of a batch, C hidden, I intermediate, H KV
+heads, G query heads per KV head, Q query heads, D head dim, P pages, L layers of the KV group, S
+slots per page, N pages of a block table, E experts, K experts per token, V vocabulary. float32
+stays IEEE float32: TF32 must be off, as it is by default.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,18 @@ from raydix.kernels.page_codec import (
 )
 
 QUERY_BLOCK = 256
-"""Queries of one row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context."""
+"""Queries of one row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context.
+"""
 _PAYLOAD_DTYPES = {Codec.INT8: torch.int8, Codec.FP8: torch.float8_e4m3fn}
 DENSE_EXPERT_TOKENS = 64
-"""Up to this many tokens every expert runs on every token: no count of tokens per expert has to reach the host."""
+"""Up to this many tokens every expert runs on every token: no count of tokens per expert has to
+reach the host.
+"""
 
 
-def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
+) -> Tensor:
     """Scale the last dimension to unit root mean square, in float32, then by `weight_C`.
 
     With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised.
@@ -52,10 +58,13 @@ def apply_rope(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return x_THD * cos_TD[:, None] + rotated_THD * sin_TD[:, None]
 
 
-def write_kv(k_THD: Tensor, v_THD: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor) -> None:
+def write_kv(
+    k_THD: Tensor, v_THD: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+) -> None:
     """Scatter this step's keys and values of one layer into the paged cache, in place.
 
-    slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which nobody reads.
+    slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
+    nobody reads.
     """
     page_size = pool_PLH2SD.shape[4]
     slots_T = slot_mapping_T.clamp_min(0)
@@ -84,27 +93,41 @@ class QkNorm:
 
 
 def rotate_and_write_kv(
-    qkv_TX: Tensor, rope: RopeTables, norm: QkNorm | None, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+    qkv_TX: Tensor,
+    rope: RopeTables,
+    norm: QkNorm | None,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    slot_mapping_T: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, and write keys and values into the cache. Returns the queries, [T, Q, D].
+    """Norm and rotate queries and keys, and write keys and values into the cache. Returns the
+    queries, [T, Q, D].
 
-    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T: as in `write_kv`.
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T: as in
+    `write_kv`.
     """
     num_heads, head_dim = pool_PLH2SD.shape[2], pool_PLH2SD.shape[5]
     qkv_TXD = qkv_TX.view(qkv_TX.shape[0], -1, head_dim)
-    q_TQD, k_THD, v_THD = qkv_TXD.split((qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1)
+    q_TQD, k_THD, v_THD = qkv_TXD.split(
+        (qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1
+    )
     cos_TD, sin_TD = rope.cos_XD, rope.sin_XD
     if rope.positions_T is not None:
         cos_TD, sin_TD = cos_TD[rope.positions_T], sin_TD[rope.positions_T]
     if norm is not None:
-        q_TQD, k_THD = rms_norm(q_TQD, norm.q_weight_D, norm.eps), rms_norm(k_THD, norm.k_weight_D, norm.eps)
+        q_TQD, k_THD = (
+            rms_norm(q_TQD, norm.q_weight_D, norm.eps),
+            rms_norm(k_THD, norm.k_weight_D, norm.eps),
+        )
     write_kv(apply_rope(k_THD, cos_TD, sin_TD), v_THD, pool_PLH2SD, layer, slot_mapping_T)
     return apply_rope(q_TQD, cos_TD, sin_TD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRow:
-    """A row of several tokens. `first_token` indexes T, `row` the block tables; lengths are known on the host."""
+    """A row of several tokens. `first_token` indexes T, `row` the block tables; lengths are known
+    on the host.
+    """
 
     row: int
     first_token: int
@@ -137,12 +160,17 @@ class AttentionRows:
     prefill: tuple[PrefillRow, ...]
     decode: tuple[DecodeRows, ...]
     tiles_X4: Tensor | None = None
-    """int32, those of `prefill` that are not in `decode` too, cut up for the GPU: (row in the block tables, first index
-    in T, tokens, position of the first token). The twins do without."""
+    """int32, those of `prefill` that are not in `decode` too, cut up for the GPU: (row in the block
+    tables, first index in T, tokens, position of the first token). The twins do without."""
 
 
 def paged_attention(
-    q_TQD: Tensor, pool_PLH2SD: Tensor, layer: int, block_tables_RN: Tensor, rows: AttentionRows, scale: float
+    q_TQD: Tensor,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    block_tables_RN: Tensor,
+    rows: AttentionRows,
+    scale: float,
 ) -> Tensor:
     """Causal attention of every row over its cached tokens, of which this step's are the last.
 
@@ -154,13 +182,20 @@ def paged_attention(
             num_pages = -(-decode.max_context_tokens // pool_PLH2SD.shape[4])
             tables_BN = block_tables_RN[decode.rows_B, :num_pages]
             out_TQD[decode.tokens_B] = _decode_attention(
-                q_TQD[decode.tokens_B], pool_PLH2SD, layer, tables_BN, decode.context_tokens_B, scale
+                q_TQD[decode.tokens_B],
+                pool_PLH2SD,
+                layer,
+                tables_BN,
+                decode.context_tokens_B,
+                scale,
             )
     tiles = [tile for decode in rows.decode for tile in _tiles(decode)]
     for row in (*rows.prefill, *tiles):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
         num_pages = -(-row.context_tokens // pool_PLH2SD.shape[4])
-        k_1HSD, v_1HSD = _gather_pages(pool_PLH2SD, layer, block_tables_RN[row.row : row.row + 1, :num_pages])
+        k_1HSD, v_1HSD = _gather_pages(
+            pool_PLH2SD, layer, block_tables_RN[row.row : row.row + 1, :num_pages]
+        )
         k_HSD, v_HSD = k_1HSD[0, :, : row.context_tokens], v_1HSD[0, :, : row.context_tokens]
         out_TQD[tokens] = _prefill_attention(q_TQD[tokens], k_HSD, v_HSD, scale)
     return out_TQD
@@ -172,8 +207,12 @@ def _tiles(decode: DecodeRows) -> list[PrefillRow]:
         return []
     columns = (decode.rows_B, decode.tokens_B, decode.num_tokens_B, decode.context_tokens_B)
     return [
-        PrefillRow(row=row, first_token=first_token, num_tokens=num_tokens, context_tokens=context_tokens)
-        for row, first_token, num_tokens, context_tokens in zip(*(c.tolist() for c in columns), strict=True)
+        PrefillRow(
+            row=row, first_token=first_token, num_tokens=num_tokens, context_tokens=context_tokens
+        )
+        for row, first_token, num_tokens, context_tokens in zip(
+            *(c.tolist() for c in columns), strict=True
+        )
         if context_tokens
     ]
 
@@ -192,13 +231,19 @@ def _gather_pages(pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor) -> tuple[T
 
 
 def _decode_attention(
-    q_BQD: Tensor, pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor, context_tokens_B: Tensor, scale: float
+    q_BQD: Tensor,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    tables_BN: Tensor,
+    context_tokens_B: Tensor,
+    scale: float,
 ) -> Tensor:
     """One query per row, rows padded to one length."""
     page_size, head_dim = pool_PLH2SD.shape[4:]
     batch, num_pages = tables_BN.shape
-    # Padding meets a weight of zero, which does not silence a NaN that a page's last owner may have left. So pages past
-    # a row's end are read as its first one, and the rest of its last page is cleared.
+    # Padding meets a weight of zero, which does not silence a NaN that a page's last owner may have
+    # left. So pages past a row's end are read as its first one, and the rest of its last page is
+    # cleared.
     last_page_B = (context_tokens_B - 1) // page_size
     pages_N = torch.arange(num_pages, device=tables_BN.device)
     tables_BN = torch.where(pages_N <= last_page_B[:, None], tables_BN, tables_BN[:, :1])
@@ -212,14 +257,18 @@ def _decode_attention(
     return out_BHGD.reshape(batch, -1, head_dim)
 
 
-def _clear_page_ends(v_BHSD: Tensor, last_page_B: Tensor, context_tokens_B: Tensor, page_size: int) -> None:
+def _clear_page_ends(
+    v_BHSD: Tensor, last_page_B: Tensor, context_tokens_B: Tensor, page_size: int
+) -> None:
     """Zero each row's last page past the row's end, in place."""
     batch, num_heads, _, head_dim = v_BHSD.shape
     offsets_S = torch.arange(page_size, device=v_BHSD.device)
     is_past_BS = last_page_B[:, None] * page_size + offsets_S >= context_tokens_B[:, None]
     pages_BHNSD = v_BHSD.view(batch, num_heads, -1, page_size, head_dim)
     index_B1111 = last_page_B.view(-1, 1, 1, 1, 1).expand(-1, num_heads, 1, page_size, head_dim)
-    last_BH1SD = pages_BHNSD.gather(2, index_B1111).masked_fill_(is_past_BS[:, None, None, :, None], 0.0)
+    last_BH1SD = pages_BHNSD.gather(2, index_B1111).masked_fill_(
+        is_past_BS[:, None, None, :, None], 0.0
+    )
     pages_BHNSD.scatter_(2, index_B1111, last_BH1SD)
 
 
@@ -233,15 +282,24 @@ def _prefill_attention(q_TQD: Tensor, k_HSD: Tensor, v_HSD: Tensor, scale: float
         # Key positions past the block's last query are visible to none of it.
         visible = context - num_tokens + stop
         q_HXD = (
-            q_TQD[start:stop].view(-1, num_heads, group, head_dim).permute(1, 2, 0, 3).reshape(num_heads, -1, head_dim)
+            q_TQD[start:stop]
+            .view(-1, num_heads, group, head_dim)
+            .permute(1, 2, 0, 3)
+            .reshape(num_heads, -1, head_dim)
         )
         scores_HXS = (q_HXD @ k_HSD[:, :visible].transpose(1, 2)).float() * scale
         scores_HGTS = scores_HXS.view(num_heads, group, stop - start, visible)
-        is_future_TS = key_positions_S[:visible] > key_positions_S[visible - (stop - start) : visible, None]
-        weights_HGTS = scores_HGTS.masked_fill(is_future_TS, float("-inf")).softmax(-1).to(q_TQD.dtype)
+        is_future_TS = (
+            key_positions_S[:visible] > key_positions_S[visible - (stop - start) : visible, None]
+        )
+        weights_HGTS = (
+            scores_HGTS.masked_fill(is_future_TS, float("-inf")).softmax(-1).to(q_TQD.dtype)
+        )
         out_HXD = weights_HGTS.view(num_heads, -1, visible) @ v_HSD[:, :visible]
         out_HGTD = out_HXD.view(num_heads, group, stop - start, head_dim)
-        out_TQD[start:stop] = out_HGTD.permute(2, 0, 1, 3).reshape(stop - start, num_query_heads, head_dim)
+        out_TQD[start:stop] = out_HGTD.permute(2, 0, 1, 3).reshape(
+            stop - start, num_query_heads, head_dim
+        )
     return out_TQD
 
 
@@ -250,13 +308,17 @@ def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, total)
 
 
-def topk_gating(router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool) -> tuple[Tensor, Tensor]:
+def topk_gating(
+    router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
+) -> tuple[Tensor, Tensor]:
     """Choose each token's most likely experts.
 
-    Returns (weights_TK float32, expert_ids_TK int64): softmax over all experts in float32, then the K largest, divided
-    by their sum if `renormalise`.
+    Returns (weights_TK float32, expert_ids_TK int64): softmax over all experts in float32, then the
+    K largest, divided by their sum if `renormalise`.
     """
-    weights_TK, expert_ids_TK = router_logits_TE.float().softmax(-1).topk(num_experts_per_token, dim=-1)
+    weights_TK, expert_ids_TK = (
+        router_logits_TE.float().softmax(-1).topk(num_experts_per_token, dim=-1)
+    )
     if renormalise:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
     return weights_TK, expert_ids_TK
@@ -267,7 +329,8 @@ def fused_experts(
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
 
-    gate_up_EIC holds gate rows, then up rows. Past DENSE_EXPERT_TOKENS tokens the host waits for the device.
+    gate_up_EIC holds gate rows, then up rows. Past DENSE_EXPERT_TOKENS tokens the host waits for
+    the device.
     """
     if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
         return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
@@ -277,7 +340,9 @@ def fused_experts(
     counts = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts).tolist()
     sorted_XC = x_TC[tokens_X]
     outputs = [
-        functional.linear(silu_mul(functional.linear(part_XC, gate_up_EIC[expert])), down_ECI[expert])
+        functional.linear(
+            silu_mul(functional.linear(part_XC, gate_up_EIC[expert])), down_ECI[expert]
+        )
         for expert, part_XC in enumerate(sorted_XC.split(counts))
         if counts[expert]
     ]
@@ -292,17 +357,21 @@ def _dense_experts(
     num_experts, num_tokens = gate_up_EIC.shape[0], x_TC.shape[0]
     gate_up_ETI = x_TC.expand(num_experts, -1, -1) @ gate_up_EIC.transpose(1, 2)
     out_TEC = (silu_mul(gate_up_ETI) @ down_ECI.transpose(1, 2)).transpose(0, 1)
-    weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(1, expert_ids_TK, weights_TK)
+    weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(
+        1, expert_ids_TK, weights_TK
+    )
     return (weights_TE.to(x_TC.dtype)[:, None] @ out_TEC)[:, 0]
 
 
 def encode_pages(kv_XH2SD: Tensor, codec: Codec) -> Tensor:
-    """Keys and values of X layers of pages as `page_codec` describes, uint8 [X, H * encoded_head_bytes].
+    """Keys and values of X layers of pages as `page_codec` describes, uint8 [X, H *
+    encoded_head_bytes].
 
-    A payload is `x / scale`, rounded half to even; the scale of a head's keys or values is their largest magnitude over
-    `codec.largest`, rounded up to 17 bits: products with a payload are then exact, so that what `decode_pages` returns
-    is encoded to the same bytes again. Below SMALLEST_MAGNITUDE all of them become zero. If one is infinite or NaN, the
-    scale is NaN: all of them are restored as NaN, none as a number that was never there.
+    A payload is `x / scale`, rounded half to even; the scale of a head's keys or values is their
+    largest magnitude over `codec.largest`, rounded up to 17 bits: products with a payload are then
+    exact, so that what `decode_pages` returns is encoded to the same bytes again. Below
+    SMALLEST_MAGNITUDE all of them become zero. If one is infinite or NaN, the scale is NaN: all of
+    them are restored as NaN, none as a number that was never there.
     """
     x_XH2E = kv_XH2SD.flatten(-2).float()
     # As integers, magnitudes sort like their values, infinity and NaN behind all numbers.
@@ -313,17 +382,25 @@ def encode_pages(kv_XH2SD: Tensor, codec: Codec) -> Tensor:
     scale_bits_XH2 = scales_XH2.view(torch.int32) + SCALE_LOW_BITS & ~SCALE_LOW_BITS
     scale_bits_XH2 = scale_bits_XH2.masked_fill(largest_XH2 < SMALLEST_MAGNITUDE, 0)
     is_number_XH2 = largest_XH2 < torch.inf
-    factors_XH2 = (1 / scale_bits_XH2.view(torch.float32)).masked_fill((scale_bits_XH2 == 0) | ~is_number_XH2, 0.0)
+    factors_XH2 = (1 / scale_bits_XH2.view(torch.float32)).masked_fill(
+        (scale_bits_XH2 == 0) | ~is_number_XH2, 0.0
+    )
     scaled_XH2E = x_XH2E.masked_fill(~is_number_XH2[..., None], 0.0) * factors_XH2[..., None]
     if codec is Codec.INT8:
         scaled_XH2E = scaled_XH2E.round()
     payload_XHB = scaled_XH2E.to(_PAYLOAD_DTYPES[codec]).view(torch.uint8).flatten(-2)
     scales_XHB = scale_bits_XH2.masked_fill(~is_number_XH2, NAN_BITS).view(torch.uint8)
-    return torch.cat((payload_XHB, functional.pad(scales_XHB, (0, SCALES_BYTES - scales_XHB.shape[-1]))), -1).flatten(1)
+    return torch.cat(
+        (payload_XHB, functional.pad(scales_XHB, (0, SCALES_BYTES - scales_XHB.shape[-1]))), -1
+    ).flatten(1)
 
 
-def decode_pages(encoded_XB: Tensor, codec: Codec, shape_H2SD: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Restore what `encode_pages` returned, [X, H, 2, S, D]: payload times scale in float32, rounded to `dtype`."""
+def decode_pages(
+    encoded_XB: Tensor, codec: Codec, shape_H2SD: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Restore what `encode_pages` returned, [X, H, 2, S, D]: payload times scale in float32,
+    rounded to `dtype`.
+    """
     num_heads, _, page_size, head_dim = shape_H2SD
     encoded_XHB = encoded_XB.unflatten(1, (num_heads, -1))
     payload_XHB, scales_XHB = encoded_XHB.split((2 * page_size * head_dim, SCALES_BYTES), dim=-1)

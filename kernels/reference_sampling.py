@@ -1,6 +1,7 @@
 """Plain PyTorch twins of the samplers; apart from `reference` for their length.
 
-The logits of a row are taken as float32, NaN as -inf and +inf as the largest number. A row of -inf alone gives id 0.
+The logits of a row are taken as float32, NaN as -inf and +inf as the largest number. A row of -inf
+alone gives id 0.
 
 Legend: R rows of the step, X some of them, V vocabulary.
 """
@@ -18,8 +19,9 @@ _MIX1, _MIX2 = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
     """A token for each row, int32 [R]: sampled from the whole vocabulary, or the most likely one.
 
-    The most likely one, of equals the lowest id, goes to greedy rows, and to those that cut tokens: `sample_cut` is to
-    give them theirs. A sampled token has the largest sum of logit / temperature and Gumbel noise. The host waits.
+    The most likely one, of equals the lowest id, goes to greedy rows, and to those that cut tokens:
+    `sample_cut` is to give them theirs. A sampled token has the largest sum of logit / temperature
+    and Gumbel noise. The host waits.
     """
     token_ids_R = _numbers(logits_RV).argmax(-1).to(torch.int32)
 
@@ -32,11 +34,13 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-    """Replace, in place, the tokens of rows that cut: by min-p, then top-k, then top-p over what is left.
+    """Replace, in place, the tokens of rows that cut: by min-p, then top-k, then top-p over what is
+    left.
 
-    A row's entry in `token_ids_R` is its most likely token before that. Tokens as likely as the k-th stay. Top-p keeps
-    the fewest tokens that reach it; of equals at its edge, of which some are one too many, each keeps the same share of
-    its weight: it is as likely as if those to keep were drawn. The host waits.
+    A row's entry in `token_ids_R` is its most likely token before that. Tokens as likely as the
+    k-th stay. Top-p keeps the fewest tokens that reach it; of equals at its edge, of which some are
+    one too many, each keeps the same share of its weight: it is as likely as if those to keep were
+    drawn. The host waits.
     """
     rows_X = columns.cuts_R.nonzero()[:, 0]
     if not len(rows_X):
@@ -58,7 +62,9 @@ def _scaled(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _kept_shares(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
-    """The share of its weight that each token keeps, float32: 1, 0 where it is cut, or between at the edge of top-p."""
+    """The share of its weight that each token keeps, float32: 1, 0 where it is cut, or between at
+    the edge of top-p.
+    """
     vocab_size = logits_XV.shape[1]
     temperatures_X1 = columns.temperatures_R.float()[:, None]
     largest_X1 = logits_XV.amax(-1, keepdim=True)
@@ -76,7 +82,9 @@ def _kept_shares(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
     weights_XV = weights_XV.masked_fill(~is_kept_XV, 0.0)
     sums_XV = weights_XV.double().gather(1, order_XV).cumsum(-1)
     goal_X1 = columns.top_ps_R.float().double()[:, None] * sums_XV[:, -1:]
-    edge_X1 = sorted_XV.gather(1, (sums_XV < goal_X1).sum(-1, keepdim=True).clamp_max(vocab_size - 1))
+    edge_X1 = sorted_XV.gather(
+        1, (sums_XV < goal_X1).sum(-1, keepdim=True).clamp_max(vocab_size - 1)
+    )
     above_X1 = weights_XV.double().masked_fill(logits_XV <= edge_X1, 0.0).sum(-1, keepdim=True)
     at_edge_X1 = weights_XV.double().masked_fill(logits_XV != edge_X1, 0.0).sum(-1, keepdim=True)
     edge_shares_XV = ((goal_X1 - above_X1) / weights_XV).ceil() * weights_XV / at_edge_X1
@@ -92,7 +100,8 @@ def _with_most_noise(scores_XV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def gumbel_noise(noise_keys_X: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise, float64 [X, V]: a hash of key and token id by SplitMix64 (Steele 2014).
+    """Standard Gumbel noise, float64 [X, V]: a hash of key and token id by SplitMix64 (Steele
+    2014).
 
     Its 53 bits and a half are never 0 or 1, so that the noise is finite.
     """

@@ -1,8 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Sampling of one token per row: temperature, min-p, top-k, top-p and Gumbel noise, without a sort or a host sync.
+"""Sampling of one token per row: temperature, min-p, top-k, top-p and Gumbel noise, without a sort
+or a host sync.
 
-Each part of a row's vocabulary is one program's, which finds the part's best token; then the best part is chosen. The
-noise of a token is a hash of (seed, output position, token id), so a row's token does not depend on its batch.
+Each part of a row's vocabulary is one program's, which finds the part's best token; then the best
+part is chosen. The noise of a token is a hash of (seed, output position, token id), so a row's
+token does not depend on its batch.
 
 Legend: R rows, V vocabulary, X parts of the vocabulary.
 """
@@ -60,7 +62,12 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
             num_warps=4,
         )
         _choose_whole[(num_rows,)](
-            scores_RX, ids_RX, token_ids_R, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=1
+            scores_RX,
+            ids_RX,
+            token_ids_R,
+            num_parts,
+            PARTS=triton.next_power_of_2(num_parts),
+            num_warps=1,
         )
     return token_ids_R
 
@@ -138,15 +145,17 @@ def _noise_bits(noise_key, token_ids):
 def _best_with_noise(scaled, token_ids, noise_key):
     """The largest sum of `scaled` and noise, float64, and its token; -inf if all are.
 
-    Few float64 units and long logarithms: a rough float32 score of all tokens first, then the exact one of those that
-    come close to the best, nearly always of one.
+    Few float64 units and long logarithms: a rough float32 score of all tokens first, then the exact
+    one of those that come close to the best, nearly always of one.
     """
     bits = _noise_bits(noise_key, token_ids)
     uniform = (bits.to(tl.float32) + 0.5) * _STEP_53
     complement = ((bits ^ _BITS_53).to(tl.float32) + 0.5) * _STEP_53
     # A fast logarithm is poor near 1, where the large noise is.
     series = complement * (1.0 + complement * (0.5 + complement * (1.0 / 3.0)))
-    rough = (scaled - tl.max(scaled, 0)) - tl.log(tl.where(complement < 1.0 / 64.0, series, -tl.log(uniform)))
+    rough = (scaled - tl.max(scaled, 0)) - tl.log(
+        tl.where(complement < 1.0 / 64.0, series, -tl.log(uniform))
+    )
     is_close = rough >= tl.max(rough, 0) - _MARGIN
 
     best = tl.full((), float("-inf"), tl.float64)
@@ -237,7 +246,11 @@ def _score_cut(
             scaled = _divide(logits, temperature)
             if tl.load(top_ps_ptr + row) < 1.0:
                 weights = weights_of(logits, largest, temperature)
-                share = tl.ceil(tl.load(needed_ptr + row) / weights) * weights / tl.load(at_edge_ptr + row)
+                share = (
+                    tl.ceil(tl.load(needed_ptr + row) / weights)
+                    * weights
+                    / tl.load(at_edge_ptr + row)
+                )
                 is_edge = logits < logits_of(edge + 1, KEY_BITS)
                 scaled = tl.where(is_edge, scaled + tl.log(tl.minimum(share, 1.0)), scaled)
             scaled = tl.where(is_kept, scaled, float("-inf"))

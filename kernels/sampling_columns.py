@@ -1,4 +1,5 @@
-"""What decides how each row of a step is sampled, as columns on the device: for the kernels and for their twins.
+"""What decides how each row of a step is sampled, as columns on the device: for the kernels and for
+their twins.
 
 Legend: R rows, V vocabulary.
 """
@@ -57,7 +58,9 @@ def as_sampling_columns(columns: Sequence[Tensor]) -> SamplingColumns:
 
 
 def check_inputs(logits_RV: Tensor, columns: SamplingColumns) -> None:
-    """Raise ValueError unless logits are bf16 or float32, contiguous in V, and the columns fit them."""
+    """Raise ValueError unless logits are bf16 or float32, contiguous in V, and the columns fit
+    them.
+    """
     if logits_RV.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Logits are {logits_RV.dtype}; expected bfloat16 or float32.")
     if logits_RV.dim() != 2 or logits_RV.stride(1) != 1 or logits_RV.shape[1] == 0:

@@ -17,7 +17,9 @@ _WIDE_DEPTH, _DEPTH = 128, 512
 
 
 def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:
-    """Is `small_linear` made for this product? Faster by 3 to 15 % than cuBLAS in all shapes tried (H200, 2026-11)."""
+    """Is `small_linear` made for this product? Faster by 3 to 15 % than cuBLAS in all shapes tried
+    (H200, 2026-11).
+    """
     return (
         x_TC.dtype == torch.bfloat16
         and x_TC.shape[0] <= MAX_TOKENS
@@ -29,16 +31,23 @@ def fits(x_TC: Tensor, weight_OC: Tensor) -> bool:
 def small_linear(x_TC: Tensor, weight_OC: Tensor) -> Tensor:
     """x times the transposed weights, [T, O]; sums in float32.
 
-    bfloat16, at most MAX_TOKENS tokens, contiguous in C; C is a multiple of 512 and O of 32. Raises ValueError if a
-    shape, dtype or stride differs.
+    bfloat16, at most MAX_TOKENS tokens, contiguous in C; C is a multiple of 512 and O of 32. Raises
+    ValueError if a shape, dtype or stride differs.
     """
     if weight_OC.dtype != torch.bfloat16 or weight_OC.dim() != 2 or not weight_OC.is_contiguous():
         raise ValueError(
-            f"Weights are {weight_OC.dtype} {tuple(weight_OC.shape)}; expected contiguous bfloat16 [O, C]."
+            f"Weights are {weight_OC.dtype} {tuple(weight_OC.shape)}; expected contiguous "
+            f"bfloat16 [O, C]."
         )
-    if x_TC.dim() != 2 or x_TC.shape[1] != weight_OC.shape[1] or x_TC.stride(1) != 1 or not fits(x_TC, weight_OC):
+    if (
+        x_TC.dim() != 2
+        or x_TC.shape[1] != weight_OC.shape[1]
+        or x_TC.stride(1) != 1
+        or not fits(x_TC, weight_OC)
+    ):
         raise ValueError(
-            f"x is {x_TC.dtype} {tuple(x_TC.shape)}, the weights {tuple(weight_OC.shape)}; expected bfloat16, at most "
+            f"x is {x_TC.dtype} {tuple(x_TC.shape)}, the weights {tuple(weight_OC.shape)}; "
+            f"expected bfloat16, at most "
             f"{MAX_TOKENS} tokens, outputs in multiples of 32 and inputs of {_DEPTH}."
         )
     num_tokens, inputs = x_TC.shape
@@ -77,7 +86,9 @@ def _multiply(
     DEPTH: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """ROWS outputs of all tokens; the weights are the left operand, so that few tokens fill the narrow side."""
+    """ROWS outputs of all tokens; the weights are the left operand, so that few tokens fill the
+    narrow side.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
     column = tl.arange(0, DEPTH)

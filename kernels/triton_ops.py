@@ -37,7 +37,9 @@ class TritonOps:
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int
+    ) -> None:
         self._dtype = dtype
         self._num_query_heads = num_query_heads
         self._num_kv_heads = num_kv_heads
@@ -66,11 +68,20 @@ class TritonOps:
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """See `ModelOps`."""
-        extensions = [row for row in rows if is_extension(row, self._num_query_heads, self._num_sms)]
-        others = [row for row in rows if not is_extension(row, self._num_query_heads, self._num_sms)]
+        extensions = [
+            row for row in rows if is_extension(row, self._num_query_heads, self._num_sms)
+        ]
+        others = [
+            row for row in rows if not is_extension(row, self._num_query_heads, self._num_sms)
+        ]
         size = self.extension_tokens
         split = [
-            (row.row, row.first_token + start, stop - start, row.context_tokens - row.num_tokens + stop)
+            (
+                row.row,
+                row.first_token + start,
+                stop - start,
+                row.context_tokens - row.num_tokens + stop,
+            )
             for row in extensions
             for start in range(0, row.num_tokens, size)
             for stop in [min(start + size, row.num_tokens)]
@@ -89,7 +100,15 @@ class TritonOps:
         """See `ModelOps`."""
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         if rows.tiles_X4 is not None:
-            paged_prefill(q_TQD, pool_PLH2SD, layer, block_tables_RN, rows.tiles_X4, scale=scale, out_TQD=out_TQD)
+            paged_prefill(
+                q_TQD,
+                pool_PLH2SD,
+                layer,
+                block_tables_RN,
+                rows.tiles_X4,
+                scale=scale,
+                out_TQD=out_TQD,
+            )
         for decode in rows.decode:
             paged_decode(
                 q_TQD,
@@ -106,7 +125,9 @@ class TritonOps:
     def _num_splits(self, rows: DecodeRows, num_tokens: int) -> int:
         # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
         num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
-        return choose_num_splits(num_tiles, self._num_kv_heads, rows.max_context_tokens, self._num_sms)
+        return choose_num_splits(
+            num_tiles, self._num_kv_heads, rows.max_context_tokens, self._num_sms
+        )
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:

@@ -7,7 +7,9 @@ from raydix.kernels.ops import ModelOps
 
 
 class Experts(nn.Module):
-    """SwiGLU experts. `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first; `down_ECI`: its inverse shape."""
+    """SwiGLU experts. `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first; `down_ECI`:
+    its inverse shape.
+    """
 
     def __init__(
         self,
@@ -22,13 +24,18 @@ class Experts(nn.Module):
         super().__init__()
         self._ops = ops
         self.gate_up_EIC = nn.Parameter(
-            torch.empty(num_experts, 2 * intermediate_size, hidden_size, device=device, dtype=dtype),
+            torch.empty(
+                num_experts, 2 * intermediate_size, hidden_size, device=device, dtype=dtype
+            ),
             requires_grad=False,
         )
         self.down_ECI = nn.Parameter(
-            torch.empty(num_experts, hidden_size, intermediate_size, device=device, dtype=dtype), requires_grad=False
+            torch.empty(num_experts, hidden_size, intermediate_size, device=device, dtype=dtype),
+            requires_grad=False,
         )
 
     def forward(self, x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> Tensor:
         """Weighted sum of the chosen experts' outputs, [T, C]."""
-        return self._ops.fused_experts(x_TC, self.gate_up_EIC, self.down_ECI, weights_TK, expert_ids_TK)
+        return self._ops.fused_experts(
+            x_TC, self.gate_up_EIC, self.down_ECI, weights_TK, expert_ids_TK
+        )

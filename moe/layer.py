@@ -25,9 +25,17 @@ class MoeLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.router = Router(
-            hidden_size, num_experts, experts_per_token, ops, renormalise=renormalise, device=device, dtype=dtype
+            hidden_size,
+            num_experts,
+            experts_per_token,
+            ops,
+            renormalise=renormalise,
+            device=device,
+            dtype=dtype,
         )
-        self.experts = Experts(hidden_size, num_experts, intermediate_size, ops, device=device, dtype=dtype)
+        self.experts = Experts(
+            hidden_size, num_experts, intermediate_size, ops, device=device, dtype=dtype
+        )
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, [T, C] out."""

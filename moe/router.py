@@ -31,4 +31,6 @@ class Router(nn.Module):
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights_TK float32, logical expert_ids_TK int)."""
         logits_TE = self._ops.linear(x_TC, self.weight_EC, None)
-        return self._ops.topk_gating(logits_TE, self.experts_per_token, renormalise=self.renormalise)
+        return self._ops.topk_gating(
+            logits_TE, self.experts_per_token, renormalise=self.renormalise
+        )

@@ -16,9 +16,13 @@ PageKey = NewType("PageKey", bytes)
 LeaseId = NewType("LeaseId", int)
 """One asking for host pages to read. The Scheduler counts them and never uses one twice."""
 LookupId = NewType("LookupId", int)
-"""One asking for what L2 and L3 hold of a chain. The Scheduler counts them and never uses one twice."""
+"""One asking for what L2 and L3 hold of a chain. The Scheduler counts them and never uses one
+twice.
+"""
 ConnectionId = NewType("ConnectionId", int)
-"""One link between two actors, from hello to close. Whoever takes links counts them and never uses a number twice."""
+"""One link between two actors, from hello to close. Whoever takes links counts them and never uses
+a number twice.
+"""
 TransferId = NewType("TransferId", int)
 """One load or backup: a set of page copies that is acknowledged as a whole."""
 BatchId = NewType("BatchId", int)

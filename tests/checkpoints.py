@@ -1,4 +1,6 @@
-"""Small random checkpoints of every family, made by transformers, and what transformers generates from them."""
+"""Small random checkpoints of every family, made by transformers, and what transformers generates
+from them.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,10 +59,14 @@ LOGITS_TOLERANCE = 3e-5
 """Largest accepted difference of logits, relative to the largest absolute logit."""
 
 
-def make_checkpoint(folder: Path, family: Family, *, seed: int, max_shard_size: str = "50GB", **overrides: Any) -> Path:
-    """Save a random float32 model without EOS. Weights are large (0.3), so that a wrong cached page changes tokens.
+def make_checkpoint(
+    folder: Path, family: Family, *, seed: int, max_shard_size: str = "50GB", **overrides: Any
+) -> Path:
+    """Save a random float32 model without EOS. Weights are large (0.3), so that a wrong cached page
+    changes tokens.
 
-    `overrides` are fields of the family's config. Biases and norm weights are random, too. Returns `folder`.
+    `overrides` are fields of the family's config. Biases and norm weights are random, too. Returns
+    `folder`.
     """
     torch.manual_seed(seed)
     config = _CONFIGS[family](**{**_COMMON, **_PER_FAMILY[family], **overrides})
@@ -76,9 +82,15 @@ def make_checkpoint(folder: Path, family: Family, *, seed: int, max_shard_size: 
 
 
 @torch.inference_mode()
-def reference_generate(folder: Path, token_ids: Sequence[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy `generate` of transformers, eager attention on the CPU: (output tokens, logits [num_tokens, V])."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def reference_generate(
+    folder: Path, token_ids: Sequence[int], num_tokens: int
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy `generate` of transformers, eager attention on the CPU: (output tokens, logits
+    [num_tokens, V]).
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     prompt = torch.tensor([list(token_ids)])
     output = model.generate(
         prompt,
@@ -92,7 +104,9 @@ def reference_generate(folder: Path, token_ids: Sequence[int], num_tokens: int) 
 
 
 def num_decided_tokens(logits: torch.Tensor) -> int:
-    """How many tokens come before the first whose two largest reference logits differ by less than `MIN_TOP2_GAP`."""
+    """How many tokens come before the first whose two largest reference logits differ by less than
+    `MIN_TOP2_GAP`.
+    """
     top2 = logits.topk(2, dim=-1).values
     undecided = torch.nonzero(top2[:, 0] - top2[:, 1] < MIN_TOP2_GAP).flatten().tolist()
     return undecided[0] if undecided else len(logits)

@@ -13,7 +13,9 @@ pytest_plugins = ["tests.ray_cluster"]
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests for GPUs are skipped where there are too few."""
-    needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+    needed = (
+        2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+    )
     if needed and torch_device_count() < needed:
         pytest.skip(f"needs {needed} GPU(s)")
 

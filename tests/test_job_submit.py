@@ -41,17 +41,40 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     python = make_clean_venv(tmp_path_factory.mktemp("venv"))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "RAY_ADDRESS"))}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHONPATH", "RAY_ADDRESS"))
+    }
     environment |= {"PATH": f"{python.parent}:{environment['PATH']}", "RAY_AUTH_MODE": "disabled"}
     folder = tempfile.mkdtemp(prefix="rj-")  # short: unix sockets lie in it
     dashboard = free_port()
-    # The agent that takes jobs listens on one fixed port of the host, unless it is told another: there may be more
-    # clusters here.
-    ports = [f"--port={free_port()}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
-    start = [str(python), "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4", *ports]
-    start += ["--include-dashboard=true", f"--object-store-memory={200 * 2**20}", f"--temp-dir={folder}"]
+    # The agent that takes jobs listens on one fixed port of the host, unless it is told another:
+    # there may be more clusters here.
+    ports = [
+        f"--port={free_port()}",
+        f"--dashboard-port={dashboard}",
+        f"--dashboard-agent-listen-port={free_port()}",
+    ]
+    start = [
+        str(python),
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=4",
+        *ports,
+    ]
+    start += [
+        "--include-dashboard=true",
+        f"--object-store-memory={200 * 2**20}",
+        f"--temp-dir={folder}",
+    ]
     with open(os.path.join(folder, "start.log"), "w") as log:
-        process = subprocess.Popen(start, cwd="/", env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            start, cwd="/", env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     yield Cluster(python, f"http://127.0.0.1:{dashboard}", environment)
     process.terminate()
     try:
@@ -64,7 +87,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_the_cluster_has_no_raydix_installed(cluster: Cluster) -> None:
     command = [str(cluster.python), "-c", "import raydix"]
-    result = subprocess.run(command, cwd="/", env=cluster.environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd="/", env=cluster.environment, capture_output=True, text=True, check=False
+    )
     assert "No module named 'raydix'" in result.stderr
 
 
@@ -72,7 +97,15 @@ def test_a_submitted_checkout_generates(cluster: Cluster, tmp_path: Path) -> Non
     write_demo_checkpoint(tmp_path / "checkpoint")
     entrypoint = ["python", "-m", "raydix", "generate", str(tmp_path / "checkpoint")]
     entrypoint += ["--prompt", "Hello", "--max-tokens", "8", "--ignore-eos", "--json"]
-    submit = [str(cluster.python), "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.dashboard]
+    submit = [
+        str(cluster.python),
+        "-m",
+        "ray.scripts.scripts",
+        "job",
+        "submit",
+        "--address",
+        cluster.dashboard,
+    ]
     for _ in range(60):
         result = subprocess.run(
             [*submit, "--working-dir", ".", "--", *entrypoint],

@@ -17,10 +17,17 @@ CODE_FOLDERS = ("raydix", "runtime", "kernels", "moe")
 
 
 def output_of(python: Path | str, code: str, folder: Path) -> str:
-    """What a fresh interpreter prints. `folder` is its working directory; the checkout is not on its path by itself."""
+    """What a fresh interpreter prints. `folder` is its working directory; the checkout is not on
+    its path by itself.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, cwd=folder, env=environment, check=False
+        [str(python), "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -33,7 +40,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     for name in CODE_FOLDERS:
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(source)]
@@ -45,15 +54,29 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment that holds the wheel; its dependencies are those of this one."""
+    """The interpreter of a new environment that holds the wheel; its dependencies are those of this
+    one.
+    """
     python = make_clean_venv(tmp_path_factory.mktemp("venv"))
-    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return python
 
 
 def test_the_public_names_are_loaded_on_first_use() -> None:
-    code = "import sys, raydix; print(*(m for m in ('torch', 'ray', 'numpy', 'raydix.errors') if m in sys.modules))"
+    code = (
+        "import sys, raydix; print(*(m for m in ('torch', 'ray', 'numpy', 'raydix.errors') if m "
+        "in sys.modules))"
+    )
     assert output_of(sys.executable, code, ROOT) == ""
 
 
@@ -81,7 +104,8 @@ def test_the_pure_parts_load_neither_torch_nor_ray(package: str) -> None:
     code = (
         "import importlib, pkgutil, sys\n"
         f"import raydix.runtime.{package} as package\n"
-        "names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + '.')]\n"
+        "names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + "
+        "'.')]\n"
         "for name in names: importlib.import_module(name)\n"
         "print(len(names) > 0, *(m for m in ('torch', 'ray', 'triton') if m in sys.modules))"
     )
@@ -105,7 +129,8 @@ def test_the_wheel_holds_real_files_and_one_package(wheel: Path) -> None:
 @pytest.mark.slow
 def test_the_wheel_imports_outside_the_checkout(clean_python: Path, tmp_path: Path) -> None:
     code = (
-        "import raydix, raydix.runtime.config.engine; print(raydix.__version__, raydix.runtime.config.engine.__file__)"
+        "import raydix, raydix.runtime.config.engine; print(raydix.__version__, "
+        "raydix.runtime.config.engine.__file__)"
     )
     version, path = output_of(clean_python, code, tmp_path).split()
     assert version == raydix.__version__
@@ -128,9 +153,21 @@ def test_the_wheel_generates_outside_the_checkout(clean_python: Path, tmp_path: 
         "write_demo_checkpoint(Path('checkpoint'))\n"
     )
     output_of(clean_python, code, tmp_path)
-    command = [str(clean_python.parent / "raydix"), "generate", "checkpoint", "--prompt", "Hello", "--max-tokens", "8"]
+    command = [
+        str(clean_python.parent / "raydix"),
+        "generate",
+        "checkpoint",
+        "--prompt",
+        "Hello",
+        "--max-tokens",
+        "8",
+    ]
     result = subprocess.run(
-        [*command, "--ignore-eos", "--json"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [*command, "--ignore-eos", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert '"finish_reason": "length"' in result.stdout

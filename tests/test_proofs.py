@@ -16,4 +16,6 @@ def test_every_path_in_the_proofs_exists() -> None:
 def test_every_test_in_the_proofs_exists() -> None:
     named = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", PROOFS)
     assert len(named) > 50
-    assert [f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / path).read_text()] == []
+    assert [
+        f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / path).read_text()
+    ] == []

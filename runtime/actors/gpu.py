@@ -1,8 +1,9 @@
-"""The GPU actor: carries out the Scheduler's plans on one device, in threads; its event loop does control calls only.
+"""The GPU actor: carries out the Scheduler's plans on one device, in threads; its event loop does
+control calls only.
 
-The launcher thread reads plans and enqueues their work. The completer thread waits for steps and reports them. The
-reporter thread reports loads and backups, also when no step runs. Imports no torch until a model is loaded: the
-processes that only create this actor do without.
+The launcher thread reads plans and enqueues their work. The completer thread waits for steps and
+reports them. The reporter thread reports loads and backups, also when no step runs. Imports no
+torch until a model is loaded: the processes that only create this actor do without.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ RECONNECT_S = 120.0
 BuildModel = Callable[[EngineConfig, int], GpuModel]
 """Loads a model on the CUDA device of that index, or on the cpu."""
 Dial = Callable[[threading.Event], BlockingLink]
-"""Connects to the Scheduler; raises LinkClosed if that cannot be, or if the event is set meanwhile."""
+"""Connects to the Scheduler; raises LinkClosed if that cannot be, or if the event is set meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,17 @@ class _Step:
 
 def build_torch_model(config: EngineConfig, device_index: int) -> GpuModel:
     """Load the configured checkpoint."""
-    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not wait for it.
+    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
+    # wait for it.
     from raydix.runtime.actors.torch_model import load_gpu_model
 
     return load_gpu_model(config, device_index)
 
 
 class GpuActor:
-    """Owns: one device's model, KV pools, block tables and requests' state, which the launcher alone changes."""
+    """Owns: one device's model, KV pools, block tables and requests' state, which the launcher
+    alone changes.
+    """
 
     def __init__(
         self,
@@ -76,7 +81,9 @@ class GpuActor:
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`name` is the engine's. `on_fatal` is called, after logging, from a thread that cannot go on."""
+        """`name` is the engine's. `on_fatal` is called, after logging, from a thread that cannot go
+        on.
+        """
         self._config = config
         self._name = name
         self._rank = rank
@@ -102,7 +109,7 @@ class GpuActor:
     def __repr__(self) -> str:
         return f"GpuActor({self._name}, rank {self._rank}, {self._config.model.device})"
 
-    # Control calls ---------------------------------------------------------------------------------------------------
+    # Control calls --------------------------------------------------------------------------------
 
     def use_device(self, index: int) -> None:
         """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
@@ -143,7 +150,9 @@ class GpuActor:
         bodies = {"launcher": self._launch, "completer": self._complete, "reporter": self._report}
         for name, body in bodies.items():
             arguments = (body, dial) if body == self._launch else (body,)
-            self._threads.append(threading.Thread(target=self._guard, args=arguments, name=name, daemon=True))
+            self._threads.append(
+                threading.Thread(target=self._guard, args=arguments, name=name, daemon=True)
+            )
         for thread in self._threads:
             thread.start()
 
@@ -180,7 +189,9 @@ class GpuActor:
             with self._transfers_lock:
                 self._end_transfers()
                 self._arena = arena
-                self._transfers = self._model.make_transfers(arena, self._reports.add, self._copies_failed)
+                self._transfers = self._model.make_transfers(
+                    arena, self._reports.add, self._copies_failed
+                )
         return ArenaLocation(pid=os.getpid(), fd=self._arena.fd, geometry=self._arena.geometry)
 
     def _end_transfers(self) -> None:
@@ -208,7 +219,7 @@ class GpuActor:
         with self._transfers_lock:
             self._end_transfers()
 
-    # Launcher thread -------------------------------------------------------------------------------------------------
+    # Launcher thread ------------------------------------------------------------------------------
 
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
@@ -288,15 +299,19 @@ class GpuActor:
             timer.resume()
 
     def _forget_requests(self) -> None:
-        """The Scheduler that knew them is gone. Its copies end first: the next one must find no page in motion."""
+        """The Scheduler that knew them is gone. Its copies end first: the next one must find no
+        page in motion.
+        """
         self._drain()
         if self._slots:
             assert self._model is not None
-            self._model.runner.apply(StepPlan(step=0, removed_slots=int32_array(sorted(self._slots))))
+            self._model.runner.apply(
+                StepPlan(step=0, removed_slots=int32_array(sorted(self._slots)))
+            )
             self._slots.clear()
         self._next_step = None
 
-    # Completer and reporter threads ----------------------------------------------------------------------------------
+    # Completer and reporter threads ---------------------------------------------------------------
 
     def _complete(self) -> None:
         assert self._model is not None
@@ -324,7 +339,7 @@ class GpuActor:
                 _send(link, message)
             self._reports.sent()
 
-    # All threads -----------------------------------------------------------------------------------------------------
+    # All threads ----------------------------------------------------------------------------------
 
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -355,4 +370,7 @@ def _send(link: BlockingLink, message: Any) -> None:
 
 def _is_same_arena(arena: HostArena, location: ArenaLocation) -> bool:
     theirs, ours = os.stat(f"/proc/{location.pid}/fd/{location.fd}"), os.fstat(arena.fd)
-    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino) and location.geometry == arena.geometry
+    return (theirs.st_dev, theirs.st_ino) == (
+        ours.st_dev,
+        ours.st_ino,
+    ) and location.geometry == arena.geometry

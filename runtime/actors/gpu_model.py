@@ -1,4 +1,6 @@
-"""What a GPU actor drives: a model behind small protocols, so that a sleeping one can stand in. Imports no torch."""
+"""What a GPU actor drives: a model behind small protocols, so that a sleeping one can stand in.
+Imports no torch.
+"""
 
 import time
 from collections.abc import Callable

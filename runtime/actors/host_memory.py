@@ -114,15 +114,21 @@ class HostMemoryActor:
     def __repr__(self) -> str:
         return f"HostMemory({self._name}, incarnation {self._incarnation})"
 
-    # Control calls ---------------------------------------------------------------------------------------------------
+    # Control calls --------------------------------------------------------------------------------
 
-    async def create_arena(self, layout: KvLayout, size_bytes: int, folder: str | None = None) -> ArenaLocation:
-        """Make a new arena, with a file that fits into `folder`. Raises ConfigError if the memory is not there."""
+    async def create_arena(
+        self, layout: KvLayout, size_bytes: int, folder: str | None = None
+    ) -> ArenaLocation:
+        """Make a new arena, with a file that fits into `folder`. Raises ConfigError if the memory
+        is not there.
+        """
         self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
         return self._location()
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
-        """Take the arena of an earlier incarnation from a process that still maps it. Raises OSError if it ended."""
+        """Take the arena of an earlier incarnation from a process that still maps it. Raises
+        OSError if it ended.
+        """
         self._arena = HostArena.attach(location.pid, location.fd, location.geometry)
         self._is_adopted = True
         return self._location()
@@ -134,7 +140,9 @@ class HostMemoryActor:
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
         self._turns.start(self._core)
-        self._listener = await listen(setup.storage_address, self._hello(setup.secret), self._serve_storage)
+        self._listener = await listen(
+            setup.storage_address, self._hello(setup.secret), self._serve_storage
+        )
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
             page_tokens = setup.settings.page_size
@@ -145,7 +153,9 @@ class HostMemoryActor:
         await self._storage_attached.wait()
 
     async def retire_storage(self, timeout_s: float) -> bool:
-        """Order nothing more from L3 and wait until nothing is under way. False: something is after `timeout_s`."""
+        """Order nothing more from L3 and wait until nothing is under way. False: something is after
+        `timeout_s`.
+        """
         self._storage_retired.clear()
         self._turns.post(RetireStorage())
         try:
@@ -207,11 +217,15 @@ class HostMemoryActor:
         if self._arena is not None:
             self._arena.close()
 
-    # Links -----------------------------------------------------------------------------------------------------------
+    # Links ----------------------------------------------------------------------------------------
 
     def _hello(self, secret: bytes) -> Hello:
         return Hello(
-            secret=secret, role=Role.HOST_MEMORY, name=self._name, incarnation=self._incarnation, pid=os.getpid()
+            secret=secret,
+            role=Role.HOST_MEMORY,
+            name=self._name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
         )
 
     async def _follow_scheduler(self, setup: HostMemorySetup) -> None:
@@ -276,7 +290,7 @@ class HostMemoryActor:
         self._watched.discard(pid)
         self._turns.post(ProcessExited(pid))
 
-    # Effects ---------------------------------------------------------------------------------------------------------
+    # Effects --------------------------------------------------------------------------------------
 
     def _carry_out(self, effect: HostEffect) -> None:
         match effect:

@@ -31,7 +31,11 @@ _SCHEDULER: Table = {
     "complete_requests_s": ("e2e_request_latency_seconds_total", ()),
     "load_decisions": ("load_or_recompute_total", ("load",)),
     "recompute_decisions": ("load_or_recompute_total", ("recompute",)),
-    **{f"{what}_{part}_s": (f"{what}_{part}_seconds_total", ()) for what in _PREDICTED for part in _PREDICTION_PARTS},
+    **{
+        f"{what}_{part}_s": (f"{what}_{part}_seconds_total", ())
+        for what in _PREDICTED
+        for part in _PREDICTION_PARTS
+    },
     **{f"predicted_{what}s": (f"{what}_predicted_count_total", ()) for what in _PREDICTED},
     "l1_used_pages": ("l1_pages", (_ALL_RANKS, "used")),
     "l1_cached_pages": ("l1_pages", (_ALL_RANKS, "cached")),
@@ -103,30 +107,50 @@ def _l1_usage(figures: Figures) -> list[Sample]:
 
 def _prefix_cache(figures: Figures) -> list[Sample]:
     """The sum over all sources is every prompt token that was told of, once."""
-    by_source = {name: _number(value) for name, value in figures.items() if name.startswith("prompt_tokens_")}
+    by_source = {
+        name: _number(value) for name, value in figures.items() if name.startswith("prompt_tokens_")
+    }
     return [
         _sample("prefix_cache_queries_total", (), sum(by_source.values())),
-        _sample("prefix_cache_hits_total", (), sum(by_source.get(f"prompt_tokens_{tier}", 0.0) for tier in _HITS)),
+        _sample(
+            "prefix_cache_hits_total",
+            (),
+            sum(by_source.get(f"prompt_tokens_{tier}", 0.0) for tier in _HITS),
+        ),
     ]
 
 
 def host_samples(figures: Figures, *, page_tokens: int) -> list[Sample]:
     """Samples of what `HostMemoryActor.stats` tells. `page_tokens`: of one host page."""
     samples = _by_table(_HOST, figures)
-    reads = {name.removeprefix("l3_reads_"): value for name, value in figures.items() if name.startswith("l3_reads_")}
+    reads = {
+        name.removeprefix("l3_reads_"): value
+        for name, value in figures.items()
+        if name.startswith("l3_reads_")
+    }
     for status, value in reads.items():
         samples.extend(_prefetch_samples(status, value, page_tokens))
-    samples.append(_sample("prefetch_submitted_tokens_total", (), sum(map(_number, reads.values())) * page_tokens))
+    samples.append(
+        _sample(
+            "prefetch_submitted_tokens_total", (), sum(map(_number, reads.values())) * page_tokens
+        )
+    )
     for name, value in figures.items():
         if name.startswith("l3_writes_dropped_"):
-            samples.append(_sample("l3_dropped_pages_total", (name.removeprefix("l3_writes_dropped_"),), value))
+            samples.append(
+                _sample("l3_dropped_pages_total", (name.removeprefix("l3_writes_dropped_"),), value)
+            )
     samples.append(_sample("l3_breaker_state", (), _BREAKER_STATES[str(figures["l3_breaker"])]))
     return samples
 
 
 def storage_samples(figures: Figures, backend: str) -> list[Sample]:
     """Samples of what `StorageActor.stats` tells."""
-    samples = [_sample(metric, (backend,), figures[name]) for name, metric in _STORAGE.items() if name in figures]
+    samples = [
+        _sample(metric, (backend,), figures[name])
+        for name, metric in _STORAGE.items()
+        if name in figures
+    ]
     for operation in Operation:
         labels = (backend, operation.value)
         samples.append(_sample("l3_batches_total", labels, figures.get(f"{operation}_batches", 0)))
@@ -152,7 +176,11 @@ def _prefetch_samples(status: str, value: object, page_tokens: int) -> list[Samp
 
 
 def _by_table(table: Table, figures: Figures) -> list[Sample]:
-    return [_sample(metric, labels, figures[name]) for name, (metric, labels) in table.items() if name in figures]
+    return [
+        _sample(metric, labels, figures[name])
+        for name, (metric, labels) in table.items()
+        if name in figures
+    ]
 
 
 def _sample(metric: str, labels: tuple[str, ...], value: object) -> Sample:

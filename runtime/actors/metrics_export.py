@@ -12,7 +12,9 @@ _INTERVAL_S = 1.0
 
 
 class MetricsExporter:
-    """Owns: the Ray metrics of one actor. Made outside the actor's process, it opens them at `start`."""
+    """Owns: the Ray metrics of one actor. Made outside the actor's process, it opens them at
+    `start`.
+    """
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
@@ -43,7 +45,9 @@ class MetricsExporter:
         exported = self._metrics.get(metric.name)
         if exported is None:
             cls = Counter if metric.kind is MetricKind.COUNTER else Gauge
-            exported = cls(PREFIX + metric.name, metric.description, tag_keys=(*metric.labels, "engine"))
+            exported = cls(
+                PREFIX + metric.name, metric.description, tag_keys=(*metric.labels, "engine")
+            )
             self._metrics[metric.name] = exported
         tags = {**dict(zip(metric.labels, sample.labels, strict=True)), "engine": self._engine}
         if isinstance(exported, Gauge):

@@ -1,4 +1,6 @@
-"""News for one client: merged while it does not read, in frames of bounded size, given up when it is too much."""
+"""News for one client: merged while it does not read, in frames of bounded size, given up when it
+is too much.
+"""
 
 import logging
 
@@ -29,7 +31,9 @@ _CHARACTER_BYTES = 4
 
 
 class _News:
-    """Owns: what one asking's client has not been sent. Taking a delta costs what it holds, however many wait."""
+    """Owns: what one asking's client has not been sent. Taking a delta costs what it holds, however
+    many wait.
+    """
 
     def __init__(self, delta: RequestDelta) -> None:
         self._last = delta
@@ -40,7 +44,9 @@ class _News:
         self.num_bytes = _DELTA_BYTES + _CHARACTER_BYTES * len(delta.request_id)
 
     def add(self, delta: RequestDelta) -> None:
-        """Take what is newer. Only the first delta with sources counts for them, as it tells of the admission."""
+        """Take what is newer. Only the first delta with sources counts for them, as it tells of the
+        admission.
+        """
         self._last = delta
         self._tokens += delta.token_ids.astype("<i4", copy=False).tobytes()
         self._logprobs += delta.logprobs
@@ -75,7 +81,9 @@ def _size_of_news(delta: RequestDelta) -> int:
     """Bytes of what a delta adds to its asking's news, about."""
     num_bytes = _TOKEN_BYTES * len(delta.token_ids)
     for entry in delta.logprobs:
-        num_bytes += _LOGPROBS_BYTES + (0 if entry is None else _LOGPROB_BYTES * len(entry.token_ids))
+        num_bytes += _LOGPROBS_BYTES + (
+            0 if entry is None else _LOGPROB_BYTES * len(entry.token_ids)
+        )
 
     num_bytes += _SOURCE_BYTES * len(delta.cached_tokens_by_source or ())
     if delta.failure is not None:
@@ -84,9 +92,11 @@ def _size_of_news(delta: RequestDelta) -> int:
 
 
 class ClientOutbox:
-    """Owns: what one client has not been sent yet: single tokens in columns, then one delta per asking at most.
+    """Owns: what one client has not been sent yet: single tokens in columns, then one delta per
+    asking at most.
 
-    Tokens are kept in columns while nothing else is due for their askings; what comes later of those is a delta.
+    Tokens are kept in columns while nothing else is due for their askings; what comes later of
+    those is a delta.
     """
 
     def __init__(self, link: Link) -> None:
@@ -117,9 +127,12 @@ class ClientOutbox:
             return
 
         if self._news:
-            # A delta that waits goes after the columns, so that what follows it cannot go into them.
+            # A delta that waits goes after the columns, so that what follows it cannot go into
+            # them.
             waits = np.isin(askings, np.fromiter(self._news, dtype=np.int64))
-            for asking, token in zip(askings[waits].tolist(), token_ids[waits].tolist(), strict=True):
+            for asking, token in zip(
+                askings[waits].tolist(), token_ids[waits].tolist(), strict=True
+            ):
                 self._news[asking].add_token(token)
             self._num_bytes += _TOKEN_BYTES * int(waits.sum())
             askings, token_ids = askings[~waits], token_ids[~waits]
@@ -131,14 +144,19 @@ class ClientOutbox:
     def flush(self) -> bool:
         """Send what the link takes. False: the client is slow and some news stays here for now.
 
-        A client whose link closes loses its news: its reader ends as well and its requests are aborted.
+        A client whose link closes loses its news: its reader ends as well and its requests are
+        aborted.
         """
         while self._has_news and not self.link.is_closed and self.link.buffered_bytes <= BUSY_BYTES:
             self._send(self._next_frame())
 
         owed_bytes = self._num_bytes + self.link.buffered_bytes
         if self._has_news and owed_bytes > CLIENT_MAX_BUFFERED_BYTES and not self.link.is_closed:
-            logger.warning("%s does not read: %d bytes wait for it; its link is closed", self.link.hello, owed_bytes)
+            logger.warning(
+                "%s does not read: %d bytes wait for it; its link is closed",
+                self.link.hello,
+                owed_bytes,
+            )
             self.was_too_slow = True
             self.link.close()
 
@@ -178,7 +196,9 @@ class ClientOutbox:
         num_taken = FRAME_BYTES // _COLUMN_BYTES
         if len(askings) > num_taken:
             self._columns.append((askings[num_taken:], token_ids[num_taken:]))
-        return tuple(map(AskingId, askings[:num_taken].tolist())), int32_array(token_ids[:num_taken])
+        return tuple(map(AskingId, askings[:num_taken].tolist())), int32_array(
+            token_ids[:num_taken]
+        )
 
     def _send(self, frame: TokenFrame) -> None:
         try:
@@ -186,6 +206,7 @@ class ClientOutbox:
         except LinkClosed:
             return
         except MessageError:
-            # What a client asked for came back as something that cannot travel: its trouble, and nobody else's.
+            # What a client asked for came back as something that cannot travel: its trouble, and
+            # nobody else's.
             logger.exception("closing the link to %s", self.link.hello)
             self.link.close()

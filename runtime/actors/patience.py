@@ -14,7 +14,8 @@ _NUM_SLICES = 10
 async def within(seconds: float, work: Awaitable[T]) -> T:
     """The result of `work`. Raises TimeoutError, and cancels it, if it takes longer.
 
-    A stall of this process's own event loop does not count: whoever answered meanwhile is heard first.
+    A stall of this process's own event loop does not count: whoever answered meanwhile is heard
+    first.
     """
     doing = asyncio.ensure_future(work)
     slice_s = seconds / _NUM_SLICES

@@ -1,4 +1,6 @@
-"""Short folders for sockets and for a private cluster's files, and the removal of those that a killed owner left."""
+"""Short folders for sockets and for a private cluster's files, and the removal of those that a
+killed owner left.
+"""
 
 import contextlib
 import fcntl

@@ -11,7 +11,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessHandle:
-    """One process, told apart from later ones with the same pid. Raises ProcessLookupError if it is gone already.
+    """One process, told apart from later ones with the same pid. Raises ProcessLookupError if it is
+    gone already.
 
     Holds a descriptor until the process has been seen to end, or until `close`.
     """
@@ -91,5 +92,7 @@ def end_with(pid: int) -> None:
 
 
 def exit_process() -> None:
-    """End this process at once, without clean-up: its peers see the closed links, the Supervisor the exit."""
+    """End this process at once, without clean-up: its peers see the closed links, the Supervisor
+    the exit.
+    """
     os._exit(1)

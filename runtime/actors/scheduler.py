@@ -1,4 +1,6 @@
-"""The Scheduler actor: a shell around `SchedulerCore` that joins its links into one stream of events."""
+"""The Scheduler actor: a shell around `SchedulerCore` that joins its links into one stream of
+events.
+"""
 
 import asyncio
 import gc
@@ -50,10 +52,14 @@ logger = logging.getLogger(__name__)
 
 _SLOW_CLIENT_RETRY_S = 0.02
 _CLIENT_BURST = 64
-"""Messages of one client that are taken in a row: one that floods the Scheduler does not hold the others up."""
+"""Messages of one client that are taken in a row: one that floods the Scheduler does not hold the
+others up.
+"""
 _TOKEN_BYTES = 4
 _CLIENT_EXTRA_BYTES = 256 << 10
-"""What a request's frame may hold besides its prompt. A larger one would only cost time and memory to understand."""
+"""What a request's frame may hold besides its prompt. A larger one would only cost time and memory
+to understand.
+"""
 _KILL_ORDERS = 64
 _DRAIN_POLL_S = 0.02
 
@@ -69,7 +75,8 @@ class SchedulerSetup:
 
 
 class SchedulerActor:
-    """Owns: a replica's `SchedulerCore`, the links of all who speak with it, and what clients have not been sent.
+    """Owns: a replica's `SchedulerCore`, the links of all who speak with it, and what clients have
+    not been sent.
 
     All state changes in a turn, which runs on the actor's event loop and never waits.
     """
@@ -97,7 +104,9 @@ class SchedulerActor:
         self._num_slow_clients = 0
         self._num_ranks = 0
         self._unsent: set[ClientId] = set()
-        self._turns = Turns[Event, Effect](Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal)
+        self._turns = Turns[Event, Effect](
+            Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
+        )
         self._is_checked = True
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
@@ -107,7 +116,7 @@ class SchedulerActor:
     def __repr__(self) -> str:
         return f"Scheduler({self._name}, incarnation {self._incarnation})"
 
-    # Control calls ---------------------------------------------------------------------------------------------------
+    # Control calls --------------------------------------------------------------------------------
 
     async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
         """Listen; returns the addresses, with the ports that were chosen."""
@@ -151,7 +160,9 @@ class SchedulerActor:
         }
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Where the prompt tokens of a recent request came from, by token range; None if it is not known."""
+        """Where the prompt tokens of a recent request came from, by token range; None if it is not
+        known.
+        """
         return self._running_core().explain(RequestId(request_id))
 
     def flush(self) -> int:
@@ -161,7 +172,8 @@ class SchedulerActor:
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until no request and no copy is in flight, then for what `write_back` has yet to copy to L2.
+        """Wait until no request and no copy is in flight, then for what `write_back` has yet to
+        copy to L2.
 
         Lasts `timeout_s` at most. False: something was left.
         """
@@ -187,7 +199,7 @@ class SchedulerActor:
         for listener in self._listeners:
             await listener.close()
 
-    # Links -----------------------------------------------------------------------------------------------------------
+    # Links ----------------------------------------------------------------------------------------
 
     async def _serve(self, link: Link) -> None:
         match link.hello.role:
@@ -212,11 +224,17 @@ class SchedulerActor:
             self._lose_rank(rank, older)
         self._ranks[rank] = link
         connection = self._number(link)
-        self._turns.post(RankAttached(rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid))
+        self._turns.post(
+            RankAttached(
+                rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid
+            )
+        )
         try:
             while True:
                 message = await link.receive()
-                if self._ranks.get(rank) is not link or not isinstance(message, StepResult | TransfersDone):
+                if self._ranks.get(rank) is not link or not isinstance(
+                    message, StepResult | TransfersDone
+                ):
                     break
                 self._turns.post(RankMessage(rank=rank, connection=connection, message=message))
         except LinkClosed:
@@ -282,16 +300,20 @@ class SchedulerActor:
         for num_taken in itertools.count(1):
             message = await link.receive()
             if not isinstance(message, SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest):
-                logger.warning("%s sends a %s; its link is closed", link.hello, type(message).__name__)
+                logger.warning(
+                    "%s sends a %s; its link is closed", link.hello, type(message).__name__
+                )
                 return
             self._turns.post(ClientMessage(client_id=client_id, message=message))
             if num_taken % _CLIENT_BURST == 0:
                 await asyncio.sleep(0)
 
-    # Turns -----------------------------------------------------------------------------------------------------------
+    # Turns ----------------------------------------------------------------------------------------
 
     def _finish_turn(self, now_s: float) -> float | None:
-        """Send what is new to clients and check what must hold. Returns when a slow client is tried again."""
+        """Send what is new to clients and check what must hold. Returns when a slow client is tried
+        again.
+        """
         core = self._running_core()
         if core.is_attached:
             self._attached.set()
@@ -318,7 +340,9 @@ class SchedulerActor:
             case SendHost():
                 send_if_open(self._links.get(effect.connection), effect.message)
             case KillRank():
-                logger.error("rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason)
+                logger.error(
+                    "rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason
+                )
                 if not self._kill_orders.full():
                     self._kill_orders.put_nowait(effect)
             case _:

@@ -1,4 +1,6 @@
-"""The storage actor: a shell around `StorageWorker`, which moves objects between the arena and one backend."""
+"""The storage actor: a shell around `StorageWorker`, which moves objects between the arena and one
+backend.
+"""
 
 import asyncio
 import logging
@@ -16,7 +18,14 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import CancelBatch, DeleteObjects, FindObjects, ObjectsDone, ReadObjects, WriteObjects
+from raydix.runtime.messages.host import (
+    CancelBatch,
+    DeleteObjects,
+    FindObjects,
+    ObjectsDone,
+    ReadObjects,
+    WriteObjects,
+)
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
@@ -40,7 +49,9 @@ class StorageSetup:
 
 
 class StorageActor:
-    """Owns: the node's `StorageWorker` and the link to HostMemory. Holds nothing that a new one would miss."""
+    """Owns: the node's `StorageWorker` and the link to HostMemory. Holds nothing that a new one
+    would miss.
+    """
 
     def __init__(
         self,
@@ -69,7 +80,9 @@ class StorageActor:
         self._loop = asyncio.get_running_loop()
         self._arena = HostArena.attach(setup.arena.pid, setup.arena.fd, setup.arena.geometry)
         backend = create_backend(setup.backend)
-        self._worker = await asyncio.to_thread(StorageWorker, backend, self._arena, setup.namespace, self._on_done)
+        self._worker = await asyncio.to_thread(
+            StorageWorker, backend, self._arena, setup.namespace, self._on_done
+        )
         self._setup = setup
 
     async def serve(self) -> None:
@@ -108,7 +121,9 @@ class StorageActor:
             self._arena.close()
 
     async def _follow_host(self, setup: StorageSetup, worker: StorageWorker) -> None:
-        """Stay connected to whichever HostMemory listens at the address; a new one finds nothing in motion."""
+        """Stay connected to whichever HostMemory listens at the address; a new one finds nothing in
+        motion.
+        """
         own = Hello(
             secret=setup.secret,
             role=Role.STORAGE,
@@ -136,7 +151,9 @@ class StorageActor:
         try:
             while True:
                 message = await link.receive()
-                if not isinstance(message, FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch):
+                if not isinstance(
+                    message, FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+                ):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break
                 worker.submit(message)

@@ -80,7 +80,13 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
             return CudaTransfers(layout, pools, arena, on_done=on_done, on_error=on_error)
         delay_s = config.cache.l1.copy_delay_s
         return CpuTransfers(
-            layout, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=delay_s, seed=device_index
+            layout,
+            pools,
+            arena,
+            on_done=on_done,
+            on_error=on_error,
+            copy_delay_s=delay_s,
+            seed=device_index,
         )
 
     return GpuModel(
@@ -96,13 +102,20 @@ def _device(config: EngineConfig, index: int) -> torch.device:
     if config.model.device == "cpu":
         return torch.device("cpu")
     if index >= torch.cuda.device_count():
-        raise ConfigError(f"CUDA device {index} is asked for; this process sees {torch.cuda.device_count()} of them.")
+        raise ConfigError(
+            f"CUDA device {index} is asked for; this process sees {torch.cuda.device_count()} of "
+            f"them."
+        )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
 def _make_runner(
-    config: EngineConfig, loaded: LoadedModel, pools: tuple[torch.Tensor, ...], max_model_len: int, device: torch.device
+    config: EngineConfig,
+    loaded: LoadedModel,
+    pools: tuple[torch.Tensor, ...],
+    max_model_len: int,
+    device: torch.device,
 ) -> ModelRunner:
     return ModelRunner(
         loaded.decoder,
@@ -114,7 +127,9 @@ def _make_runner(
     )
 
 
-def _warm_up(config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device: torch.device) -> int:
+def _warm_up(
+    config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device: torch.device
+) -> int:
     """Run the largest steps over a pool of padding, so that every kernel is compiled.
 
     Returns the bytes that steps need beside weights and pages, captured graphs included.
@@ -139,7 +154,9 @@ def _warm_up(config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device
     return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes
 
 
-def _num_pages(config: EngineConfig, layout: KvLayout, step_bytes: int, device: torch.device) -> int:
+def _num_pages(
+    config: EngineConfig, layout: KvLayout, step_bytes: int, device: torch.device
+) -> int:
     l1 = config.cache.l1
     if l1.num_pages is not None:
         if device.type == "cpu":
@@ -148,12 +165,16 @@ def _num_pages(config: EngineConfig, layout: KvLayout, step_bytes: int, device: 
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     torch.cuda.empty_cache()
     total_bytes = torch.cuda.get_device_properties(device).total_memory
-    free_bytes = int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
+    free_bytes = (
+        int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
+    )
     num_pages = free_bytes // (layout.page_size * layout.token_bytes) - 1
     if num_pages < 1:
         raise ConfigError(
-            f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves {free_bytes} bytes for KV "
-            "after the weights and the largest steps; expected room for a page. Raise it, or use a smaller model."
+            f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves "
+            f"{free_bytes} bytes for KV "
+            "after the weights and the largest steps; expected room for a page. Raise it, or use "
+            "a smaller model."
         )
     return num_pages
 
@@ -164,7 +185,8 @@ def _require_memory(num_pages: int, layout: KvLayout) -> None:
     available = available_memory_bytes()
     if num_pages * page_bytes > available:
         raise ConfigError(
-            f"cache.l1.num_pages is {num_pages}; at {page_bytes} bytes a page that is more than the {available} bytes "
+            f"cache.l1.num_pages is {num_pages}; at {page_bytes} bytes a page that is more than "
+            f"the {available} bytes "
             f"that are available. Set cache.l1.num_pages to at most {available // page_bytes}."
         )
 

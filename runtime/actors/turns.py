@@ -1,8 +1,9 @@
-"""The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the next turn.
+"""The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the
+next turn.
 
-A deadline is judged only after the actor has listened: what its peers had sent by then is taken first, however long the
-actor itself was busy. Time that passes in its own turn is nobody's silence: what a long turn asked went out at its end,
-so its peers get as long to answer as it lasted.
+A deadline is judged only after the actor has listened: what its peers had sent by then is taken
+first, however long the actor itself was busy. Time that passes in its own turn is nobody's silence:
+what a long turn asked went out at its end, so its peers get as long to answer as it lasted.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _QUIET_PASSES = 4
-"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in the next; and one."""
+"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in
+the next; and one.
+"""
 _MAX_PASSES = 16
 """Peers that never stop talking do not put a deadline off for ever."""
 _LONG_TURN_S = 0.01
@@ -37,7 +40,8 @@ class Core(Protocol[Event, Effect]):
 
 
 class Turns(Generic[Event, Effect]):
-    """Owns: the events that wait for a core, and what brings the next turn. Nothing awaits during a turn.
+    """Owns: the events that wait for a core, and what brings the next turn. Nothing awaits during a
+    turn.
 
     The tick comes alone in its turn, after passes of the event loop that have brought no event.
     """
@@ -52,7 +56,8 @@ class Turns(Generic[Event, Effect]):
     ) -> None:
         """`tick`: the event for a deadline that has come, all that was heard before it being taken.
 
-        `finish(now_s)` ends each turn and may ask for the next one. A turn that raises is the actor's end: `on_fatal`.
+        `finish(now_s)` ends each turn and may ask for the next one. A turn that raises is the
+        actor's end: `on_fatal`.
         """
         self._core: Core[Event, Effect] | None = None
         self._tick = tick
@@ -76,7 +81,9 @@ class Turns(Generic[Event, Effect]):
         self._core = core
 
     def post(self, event: Event) -> None:
-        """Let the next turn take an event; it comes once the loop is through with what is ready now."""
+        """Let the next turn take an event; it comes once the loop is through with what is ready
+        now.
+        """
         self._waiting.append(event)
         self._has_heard = True
         if not self._is_due:
@@ -128,7 +135,9 @@ class Turns(Generic[Event, Effect]):
         if judged_s is not None and judged_s <= time.monotonic():
             judged_s = None
             self._listen()
-        self._arm_timer(min((time_s for time_s in (judged_s, wanted_s) if time_s is not None), default=None))
+        self._arm_timer(
+            min((time_s for time_s in (judged_s, wanted_s) if time_s is not None), default=None)
+        )
 
     def _arm_timer(self, due_s: float | None) -> None:
         if self._timer is not None:
@@ -157,7 +166,9 @@ class Turns(Generic[Event, Effect]):
             asyncio.get_running_loop().call_soon(self._pass)
 
     def _pass(self) -> None:
-        """Count a pass of the event loop; after enough of them that brought nothing, the tick may be judged."""
+        """Count a pass of the event loop; after enough of them that brought nothing, the tick may
+        be judged.
+        """
         self._num_passes += 1
         self._num_quiet = 0 if self._has_heard else self._num_quiet + 1
         self._has_heard = False

@@ -1,4 +1,6 @@
-"""The asynchronous engine handle: start an engine or reach a running one, and stream tokens from it."""
+"""The asynchronous engine handle: start an engine or reach a running one, and stream tokens from
+it.
+"""
 
 import asyncio
 import contextlib
@@ -24,13 +26,16 @@ from raydix.runtime.messages.hello import Hello, Role
 class AsyncLLM:
     """A handle on one engine, known by its name. Works in plain asyncio and in async Ray actors.
 
-    Make one with `start` or `connect`. It can be pickled; the copy connects by name on its first use, as does this one
-    after the connection was lost. It belongs to the event loop it is used on. `async with` ends it: an engine that this
-    handle started is shut down, one that it reached goes on.
+    Make one with `start` or `connect`. It can be pickled; the copy connects by name on its first
+    use, as does this one after the connection was lost. It belongs to the event loop it is used on.
+    `async with` ends it: an engine that this handle started is shut down, one that it reached goes
+    on.
     """
 
     def __init__(self, name: str = "raydix", address: str | None = None) -> None:
-        """A handle that connects when first used. `address` is the Ray cluster's; None: the one at hand."""
+        """A handle that connects when first used. `address` is the Ray cluster's; None: the one at
+        hand.
+        """
         self.name = name
         self.address = address
         self._has_started_engine = False
@@ -50,8 +55,9 @@ class AsyncLLM:
     ) -> Self:
         """Start an engine and connect to it.
 
-        source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections` (`cache={...}`) are laid
-        over it. The engine ends with this process. Raises ConfigError, CheckpointError or EngineDead.
+        source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
+        (`cache={...}`) are laid over it. The engine ends with this process. Raises ConfigError,
+        CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
         engine = cls(name, address)
@@ -88,16 +94,21 @@ class AsyncLLM:
         Leaving the loop, closing the generator or cancelling the task aborts the request.
 
         prompt: a str, token ids, `{"prompt": str}` or `{"prompt_token_ids": ids}`.
-        priority: lower runs first. cache_salt: requests share cached prefixes only with those of the same salt.
-        session_id: prefer the rank that served this session last.
-        deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so far as `partial`.
+        priority: lower runs first. cache_salt: requests share cached prefixes only with those of
+        the same salt. session_id: prefer the rank that served this session last.
+        deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so
+        far as `partial`.
 
-        Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if this handle is
-        disconnected meanwhile. After EngineDead the next call connects anew.
+        Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if
+        this handle is disconnected meanwhile. After EngineDead the next call connects anew.
         """
         client = await self._connected()
-        options = RequestOptions(priority=priority, cache_salt=cache_salt, session_id=session_id, deadline_s=deadline_s)
-        async with contextlib.aclosing(client.generate(prompt, sampling_params, request_id, options)) as outputs:
+        options = RequestOptions(
+            priority=priority, cache_salt=cache_salt, session_id=session_id, deadline_s=deadline_s
+        )
+        async with contextlib.aclosing(
+            client.generate(prompt, sampling_params, request_id, options)
+        ) as outputs:
             async for output in outputs:
                 yield output
 
@@ -110,40 +121,52 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a conversation: `generate` on what the checkpoint's chat template makes of it.
+        """Stream the answer to a conversation: `generate` on what the checkpoint's chat template
+        makes of it.
 
-        messages: dicts with `role` and `content`. chat_template_kwargs: variables of the template, such as `tools` and
-        `add_generation_prompt` (True unless given). options: the keyword arguments of `generate`.
+        messages: dicts with `role` and `content`. chat_template_kwargs: variables of the template,
+        such as `tools` and `add_generation_prompt` (True unless given). options: the keyword
+        arguments of `generate`.
         """
         token_ids = await self.apply_chat_template(messages, **(chat_template_kwargs or {}))
-        async with contextlib.aclosing(self.generate(token_ids, sampling_params, request_id, **options)) as outputs:
+        async with contextlib.aclosing(
+            self.generate(token_ids, sampling_params, request_id, **options)
+        ) as outputs:
             async for output in outputs:
                 yield output
 
-    async def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
+    async def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
+    ) -> list[int]:
         """Token ids of a conversation, as `chat` would send them. Raises BadRequest."""
         await self._connected()
         tokenizer = await self._tokenizer_of(await self._found())
         if tokenizer is None:
             raise BadRequest(
-                "The checkpoint has no tokenizer that this process can read; chat needs one. Use token ids."
+                "The checkpoint has no tokenizer that this process can read; chat needs one. Use "
+                "token ids."
             )
         return await asyncio.to_thread(tokenizer.encode_chat, messages, **template_arguments)
 
     async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
-        """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it. Computes nothing.
+        """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it.
+        Computes nothing.
 
-        Returns once it is there: the prompt's tokens by source, as `cached_tokens_by_source` of a request would have
-        told them, so that `l3` is what was fetched; `computed:...` tokens are in no tier, or did not come, for that
-        reason. Without L3 nothing is fetched. Requests go first. Cancelling the task ends the prefetch.
+        Returns once it is there: the prompt's tokens by source, as `cached_tokens_by_source` of a
+        request would have told them, so that `l3` is what was fetched; `computed:...` tokens are in
+        no tier, or did not come, for that reason. Without L3 nothing is fetched. Requests go first.
+        Cancelling the task ends the prefetch.
 
-        Raises BadRequest (also if the engine has no L2 or caches no prefixes), PromptTooLong, Overloaded (256
-        prefetches wait), EngineDead, and Cancelled if this handle is disconnected meanwhile.
+        Raises BadRequest (also if the engine has no L2 or caches no prefixes), PromptTooLong,
+        Overloaded (256 prefetches wait), EngineDead, and Cancelled if this handle is disconnected
+        meanwhile.
         """
         return await (await self._connected()).prefetch(prompt, cache_salt)
 
     async def abort(self, request_id: str) -> None:
-        """End a request of this handle: its stream yields a finished output with reason `abort`. Others are ignored."""
+        """End a request of this handle: its stream yields a finished output with reason `abort`.
+        Others are ignored.
+        """
         if self._client is not None:
             self._client.abort(request_id)
 
@@ -153,27 +176,34 @@ class AsyncLLM:
         return stats
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
-        """Drop all cached pages of L1 and L2 that no request uses; with `l3` also this engine's stored objects."""
+        """Drop all cached pages of L1 and L2 that no request uses; with `l3` also this engine's
+        stored objects.
+        """
         flushed: dict[str, Any] = await (await self._found()).call("flush", l3)
         return flushed
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Use another L3 backend from now on, while requests run: `section` is what `cache.l3` would say.
+        """Use another L3 backend from now on, while requests run: `section` is what `cache.l3`
+        would say.
 
-        What was in use is left once its operations have ended. Returns the names of both backends. Raises ConfigError
-        if the section is wrong or its backend cannot work, EngineDead if it cannot be put to use in time; then the
-        engine goes on with what it had.
+        What was in use is left once its operations have ended. Returns the names of both backends.
+        Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
+        cannot be put to use in time; then the engine goes on with what it had.
         """
         names: dict[str, Any] = await (await self._found()).call("attach_storage", dict(section))
         return names
 
     async def detach_storage(self) -> dict[str, Any]:
-        """Go on without L3, while requests run; what it holds stays there. Returns the name of the backend, or None."""
+        """Go on without L3, while requests run; what it holds stays there. Returns the name of the
+        backend, or None.
+        """
         names: dict[str, Any] = await (await self._found()).call("detach_storage")
         return names
 
     async def explain(self, request_id: str) -> dict[str, Any]:
-        """Where each range of a recent request's prompt came from, or why it was computed (the last 1,024 requests)."""
+        """Where each range of a recent request's prompt came from, or why it was computed (the last
+        1,024 requests).
+        """
         explanation: dict[str, Any] = await (await self._found()).call("explain", request_id)
         return explanation
 
@@ -209,7 +239,9 @@ class AsyncLLM:
         async with self._connecting:
             if self._client is None or self._client.is_closed:
                 if self._client is not None and not self._has_started_engine:
-                    self._handle = None  # the name may stand for another engine now; our own keeps its address
+                    self._handle = (
+                        None  # the name may stand for another engine now; our own keeps its address
+                    )
                 self._client = await self._open(await self._found())
             return self._client
 
@@ -221,28 +253,39 @@ class AsyncLLM:
     async def _open(self, handle: EngineHandle) -> EngineClient:
         tokenizer = await self._tokenizer_of(handle)
         hello = Hello(
-            secret=handle.secret, role=Role.CLIENT, name=f"client-{uuid.uuid4().hex}", incarnation=0, pid=os.getpid()
+            secret=handle.secret,
+            role=Role.CLIENT,
+            name=f"client-{uuid.uuid4().hex}",
+            incarnation=0,
+            pid=os.getpid(),
         )
         try:
             link = await connect(handle.client_address, hello)
         except (LinkClosed, OSError) as error:
             raise EngineDead(
-                f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). Start it, or wait "
+                f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). "
+                f"Start it, or wait "
                 "until it has recovered. Clients must run on its host."
             ) from error
         facts = ModelFacts(
-            max_model_len=handle.max_model_len, vocab_size=handle.vocab_size, eos_token_ids=tuple(handle.eos_token_ids)
+            max_model_len=handle.max_model_len,
+            vocab_size=handle.vocab_size,
+            eos_token_ids=tuple(handle.eos_token_ids),
         )
         return EngineClient(link, facts, tokenizer)
 
     async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
         if handle.model_path not in self._tokenizers:
-            self._tokenizers[handle.model_path] = await asyncio.to_thread(load_tokenizer, handle.model_path)
+            self._tokenizers[handle.model_path] = await asyncio.to_thread(
+                load_tokenizer, handle.model_path
+            )
         return self._tokenizers[handle.model_path]
 
 
 async def _start_or_undo(config: EngineConfig, name: str, address: str | None) -> EngineHandle:
-    """Start an engine on a thread, as it blocks. A cancel in the meantime waits for the start and takes it back."""
+    """Start an engine on a thread, as it blocks. A cancel in the meantime waits for the start and
+    takes it back.
+    """
     starting = asyncio.create_task(asyncio.to_thread(start_engine, config, name, address))
     try:
         return await asyncio.shield(starting)

@@ -38,15 +38,19 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other tokenizer: decodes a short window twice, with and without the new ids, and returns the difference.
+    """For any other tokenizer: decodes a short window twice, with and without the new ids, and
+    returns the difference.
 
-    The window gives the new ids their left context (sentencepiece strips the space of a first word). Byte tokens
-    (`<0x0A>`) are held back until the run of them ends: the tokenizer decodes a run as a whole, and replaces all of it
-    if it is no valid UTF-8.
+    The window gives the new ids their left context (sentencepiece strips the space of a first
+    word). Byte tokens (`<0x0A>`) are held back until the run of them ends: the tokenizer decodes a
+    run as a whole, and replaces all of it if it is no valid UTF-8.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], byte_token_ids: Collection[int], word_ids: Collection[int]
+        self,
+        decode: Callable[[Sequence[int]], str],
+        byte_token_ids: Collection[int],
+        word_ids: Collection[int],
     ) -> None:
         """`word_ids` end a run of byte tokens: all ids that have text, but for the byte tokens."""
         self._decode = decode
@@ -68,7 +72,9 @@ class WindowDetokenizer:
         if self._is_in_run or not token_ids:
             return ""
         text = self._decode(self._window)
-        is_open = text.endswith(_REPLACEMENT) and len(self._window) - self._num_read < _MAX_HELD_TOKENS
+        is_open = (
+            text.endswith(_REPLACEMENT) and len(self._window) - self._num_read < _MAX_HELD_TOKENS
+        )
         return "" if is_open else self._advance(text)
 
     def flush(self) -> str:

@@ -1,4 +1,6 @@
-"""One client's connection to the Scheduler: requests go out, token frames come in and are sorted by asking."""
+"""One client's connection to the Scheduler: requests go out, token frames come in and are sorted by
+asking.
+"""
 
 import asyncio
 import contextlib
@@ -65,12 +67,12 @@ class _Live:
 class EngineClient:
     """Sends requests over one link and hands each caller its outputs.
 
-    Owns: the streams of this connection, its askings, and which request ids they use. Must be made on a running loop
-    and used on that loop alone. What a slow caller has not taken is merged into one output, so that a stream holds no
-    more than one request's output.
+    Owns: the streams of this connection, its askings, and which request ids they use. Must be made
+    on a running loop and used on that loop alone. What a slow caller has not taken is merged into
+    one output, so that a stream holds no more than one request's output.
 
-    A request id is free again as soon as the Scheduler has been told to end its request: what it sent before that names
-    the earlier asking, and nobody listens to that one any more.
+    A request id is free again as soon as the Scheduler has been told to end its request: what it
+    sent before that names the earlier asking, and nobody listens to that one any more.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class EngineClient:
         request_id: str | None = None,
         options: RequestOptions | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Submit a request and yield its outputs. Leaving it before the finished output aborts the request."""
+        """Submit a request and yield its outputs. Leaving it before the finished output aborts the
+        request.
+        """
         params = SamplingParams.of(sampling_params)
         text, token_ids = await self._tokenize(prompt)
         submission = self._submission(params, request_id, token_ids, options or RequestOptions())
@@ -137,7 +141,10 @@ class EngineClient:
         _check_options(None, RequestOptions(cache_salt=cache_salt))
         request_id = RequestId(uuid.uuid4().hex)
         message = PrefetchPrompt(
-            asking=self._next_asking(), request_id=request_id, token_ids=token_ids, cache_salt=cache_salt
+            asking=self._next_asking(),
+            request_id=request_id,
+            token_ids=token_ids,
+            cache_salt=cache_salt,
         )
         self._ask(message)
         answer = self._prefetches[message.asking] = asyncio.get_running_loop().create_future()
@@ -148,7 +155,9 @@ class EngineClient:
             self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request: its stream yields a finished output with reason `abort`. Ids not running are ignored."""
+        """End a request: its stream yields a finished output with reason `abort`. Ids not running
+        are ignored.
+        """
         asking = self._in_use.get(RequestId(request_id))
         if asking is not None:
             self._tell_to_end(AbortRequest(asking=asking, request_id=RequestId(request_id)))
@@ -169,21 +178,30 @@ class EngineClient:
             return None, check_token_ids(shape.token_ids, vocab_size, max_model_len)
         if self._tokenizer is None:
             raise BadRequest(
-                "The prompt is text, but the checkpoint has no tokenizer that this process can read. Pass token ids, "
+                "The prompt is text, but the checkpoint has no tokenizer that this process can "
+                "read. Pass token ids, "
                 "or put the tokenizer's files into the checkpoint folder on this host."
             )
         token_ids = await asyncio.to_thread(self._tokenizer.encode, shape.text)
         return shape.text, check_token_ids(token_ids, vocab_size, max_model_len)
 
     def _submission(
-        self, params: SamplingParams, request_id: str | None, token_ids: Int32Array, options: RequestOptions
+        self,
+        params: SamplingParams,
+        request_id: str | None,
+        token_ids: Int32Array,
+        options: RequestOptions,
     ) -> SubmitRequest:
         wrong_ids = [each for each in params.stop_token_ids if each >= self._facts.vocab_size]
         if wrong_ids:
-            raise BadRequest(f"stop_token_ids has {wrong_ids}; expected ids from 0 to {self._facts.vocab_size - 1}.")
+            raise BadRequest(
+                f"stop_token_ids has {wrong_ids}; expected ids from 0 to "
+                f"{self._facts.vocab_size - 1}."
+            )
         if params.stop and self._tokenizer is None:
             raise BadRequest(
-                f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this process can read. Use "
+                f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "
+                f"process can read. Use "
                 "stop_token_ids."
             )
         _check_options(request_id, options)
@@ -203,7 +221,9 @@ class EngineClient:
     def _submit(self, submission: SubmitRequest, params: SamplingParams, text: str | None) -> _Live:
         request_id = submission.request_id
         if request_id in self._in_use:
-            raise BadRequest(f"request_id {request_id!r} is in use. Choose another one, or leave it out.")
+            raise BadRequest(
+                f"request_id {request_id!r} is in use. Choose another one, or leave it out."
+            )
         request = StreamedRequest(
             request_id=request_id,
             prompt=text,
@@ -227,14 +247,19 @@ class EngineClient:
         try:
             self._link.send(message)
         except LinkClosed as error:
-            raise EngineDead(f"The connection to the engine is closed ({error}). Connect again.") from error
+            raise EngineDead(
+                f"The connection to the engine is closed ({error}). Connect again."
+            ) from error
         self._unanswered.add(message.asking)
         self._in_use[message.request_id] = message.asking
 
     def _leave(self, submission: SubmitRequest, live: _Live) -> None:
         """The caller listens no more: abort what still runs. What comes of it yet is dropped."""
         del self._live[submission.asking]
-        if not live.stream.has_ended and self._in_use.get(submission.request_id) == submission.asking:
+        if (
+            not live.stream.has_ended
+            and self._in_use.get(submission.request_id) == submission.asking
+        ):
             self.abort(submission.request_id)
 
     async def _read_frames(self) -> None:
@@ -243,12 +268,18 @@ class EngineClient:
         try:
             while True:
                 frame = await self._link.receive()
-                assert isinstance(frame, TokenFrame), f"the Scheduler sent a client a {type(frame).__name__}"
+                assert isinstance(frame, TokenFrame), (
+                    f"the Scheduler sent a client a {type(frame).__name__}"
+                )
                 self._route(frame)
         except LinkClosed as error:
             reason = str(error) or "the link closed"
         finally:
-            self._end_all(lambda: EngineDead(f"The connection to the engine is lost: {reason}. Connect again."))
+            self._end_all(
+                lambda: EngineDead(
+                    f"The connection to the engine is lost: {reason}. Connect again."
+                )
+            )
 
     def _route(self, frame: TokenFrame) -> None:
         now_s = self._clock()
@@ -318,12 +349,28 @@ def _check_options(request_id: str | None, options: RequestOptions) -> None:
         ("cache_salt", options.cache_salt),
         ("session_id", options.session_id),
     ):
-        if text is not None and not (isinstance(text, str) and 0 < len(text) <= _MAX_TEXT and is_unicode(text)):
-            raise BadRequest(f"{name} is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None.")
+        if text is not None and not (
+            isinstance(text, str) and 0 < len(text) <= _MAX_TEXT and is_unicode(text)
+        ):
+            raise BadRequest(
+                f"{name} is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None."
+            )
     priority, deadline_s = options.priority, options.deadline_s
-    if not isinstance(priority, Integral) or isinstance(priority, bool) or not abs(priority) <= _MAX_PRIORITY:
-        raise BadRequest(f"priority is {priority!r:.80}; expected a whole number from -2**31 to 2**31.")
+    if (
+        not isinstance(priority, Integral)
+        or isinstance(priority, bool)
+        or not abs(priority) <= _MAX_PRIORITY
+    ):
+        raise BadRequest(
+            f"priority is {priority!r:.80}; expected a whole number from -2**31 to 2**31."
+        )
     if deadline_s is None:
         return
-    if not isinstance(deadline_s, Real) or isinstance(deadline_s, bool) or not 0 < deadline_s < math.inf:
-        raise BadRequest(f"deadline_s is {deadline_s!r:.80}; expected more than 0 seconds, or None.")
+    if (
+        not isinstance(deadline_s, Real)
+        or isinstance(deadline_s, bool)
+        or not 0 < deadline_s < math.inf
+    ):
+        raise BadRequest(
+            f"deadline_s is {deadline_s!r:.80}; expected more than 0 seconds, or None."
+        )

@@ -17,7 +17,9 @@ from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
 
 MAX_IN_FLIGHT = 256
-"""Requests of one `generate` that are with the engine at a time: fills its batches and stays far from `Overloaded`."""
+"""Requests of one `generate` that are with the engine at a time: fills its batches and stays far
+from `Overloaded`.
+"""
 
 MAX_PREFETCHES_IN_FLIGHT = 16
 """Prefetches of one call that are with the engine at a time."""
@@ -27,9 +29,11 @@ Params = SamplingParams | Mapping[str, Any]
 
 
 class LLM:
-    """An engine of one's own, with blocking calls. Its asyncio loop runs on a thread of this object.
+    """An engine of one's own, with blocking calls. Its asyncio loop runs on a thread of this
+    object.
 
-    Ends with `shutdown`, with its `with` block, or with the process. May be used from several threads.
+    Ends with `shutdown`, with its `with` block, or with the process. May be used from several
+    threads.
     """
 
     def __init__(
@@ -42,10 +46,14 @@ class LLM:
     ) -> None:
         """Start an engine; the arguments and errors are those of `AsyncLLM.start`."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="raydix-llm", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="raydix-llm", daemon=True
+        )
         self._thread.start()
         try:
-            self._engine = self._wait(AsyncLLM.start(source, name=name, address=address, **sections))
+            self._engine = self._wait(
+                AsyncLLM.start(source, name=name, address=address, **sections)
+            )
         except BaseException:
             self._stop_loop()
             raise
@@ -58,12 +66,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Finished outputs of one prompt or of a list of prompts, in the order of the prompts.
 
-        prompts: a str, token ids, a dict, or a list of those. sampling_params: one for all, or one per prompt.
-        options: keyword arguments of `AsyncLLM.generate`, the same for all.
-        The first error of any request is raised, and the others are aborted. A full engine is waited for.
+        prompts: a str, token ids, a dict, or a list of those. sampling_params: one for all, or one
+        per prompt. options: keyword arguments of `AsyncLLM.generate`, the same for all.
+        The first error of any request is raised, and the others are aborted. A full engine is
+        waited for.
         """
         listed = _list_prompts(prompts)
-        return self._wait(self._generate_all(listed, _list_params(sampling_params, len(listed)), options))
+        return self._wait(
+            self._generate_all(listed, _list_params(sampling_params, len(listed)), options)
+        )
 
     def chat(
         self,
@@ -73,15 +84,23 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to a list of conversations, as `generate` gives them; see `AsyncLLM.chat`."""
-        conversations = [messages] if all(isinstance(each, Mapping) for each in messages) else messages
+        """Answers to one conversation or to a list of conversations, as `generate` gives them; see
+        `AsyncLLM.chat`.
+        """
+        conversations = (
+            [messages] if all(isinstance(each, Mapping) for each in messages) else messages
+        )
         prompts = [
             self._wait(self._engine.apply_chat_template(each, **(chat_template_kwargs or {})))  # type: ignore[arg-type]
             for each in conversations
         ]
-        return self._wait(self._generate_all(prompts, _list_params(sampling_params, len(prompts)), options))
+        return self._wait(
+            self._generate_all(prompts, _list_params(sampling_params, len(prompts)), options)
+        )
 
-    def prefetch(self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None) -> list[dict[str, int]]:
+    def prefetch(
+        self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None
+    ) -> list[dict[str, int]]:
         """Bring to L2 what L3 has of one prompt or of a list of prompts; see `AsyncLLM.prefetch`."""
         return self._wait(prefetch_all(self._engine, _list_prompts(prompts), cache_salt))
 
@@ -138,9 +157,14 @@ class LLM:
         self._loop.close()
 
     async def _generate_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], options: Mapping[str, Any]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        options: Mapping[str, Any],
     ) -> list[RequestOutput]:
-        """Run a bounded window of requests; the workers share one iterator, so that each prompt is taken once."""
+        """Run a bounded window of requests; the workers share one iterator, so that each prompt is
+        taken once.
+        """
         outputs: dict[int, RequestOutput] = {}
         remaining = iter(enumerate(zip(prompts, params, strict=True)))
 
@@ -157,17 +181,22 @@ class LLM:
             await asyncio.gather(*workers, return_exceptions=True)
         return [outputs[i] for i in range(len(prompts))]
 
-    async def _generate_one(self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]) -> RequestOutput:
+    async def _generate_one(
+        self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]
+    ) -> RequestOutput:
         while True:
             try:
                 async with aclosing(self._engine.generate(prompt, params, **options)) as outputs:
                     return await anext(outputs)
             except Overloaded as error:
-                # Others fill the engine. Nothing of this request has run, so that it can be sent again.
+                # Others fill the engine. Nothing of this request has run, so that it can be sent
+                # again.
                 await asyncio.sleep(error.retry_after_s)
 
 
-async def prefetch_all(engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: str | None) -> list[dict[str, int]]:
+async def prefetch_all(
+    engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: str | None
+) -> list[dict[str, int]]:
     """`AsyncLLM.prefetch` of each prompt, a bounded number at a time, in the order of the prompts."""
     admitted = asyncio.Semaphore(MAX_PREFETCHES_IN_FLIGHT)
 
@@ -189,18 +218,25 @@ async def prefetch_all(engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: 
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a str, a dict and a list of ints are one. An empty list is no prompt at all."""
+    """Tell one prompt from several: a str, a dict and a list of ints are one. An empty list is no
+    prompt at all.
+    """
     if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _list_params(params: Params | Sequence[Params] | None, num_prompts: int) -> list[SamplingParams]:
+def _list_params(
+    params: Params | Sequence[Params] | None, num_prompts: int
+) -> list[SamplingParams]:
     """One SamplingParams per prompt, each asking for the final output alone."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         listed = [SamplingParams.of(params)] * num_prompts
     else:
         listed = [SamplingParams.of(each) for each in params]
     if len(listed) != num_prompts:
-        raise BadRequest(f"There are {len(listed)} sampling_params for {num_prompts} prompts; expected one for each.")
+        raise BadRequest(
+            f"There are {len(listed)} sampling_params for {num_prompts} prompts; expected one for "
+            f"each."
+        )
     return [replace(each, output_kind=OutputKind.FINAL) for each in listed]

@@ -7,7 +7,9 @@ from raydix.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural log-probability of one token at one output position, from raw logits. `rank` counts from 1."""
+    """Natural log-probability of one token at one output position, from raw logits. `rank` counts
+    from 1.
+    """
 
     logprob: float
     rank: int
@@ -18,15 +20,18 @@ class Logprob:
 class CompletionOutput:
     """One generated sequence.
 
-    `token_ids` includes an EOS or stop token that ended it; `text` excludes that token's text and the stop string
-    unless `include_stop_str_in_output`. `logprobs` has one dict per token: token id to Logprob.
+    `token_ids` includes an EOS or stop token that ended it; `text` excludes that token's text and
+    the stop string unless `include_stop_str_in_output`. `logprobs` has one dict per token: token id
+    to Logprob.
     """
 
     index: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    """Sum over the sampled tokens of this output (all of them when cumulative); None without `logprobs`."""
+    """Sum over the sampled tokens of this output (all of them when cumulative); None without
+    `logprobs`.
+    """
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     """`stop`, `length` or `abort`; None while it runs."""
@@ -41,10 +46,14 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Figures of one request. Durations are seconds on the client's monotonic clock; None: not yet known."""
+    """Figures of one request. Durations are seconds on the client's monotonic clock; None: not yet
+    known.
+    """
 
     cached_tokens_by_source: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens by `l1`, `l2`, `l3` and `computed:REASON`; the values sum to the prompt's length."""
+    """Prompt tokens by `l1`, `l2`, `l3` and `computed:REASON`; the values sum to the prompt's
+    length.
+    """
     queued_s: float | None = None
     """Arrival at the Scheduler to first admission, on the Scheduler's clock."""
     time_to_first_token_s: float | None = None
@@ -55,7 +64,9 @@ class RequestMetrics:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One request's output: cumulative, new or final, as its `output_kind` says. Exactly one has `finished`."""
+    """One request's output: cumulative, new or final, as its `output_kind` says. Exactly one has
+    `finished`.
+    """
 
     request_id: RequestId
     prompt: str | None

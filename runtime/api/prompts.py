@@ -32,7 +32,9 @@ class TokenPrompt:
 
 
 def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
-    """Tell text from token ids. Raises BadRequest for any other shape, and for text that is not Unicode."""
+    """Tell text from token ids. Raises BadRequest for any other shape, and for text that is not
+    Unicode.
+    """
     if isinstance(prompt, str):
         return _read_text(prompt)
     if isinstance(prompt, Mapping):
@@ -53,12 +55,16 @@ def is_unicode(text: str) -> bool:
 
 def _read_text(text: str) -> TextPrompt:
     if not is_unicode(text):
-        raise BadRequest("The prompt holds half of a surrogate pair, which is no Unicode text. Remove it.")
+        raise BadRequest(
+            "The prompt holds half of a surrogate pair, which is no Unicode text. Remove it."
+        )
     return TextPrompt(text)
 
 
 def _is_ids(value: object) -> TypeGuard[TokenIds]:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray)
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(
+        value, str | bytes | bytearray
+    )
 
 
 def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
@@ -72,7 +78,8 @@ def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
 
 
 def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) -> Int32Array:
-    """The prompt as an int32 array. Raises BadRequest if it is empty or has an id outside [0, vocab_size).
+    """The prompt as an int32 array. Raises BadRequest if it is empty or has an id outside [0,
+    vocab_size).
 
     Raises PromptTooLong if it leaves no room for one token in `max_model_len`.
     """
@@ -83,14 +90,21 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
     if array.size == 0:
         raise BadRequest("The prompt is empty; expected at least one token.")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise BadRequest(f"The prompt holds {array.dtype} values in {array.ndim} dimensions; expected a list of ints.")
+        raise BadRequest(
+            f"The prompt holds {array.dtype} values in {array.ndim} dimensions; expected a list "
+            f"of ints."
+        )
     lowest, highest = int(array.min()), int(array.max())
     if lowest < 0 or highest >= vocab_size:
         wrong = lowest if lowest < 0 else highest
-        raise BadRequest(f"The prompt has token id {wrong}; expected ids from 0 to {vocab_size - 1}.")
+        raise BadRequest(
+            f"The prompt has token id {wrong}; expected ids from 0 to {vocab_size - 1}."
+        )
     if len(array) >= max_model_len:
         raise PromptTooLong(
-            f"The prompt has {len(array)} tokens; expected at most {max_model_len - 1}, as the model's context is "
-            f"{max_model_len} tokens and one must be left for output. Shorten the prompt or raise model.max_model_len."
+            f"The prompt has {len(array)} tokens; expected at most {max_model_len - 1}, as the "
+            f"model's context is "
+            f"{max_model_len} tokens and one must be left for output. Shorten the prompt or raise "
+            f"model.max_model_len."
         )
     return int32_array(array)

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raydix.errors import BadRequest, DeadlineExceeded, EngineDead, Overloaded, PromptTooLong, RaydixError
+from raydix.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EngineDead,
+    Overloaded,
+    PromptTooLong,
+    RaydixError,
+)
 from raydix.ids import RequestId
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
@@ -39,10 +46,12 @@ class _Output:
 
 
 class RequestStream:
-    """Turns deltas into outputs: detokenises, looks for stop strings, merges what was not taken in time.
+    """Turns deltas into outputs: detokenises, looks for stop strings, merges what was not taken in
+    time.
 
-    Owns: the output of one request as the client knows it. `push` takes deltas, `take` gives the next output; deltas
-    that arrive between two takes come as one output. Exactly one output is finished, unless `failure` is set.
+    Owns: the output of one request as the client knows it. `push` takes deltas, `take` gives the
+    next output; deltas that arrive between two takes come as one output. Exactly one output is
+    finished, unless `failure` is set.
     """
 
     def __init__(self, request: StreamedRequest, tokenizer: Tokenizer | None) -> None:
@@ -51,9 +60,15 @@ class RequestStream:
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = (
-            tokenizer.detokenizer(params.skip_special_tokens) if tokenizer is not None and params.detokenize else None
+            tokenizer.detokenizer(params.skip_special_tokens)
+            if tokenizer is not None and params.detokenize
+            else None
         )
-        self._finder = StopStringFinder(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._finder = (
+            StopStringFinder(params.stop, params.include_stop_str_in_output)
+            if params.stop
+            else None
+        )
         self._output = _Output()
         self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
@@ -76,10 +91,14 @@ class RequestStream:
     @property
     def is_ready(self) -> bool:
         """`take` would give an output, or `failure` is set."""
-        return self.has_ended or (self._has_news and self._params.output_kind is not OutputKind.FINAL)
+        return self.has_ended or (
+            self._has_news and self._params.output_kind is not OutputKind.FINAL
+        )
 
     def push(self, delta: RequestDelta, now_s: float) -> None:
-        """Take in a delta. Ignored once the stream has ended, so that tokens past a stop string are dropped."""
+        """Take in a delta. Ignored once the stream has ended, so that tokens past a stop string are
+        dropped.
+        """
         if self.has_ended:
             return
         if delta.cached_tokens_by_source is not None:
@@ -116,18 +135,31 @@ class RequestStream:
             return
         self._append_tokens(token_ids, delta.logprobs)
         if self._detokenizer is not None:
-            ends_by_token = delta.finished is FinishReason.STOP and token_ids[-1] in self._request.ending_token_ids
-            shown = token_ids[:-1] if ends_by_token and not self._params.include_stop_str_in_output else token_ids
+            ends_by_token = (
+                delta.finished is FinishReason.STOP
+                and token_ids[-1] in self._request.ending_token_ids
+            )
+            shown = (
+                token_ids[:-1]
+                if ends_by_token and not self._params.include_stop_str_in_output
+                else token_ids
+            )
             self._output.text += self._detokenizer.push(shown)
 
     def _append_until_stop_string(self, token_ids: list[int], delta: RequestDelta) -> None:
-        """One by one: the output ends with the token that completes a stop string, however the deltas were merged."""
+        """One by one: the output ends with the token that completes a stop string, however the
+        deltas were merged.
+        """
         assert self._detokenizer is not None, "stop strings are refused without text"
         assert self._finder is not None, "the caller checked"
         last = len(token_ids) - 1
         for i, token_id in enumerate(token_ids):
             self._append_tokens([token_id], delta.logprobs[i : i + 1])
-            is_ending = i == last and delta.finished is FinishReason.STOP and token_id in self._request.ending_token_ids
+            is_ending = (
+                i == last
+                and delta.finished is FinishReason.STOP
+                and token_id in self._request.ending_token_ids
+            )
             if is_ending and not self._params.include_stop_str_in_output:
                 return
             text = self._detokenizer.push([token_id])
@@ -139,7 +171,9 @@ class RequestStream:
                 self._finish_by_stop_string(self._finder.matched)
                 return
 
-    def _append_tokens(self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
+    def _append_tokens(
+        self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> None:
         self._output.token_ids += token_ids
         self._has_news = True
         if self._params.logprobs is not None:
@@ -152,7 +186,9 @@ class RequestStream:
         self._output.logprobs.append(
             {
                 token_id: Logprob(logprob, rank, self._decode_one(token_id))
-                for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True)
+                for token_id, logprob, rank in zip(
+                    entry.token_ids, entry.logprobs, entry.ranks, strict=True
+                )
             }
         )
 
@@ -169,7 +205,11 @@ class RequestStream:
         self._finish_reason = reason
         self._has_news = True
         token_ids = self._output.token_ids
-        if reason is FinishReason.STOP and token_ids and token_ids[-1] in self._params.stop_token_ids:
+        if (
+            reason is FinishReason.STOP
+            and token_ids
+            and token_ids[-1] in self._params.stop_token_ids
+        ):
             self._stop_reason = token_ids[-1]
 
     def _flush_text(self, text: str) -> None:
@@ -177,7 +217,9 @@ class RequestStream:
             self._output.text += text
             return
         is_checked = len(self._output.token_ids) > self._params.min_tokens
-        self._output.text += self._finder.push(text) if is_checked else self._finder.push_unchecked(text)
+        self._output.text += (
+            self._finder.push(text) if is_checked else self._finder.push_unchecked(text)
+        )
         if self._finder.matched is not None:
             self._finish_by_stop_string(self._finder.matched)
         else:
@@ -194,7 +236,9 @@ class RequestStream:
         self._metrics = RequestMetrics(
             cached_tokens_by_source=by_source,
             queued_s=delta.queued_s,
-            time_to_first_token_s=now_s - self._request.submitted_s if len(delta.token_ids) else None,
+            time_to_first_token_s=now_s - self._request.submitted_s
+            if len(delta.token_ids)
+            else None,
         )
 
     def _note_end(self, now_s: float) -> None:
@@ -224,7 +268,9 @@ class RequestStream:
         delta = CompletionOutput(
             text=output.text[output.num_taken_characters :],
             token_ids=output.token_ids[output.num_taken_tokens :],
-            cumulative_logprob=output.cumulative_logprob - output.taken_logprob if has_logprobs else None,
+            cumulative_logprob=output.cumulative_logprob - output.taken_logprob
+            if has_logprobs
+            else None,
             logprobs=output.logprobs[output.num_taken_tokens :] if has_logprobs else None,
             finish_reason=self._finish_reason.value if self._finish_reason is not None else None,
             stop_reason=self._stop_reason,

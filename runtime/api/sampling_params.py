@@ -17,8 +17,22 @@ MAX_LOGPROBS = 20
 _MAX_TEMPERATURE = 1e6
 _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
-    ["allowed_token_ids", "bad_words", "best_of", "beam_width", "extra_args", "flat_logprobs", "guided_decoding"]
-    + ["logit_bias", "logits_processors", "prompt_logprobs", "response_format", "structured_outputs"]
+    [
+        "allowed_token_ids",
+        "bad_words",
+        "best_of",
+        "beam_width",
+        "extra_args",
+        "flat_logprobs",
+        "guided_decoding",
+    ]
+    + [
+        "logit_bias",
+        "logits_processors",
+        "prompt_logprobs",
+        "response_format",
+        "structured_outputs",
+    ]
     + ["truncate_prompt_tokens", "use_beam_search"]
 )
 
@@ -33,11 +47,12 @@ class OutputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one request, with vLLM's names and meanings. Raises BadRequest for what cannot be honoured.
+    """Sampling of one request, with vLLM's names and meanings. Raises BadRequest for what cannot be
+    honoured.
 
-    `max_new_tokens` is another name for `max_tokens`. The noise of output token i depends on `seed` and i alone;
-    without a seed the client draws one per request. Penalties: repetition counts prompt and output, presence and
-    frequency count output alone.
+    `max_new_tokens` is another name for `max_tokens`. The noise of output token i depends on `seed`
+    and i alone; without a seed the client draws one per request. Penalties: repetition counts
+    prompt and output, presence and frequency count output alone.
     """
 
     n: int = 1
@@ -54,7 +69,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop: Sequence[str] = ()
-    """One string or several that end the output; kept as a tuple. The text ends before the match."""
+    """One string or several that end the output; kept as a tuple. The text ends before the match.
+    """
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     """Keep the matched stop string, or the text of the stopping token, in the text."""
@@ -63,8 +79,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """None: the rest of the model's context."""
     min_tokens: int = 0
-    """Before this many output tokens EOS (under `ignore_eos`, too) and stop ids are not sampled, and stop strings have
-    no effect."""
+    """Before this many output tokens EOS (under `ignore_eos`, too) and stop ids are not sampled,
+    and stop strings have no effect."""
     logprobs: int | None = None
     """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
     detokenize: bool = True
@@ -73,7 +89,9 @@ class SamplingParams:
     max_new_tokens: InitVar[int | None] = None
 
     def __new__(cls, **values: Any) -> Self:
-        """Refuse unknown names here: the generated `__init__` would raise a TypeError without the nearest name."""
+        """Refuse unknown names here: the generated `__init__` would raise a TypeError without the
+        nearest name.
+        """
         _refuse_unknown_names(values)
         return object.__new__(cls)
 
@@ -89,17 +107,24 @@ class SamplingParams:
 
     @classmethod
     def of(cls, value: "SamplingParams | Mapping[str, Any] | None") -> "SamplingParams":
-        """`value` itself, or the parameters that a mapping (by name) or None (all defaults) stands for."""
+        """`value` itself, or the parameters that a mapping (by name) or None (all defaults) stands
+        for.
+        """
         if value is None:
             return cls()
         if isinstance(value, SamplingParams):
             return value
         if isinstance(value, Mapping):
             return cls(**value)
-        raise BadRequest(f"sampling_params is a {type(value).__name__}; expected a SamplingParams, a dict or None.")
+        raise BadRequest(
+            f"sampling_params is a {type(value).__name__}; expected a SamplingParams, a dict or "
+            f"None."
+        )
 
     def ending_token_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """The ids that end this request's output: `stop_token_ids`, and EOS unless ignored. Sorted, without repeats."""
+        """The ids that end this request's output: `stop_token_ids`, and EOS unless ignored. Sorted,
+        without repeats.
+        """
         return tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}))
 
     def to_device(self, eos_token_ids: Iterable[int], seed: int) -> DeviceSampling:
@@ -114,15 +139,19 @@ class SamplingParams:
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             min_tokens=self.min_tokens,
-            # Those that would end the output, and EOS if that is ignored, too: as vLLM and transformers do.
-            masked_until_min_tokens=tuple(sorted({*self.stop_token_ids, *eos_token_ids})) if self.min_tokens else (),
+            # Those that would end the output, and EOS if that is ignored, too: as vLLM and
+            # transformers do.
+            masked_until_min_tokens=tuple(sorted({*self.stop_token_ids, *eos_token_ids}))
+            if self.min_tokens
+            else (),
             num_logprobs=self.logprobs,
         )
 
     def _adopt_max_new_tokens(self, max_new_tokens: int) -> None:
         if self.max_tokens is not None and self.max_tokens != max_new_tokens:
             raise BadRequest(
-                f"max_tokens is {self.max_tokens!r} and max_new_tokens is {max_new_tokens!r}; they name one limit. "
+                f"max_tokens is {self.max_tokens!r} and max_new_tokens is {max_new_tokens!r}; "
+                f"they name one limit. "
                 "Set one of them."
             )
         object.__setattr__(self, "max_tokens", max_new_tokens)
@@ -130,7 +159,11 @@ class SamplingParams:
     def _check_types(self) -> None:
         for name, number in (("n", self.n), ("top_k", self.top_k), ("min_tokens", self.min_tokens)):
             _require(_is_int(number), name, number, "a whole number")
-        for name, limit in (("seed", self.seed), ("max_tokens", self.max_tokens), ("logprobs", self.logprobs)):
+        for name, limit in (
+            ("seed", self.seed),
+            ("max_tokens", self.max_tokens),
+            ("logprobs", self.logprobs),
+        ):
             _require(limit is None or _is_int(limit), name, limit, "a whole number or None")
         for name, real in (
             ("temperature", self.temperature),
@@ -140,7 +173,9 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ):
-            is_finite = isinstance(real, Real) and not isinstance(real, bool) and math.isfinite(real)
+            is_finite = (
+                isinstance(real, Real) and not isinstance(real, bool) and math.isfinite(real)
+            )
             _require(is_finite, name, real, "a finite number")
         for name, switch in (
             ("include_stop_str_in_output", self.include_stop_str_in_output),
@@ -151,35 +186,79 @@ class SamplingParams:
             _require(isinstance(switch, bool), name, switch, "True or False")
 
     def _check_ranges(self) -> None:
-        _require(self.n == 1, "n", self.n, "1. Send one request per sample; they share the prompt's pages")
+        _require(
+            self.n == 1,
+            "n",
+            self.n,
+            "1. Send one request per sample; they share the prompt's pages",
+        )
         is_temperature = 0 <= self.temperature <= _MAX_TEMPERATURE
-        _require(is_temperature, "temperature", self.temperature, f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}")
-        _require(-1 <= self.top_k <= _MAX_INT32, "top_k", self.top_k, "1 or more, or 0 or -1 to keep all tokens")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens")
+        _require(
+            is_temperature,
+            "temperature",
+            self.temperature,
+            f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}",
+        )
+        _require(
+            -1 <= self.top_k <= _MAX_INT32,
+            "top_k",
+            self.top_k,
+            "1 or more, or 0 or -1 to keep all tokens",
+        )
+        _require(
+            0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens"
+        )
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
         is_penalty = _MIN_REPETITION <= self.repetition_penalty <= _MAX_REPETITION
         limits = f"a number in [{_MIN_REPETITION:g}, {_MAX_REPETITION:g}]. Set 1 for none"
         _require(is_penalty, "repetition_penalty", self.repetition_penalty, limits)
-        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "a number in [-2, 2]")
-        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "a number in [-2, 2]")
+        _require(
+            -2 <= self.presence_penalty <= 2,
+            "presence_penalty",
+            self.presence_penalty,
+            "a number in [-2, 2]",
+        )
+        _require(
+            -2 <= self.frequency_penalty <= 2,
+            "frequency_penalty",
+            self.frequency_penalty,
+            "a number in [-2, 2]",
+        )
         if self.seed is not None:
-            _require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1. Leave it out for a random one")
+            _require(
+                0 <= self.seed < 2**63,
+                "seed",
+                self.seed,
+                "0 to 2**63 - 1. Leave it out for a random one",
+            )
         if self.max_tokens is not None:
             is_limit = 1 <= self.max_tokens < 2**63
-            _require(is_limit, "max_tokens", self.max_tokens, "1 or more. Set None for the rest of the context")
+            _require(
+                is_limit,
+                "max_tokens",
+                self.max_tokens,
+                "1 or more. Set None for the rest of the context",
+            )
         _require(0 <= self.min_tokens <= _MAX_INT32, "min_tokens", self.min_tokens, "0 or more")
         if self.logprobs is not None:
-            _require(0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", self.logprobs, f"None or 0 to {MAX_LOGPROBS}")
+            _require(
+                0 <= self.logprobs <= MAX_LOGPROBS,
+                "logprobs",
+                self.logprobs,
+                f"None or 0 to {MAX_LOGPROBS}",
+            )
 
     def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
-                f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}; expected min_tokens <= "
+                f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}; expected "
+                f"min_tokens <= "
                 "max_tokens. Raise max_tokens or lower min_tokens."
             )
         if self.stop and not self.detokenize:
             raise BadRequest(
-                f"stop is {list(self.stop)} and detokenize is False; stop strings are looked for in the text. "
+                f"stop is {list(self.stop)} and detokenize is False; stop strings are looked for "
+                f"in the text. "
                 "Set detokenize=True or use stop_token_ids."
             )
 
@@ -192,9 +271,15 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
         if name in _VALID_NAMES:
             continue
         if name in _NAMES_OF_VLLM_NOT_SUPPORTED:
-            raise BadRequest(f"The sampling parameter {name!r} is not supported by this version. Leave it out.")
+            raise BadRequest(
+                f"The sampling parameter {name!r} is not supported by this version. Leave it out."
+            )
         nearest = difflib.get_close_matches(str(name), _VALID_NAMES, n=1, cutoff=0.5)
-        advice = f"Did you mean {nearest[0]!r}?" if nearest else f"Use one of {', '.join(sorted(_VALID_NAMES))}."
+        advice = (
+            f"Did you mean {nearest[0]!r}?"
+            if nearest
+            else f"Use one of {', '.join(sorted(_VALID_NAMES))}."
+        )
         raise BadRequest(f"{name!r} is no sampling parameter. {advice}")
 
 
@@ -208,7 +293,9 @@ def _is_int(value: object) -> bool:
 
 
 def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    _require(stop is None or isinstance(stop, Iterable), "stop", stop, "a str, a list of them, or None")
+    _require(
+        stop is None or isinstance(stop, Iterable), "stop", stop, "a str, a list of them, or None"
+    )
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     for each in strings:
         _require(isinstance(each, str) and each != "", "stop", list(strings), "non-empty strings")
@@ -216,10 +303,20 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
-    _require(token_ids is None or isinstance(token_ids, Iterable), "stop_token_ids", token_ids, "a list of token ids")
+    _require(
+        token_ids is None or isinstance(token_ids, Iterable),
+        "stop_token_ids",
+        token_ids,
+        "a list of token ids",
+    )
     ids = () if token_ids is None else tuple(token_ids)
     for each in ids:
-        _require(_is_int(each) and each >= 0, "stop_token_ids", list(ids), "token ids, which are whole numbers from 0")
+        _require(
+            _is_int(each) and each >= 0,
+            "stop_token_ids",
+            list(ids),
+            "token ids, which are whole numbers from 0",
+        )
     return tuple(int(each) for each in ids)
 
 
@@ -227,4 +324,6 @@ def _output_kind(kind: str) -> OutputKind:
     try:
         return OutputKind(kind)
     except ValueError as error:
-        raise BadRequest(f"output_kind is {kind!r}; expected one of {', '.join(OutputKind)}.") from error
+        raise BadRequest(
+            f"output_kind is {kind!r}; expected one of {', '.join(OutputKind)}."
+        ) from error

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 class StopStringFinder:
     """Passes text on, but holds back any end of it that may be the beginning of a stop string.
 
-    The match that is complete first wins, the longest of those that end together, so that the result does not depend
-    on how the text was cut into pieces.
+    The match that is complete first wins, the longest of those that end together, so that the
+    result does not depend on how the text was cut into pieces.
     """
 
     def __init__(self, stop_strings: Sequence[str], keeps_match: bool) -> None:
@@ -19,7 +19,9 @@ class StopStringFinder:
         """The stop string that was found; nothing is released after it."""
 
     def push(self, text: str) -> str:
-        """Take the next piece; return what may be shown. Sets `matched` if a stop string ends within this piece."""
+        """Take the next piece; return what may be shown. Sets `matched` if a stop string ends
+        within this piece.
+        """
         buffer = self._held + text
         best: tuple[int, int, str] | None = None
         for each in self._stop_strings:

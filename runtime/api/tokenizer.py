@@ -1,4 +1,6 @@
-"""A checkpoint's tokenizer and chat template. `transformers` is imported when one is loaded, which takes seconds."""
+"""A checkpoint's tokenizer and chat template. `transformers` is imported when one is loaded, which
+takes seconds.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,10 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer | None":
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise CheckpointError(
-            f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {error}). Expected the files that "
-            "transformers' save_pretrained writes. Repair them, or remove them to work with token ids alone."
+            f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {error}). "
+            f"Expected the files that "
+            "transformers' save_pretrained writes. Repair them, or remove them to work with token "
+            "ids alone."
         ) from error
     return Tokenizer(loaded)
 
@@ -33,7 +37,8 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer | None":
 class Tokenizer:
     """Text to ids and back. All methods may be called from several threads.
 
-    `decode` never applies `clean_up_tokenization_spaces`, which would change text that was already streamed.
+    `decode` never applies `clean_up_tokenization_spaces`, which would change text that was already
+    streamed.
     """
 
     def __init__(self, wrapped: Any) -> None:
@@ -41,8 +46,12 @@ class Tokenizer:
         from tokenizers import decoders
 
         self._wrapped = wrapped
-        self._special_ids = frozenset(i for i, added in wrapped.added_tokens_decoder.items() if added.special)
-        self._is_byte_level = wrapped.is_fast and isinstance(wrapped.backend_tokenizer.decoder, decoders.ByteLevel)
+        self._special_ids = frozenset(
+            i for i, added in wrapped.added_tokens_decoder.items() if added.special
+        )
+        self._is_byte_level = wrapped.is_fast and isinstance(
+            wrapped.backend_tokenizer.decoder, decoders.ByteLevel
+        )
         vocabulary = {} if self._is_byte_level else wrapped.get_vocab()
         names = (f"<0x{byte:02X}>" for byte in range(256))
         self._byte_token_ids = frozenset(vocabulary[name] for name in names if name in vocabulary)
@@ -54,16 +63,23 @@ class Tokenizer:
         """Ids of a prompt, with the special tokens that the checkpoint puts around one."""
         return list(self._wrapped.encode(text, verbose=False))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
-        """Ids of a conversation under the chat template. Raises BadRequest if there is none or it refuses.
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
+    ) -> list[int]:
+        """Ids of a conversation under the chat template. Raises BadRequest if there is none or it
+        refuses.
 
-        `template_arguments` go to transformers' `apply_chat_template`: `tools`, `add_generation_prompt` (True unless
-        given), `enable_thinking` and whatever else the template knows.
+        `template_arguments` go to transformers' `apply_chat_template`: `tools`,
+        `add_generation_prompt` (True unless given), `enable_thinking` and whatever else the
+        template knows.
         """
         from jinja2 import TemplateError
 
         if self._wrapped.chat_template is None:
-            raise BadRequest("This checkpoint has no chat template; chat needs one. Pass a prompt to generate instead.")
+            raise BadRequest(
+                "This checkpoint has no chat template; chat needs one. Pass a prompt to generate "
+                "instead."
+            )
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
             text = self._wrapped.apply_chat_template([dict(each) for each in messages], **options)
@@ -75,18 +91,25 @@ class Tokenizer:
         """Text of all `token_ids` at once. Ids that the tokenizer does not know have no text."""
         text: str
         if self._wrapped.is_fast:
-            # The same as below at a third of the time, which the window detokenizer spends twice per token.
-            text = self._wrapped.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            # The same as below at a third of the time, which the window detokenizer spends twice
+            # per token.
+            text = self._wrapped.backend_tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens
+            )
         else:
             text = self._wrapped.decode(
-                list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
             )
         return text
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         """A new incremental detokenizer, for one request."""
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self._token_bytes_but_special if skip_special_tokens else self._token_bytes)
+            return ByteLevelDetokenizer(
+                self._token_bytes_but_special if skip_special_tokens else self._token_bytes
+            )
         decode = functools.partial(self.decode, skip_special_tokens=skip_special_tokens)
         word_ids = self._word_ids_but_special if skip_special_tokens else self._word_ids
         return WindowDetokenizer(decode, self._byte_token_ids, word_ids)
@@ -103,7 +126,9 @@ class Tokenizer:
 
 
 def _bytes_of_name(name: str) -> bytes:
-    """Undo the byte-level alphabet. As in the tokenizers library, a name with any other character stands for itself."""
+    """Undo the byte-level alphabet. As in the tokenizers library, a name with any other character
+    stands for itself.
+    """
     alphabet = _byte_level_alphabet()
     if all(character in alphabet for character in name):
         return bytes(alphabet[character] for character in name)
@@ -112,7 +137,15 @@ def _bytes_of_name(name: str) -> bytes:
 
 @functools.cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character to byte: GPT-2 shows printable Latin-1 bytes as themselves and the others from U+0100 on."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """Character to byte: GPT-2 shows printable Latin-1 bytes as themselves and the others from
+    U+0100 on.
+    """
+    shown = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in shown} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }

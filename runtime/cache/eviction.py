@@ -1,4 +1,6 @@
-"""Which leaf of a radix tree goes first: one key function per policy, and the order that they put leaves in."""
+"""Which leaf of a radix tree goes first: one key function per policy, and the order that they put
+leaves in.
+"""
 
 from collections.abc import Callable, Iterator, Set
 
@@ -130,12 +132,16 @@ class EvictionOrder:
                 place = (node.eviction_key, node.ticket, node.is_inspected)
                 if place != (key, ticket, is_inspected):
                     raise AccountingError(
-                        f"a leaf of {node.num_pages} pages disagrees with its place in the eviction order"
+                        f"a leaf of {node.num_pages} pages disagrees with its place in the "
+                        f"eviction order"
                     )
 
         found = {node for _, _, node in (*self._inspected, *self._others)}
         if found != leaves:
-            raise AccountingError(f"the eviction order holds {len(found)} leaves; expected {len(leaves)} unlocked ones")
+            raise AccountingError(
+                f"the eviction order holds {len(found)} leaves; expected {len(leaves)} unlocked "
+                f"ones"
+            )
 
         num_found = sum(node.num_pages for _, _, node in self._inspected)
         num_counted = self.num_inspected_pages

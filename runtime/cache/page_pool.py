@@ -1,4 +1,6 @@
-"""The pages of one GPU pool, with the quarantine that keeps a released page from being reused too early."""
+"""The pages of one GPU pool, with the quarantine that keeps a released page from being reused too
+early.
+"""
 
 import heapq
 from enum import IntEnum
@@ -24,8 +26,9 @@ class PageState(IntEnum):
 class PagePool:
     """Owns: which pages of one GPU pool are free, in use or quarantined.
 
-    Page ids run from 1 to `num_pages`; page 0 is the padding page and is never handed out. A released page is handed
-    out again only once every step sent before its release is acknowledged and no transfer in flight names it.
+    Page ids run from 1 to `num_pages`; page 0 is the padding page and is never handed out. A
+    released page is handed out again only once every step sent before its release is acknowledged
+    and no transfer in flight names it.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -34,11 +37,17 @@ class PagePool:
         self.num_pages = num_pages
         self.num_free = num_pages
         self.num_quarantined = 0
-        self._free = np.arange(num_pages, 0, -1, dtype=np.int32)  # a stack: the free ids are _free[:num_free]
+        self._free = np.arange(
+            num_pages, 0, -1, dtype=np.int32
+        )  # a stack: the free ids are _free[:num_free]
         self._states: NDArray[np.uint8] = np.zeros(num_pages + 1, dtype=np.uint8)
         self._num_holds: NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
-        self._order: NDArray[np.int64] = np.zeros(num_pages + 1, dtype=np.int64)  # scratch of _has_duplicates
-        self._quarantine: list[tuple[int, int, Int32Array]] = []  # heap of (after_step, serial, page ids)
+        self._order: NDArray[np.int64] = np.zeros(
+            num_pages + 1, dtype=np.int64
+        )  # scratch of _has_duplicates
+        self._quarantine: list[
+            tuple[int, int, Int32Array]
+        ] = []  # heap of (after_step, serial, page ids)
         self._num_releases = 0
         self._acknowledged_step = -1
 
@@ -65,7 +74,8 @@ class PagePool:
         return page_ids
 
     def release(self, page_ids: Int32Array, *, after_step: int) -> None:
-        """Give pages back. They are free again once `after_step`, the last step sent so far, is acknowledged.
+        """Give pages back. They are free again once `after_step`, the last step sent so far, is
+        acknowledged.
 
         Raises AccountingError, and changes nothing, if a page is not in use or is named twice.
         """
@@ -81,7 +91,8 @@ class PagePool:
         heapq.heappush(self._quarantine, (after_step, self._num_releases, page_ids.copy()))
 
     def hold(self, page_ids: Int32Array) -> None:
-        """A load or backup in flight names these pages: a release does not free them before `unhold`. Counted.
+        """A load or backup in flight names these pages: a release does not free them before
+        `unhold`. Counted.
 
         Raises AccountingError, and changes nothing, if a page is not in use.
         """
@@ -89,29 +100,39 @@ class PagePool:
         np.add.at(self._num_holds, page_ids, 1)
 
     def unhold(self, page_ids: Int32Array) -> None:
-        """End one hold of each page. Raises AccountingError, and changes nothing, if a page is not held so often."""
+        """End one hold of each page. Raises AccountingError, and changes nothing, if a page is not
+        held so often.
+        """
         np.subtract.at(self._num_holds, page_ids, 1)
         if len(page_ids) and int(self._num_holds[page_ids].min()) < 0:
             np.add.at(self._num_holds, page_ids, 1)
             raise AccountingError(f"pages are not held that are to be unheld: {page_ids.tolist()}")
-        settled = page_ids[(self._num_holds[page_ids] == 0) & (self._states[page_ids] == PageState.SETTLED)]
+        settled = page_ids[
+            (self._num_holds[page_ids] == 0) & (self._states[page_ids] == PageState.SETTLED)
+        ]
         if len(settled):
             self._free_pages(np.unique(settled))
 
     def settle(self, acknowledged_step: int) -> None:
-        """Every rank of the lane has acknowledged every step up to this one. An older step changes nothing."""
+        """Every rank of the lane has acknowledged every step up to this one. An older step changes
+        nothing.
+        """
         self._acknowledged_step = max(self._acknowledged_step, acknowledged_step)
         while self._quarantine and self._quarantine[0][0] <= self._acknowledged_step:
             self._end_quarantine(heapq.heappop(self._quarantine)[2])
 
     def check(self) -> None:
-        """Raise AccountingError, with the figures, unless every page is in exactly one state and all counts agree."""
+        """Raise AccountingError, with the figures, unless every page is in exactly one state and
+        all counts agree.
+        """
         counts = np.bincount(self._states[1:], minlength=len(PageState))
         num_queued = sum(len(page_ids) for _, _, page_ids in self._quarantine)
         waiting = int(counts[PageState.QUARANTINED] + counts[PageState.SETTLED])
         figures = (
-            f"{self.num_pages} pages: {self.num_free} free, {self.num_used} used, {self.num_quarantined} quarantined; "
-            f"states say {counts.tolist()} (free, used, quarantined, settled), the queue {num_queued}"
+            f"{self.num_pages} pages: {self.num_free} free, {self.num_used} used, "
+            f"{self.num_quarantined} quarantined; "
+            f"states say {counts.tolist()} (free, used, quarantined, settled), the queue "
+            f"{num_queued}"
         )
         if (counts[PageState.FREE], counts[PageState.USED], waiting) != (
             self.num_free,
@@ -122,8 +143,14 @@ class PagePool:
         if num_queued != counts[PageState.QUARANTINED]:
             raise AccountingError(f"the quarantine queue disagrees with page states: {figures}")
         free = self._free[: self.num_free]
-        if len(np.unique(free)) != self.num_free or (self._states[free] != PageState.FREE).any() or (free < 1).any():
-            raise AccountingError(f"the free list holds pages twice or pages that are not free: {figures}")
+        if (
+            len(np.unique(free)) != self.num_free
+            or (self._states[free] != PageState.FREE).any()
+            or (free < 1).any()
+        ):
+            raise AccountingError(
+                f"the free list holds pages twice or pages that are not free: {figures}"
+            )
         held_states = self._states[self._num_holds > 0]
         if self._num_holds.min() < 0 or (held_states == PageState.FREE).any():
             raise AccountingError(f"free pages are held, or hold counts are negative: {figures}")
@@ -134,11 +161,15 @@ class PagePool:
         if not len(page_ids):
             return
         if page_ids.min() < 1 or page_ids.max() > self.num_pages:
-            raise AccountingError(f"pages {verb} are outside 1..{self.num_pages}: {page_ids.tolist()}")
+            raise AccountingError(
+                f"pages {verb} are outside 1..{self.num_pages}: {page_ids.tolist()}"
+            )
         wrong = page_ids[self._states[page_ids] != PageState.USED]
         if len(wrong):
             states = [PageState(state).name for state in self._states[wrong]]
-            raise AccountingError(f"pages {verb} are not in use: {dict(zip(wrong.tolist(), states, strict=True))}")
+            raise AccountingError(
+                f"pages {verb} are not in use: {dict(zip(wrong.tolist(), states, strict=True))}"
+            )
 
     def _has_duplicates(self, page_ids: Int32Array) -> bool:
         order = np.arange(len(page_ids))

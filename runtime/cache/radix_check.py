@@ -8,12 +8,20 @@ from raydix.runtime.cache.radix_node import RadixNode
 from raydix.runtime.messages.host import KEY_BYTES
 
 
-def collect_nodes(roots: Mapping[PageKey, RadixNode], page_bytes: int, num_groups: int) -> list[RadixNode]:
+def collect_nodes(
+    roots: Mapping[PageKey, RadixNode], page_bytes: int, num_groups: int
+) -> list[RadixNode]:
     """All nodes but the roots. Raises AccountingError unless they form trees and share no page."""
     nodes: list[RadixNode] = []
     for identity, root in roots.items():
-        if root.keys != identity or root.parent is not None or not (root.children or root.num_locks):
-            raise AccountingError(f"root {identity.hex()} is misplaced, or has neither children nor locks")
+        if (
+            root.keys != identity
+            or root.parent is not None
+            or not (root.children or root.num_locks)
+        ):
+            raise AccountingError(
+                f"root {identity.hex()} is misplaced, or has neither children nor locks"
+            )
         pending = [root]
         while pending:
             node = pending.pop()
@@ -23,7 +31,9 @@ def collect_nodes(roots: Mapping[PageKey, RadixNode], page_bytes: int, num_group
     for group in range(num_groups):
         page_ids = [page_id for node in nodes for page_id in node.page_ids[group].tolist()]
         if len(set(page_ids)) != len(page_ids) or 0 in page_ids:
-            raise AccountingError(f"group {group}: a page is cached twice, or the padding page is cached")
+            raise AccountingError(
+                f"group {group}: a page is cached twice, or the padding page is cached"
+            )
     return nodes
 
 
@@ -33,9 +43,14 @@ def check_node(node: RadixNode, page_bytes: int, num_groups: int) -> None:
         lengths = [len(ids) for ids in node.page_ids]
         num_bytes = (len(node.edge), len(node.keys))
         expected_bytes = (node.num_pages * page_bytes, node.num_pages * KEY_BYTES)
-        if node.num_pages < 1 or lengths != [node.num_pages] * num_groups or num_bytes != expected_bytes:
+        if (
+            node.num_pages < 1
+            or lengths != [node.num_pages] * num_groups
+            or num_bytes != expected_bytes
+        ):
             raise AccountingError(
-                f"pages [{node.start}, {node.end}) of a node have page ids {lengths}, token and key bytes {num_bytes}"
+                f"pages [{node.start}, {node.end}) of a node have page ids {lengths}, token and "
+                f"key bytes {num_bytes}"
             )
     children = node.children.values()
     num_child_locks = sum(child.num_locks for child in children)
@@ -44,6 +59,10 @@ def check_node(node: RadixNode, page_bytes: int, num_groups: int) -> None:
     for first_page, child in node.children.items():
         is_keyed = child.first_page is first_page and child.edge[:page_bytes] == first_page
         if child.parent is not node or child.start != node.end or not is_keyed:
-            raise AccountingError(f"the child at page {child.start} of a node that ends at {node.end} is misplaced")
+            raise AccountingError(
+                f"the child at page {child.start} of a node that ends at {node.end} is misplaced"
+            )
         if node.parent is not None and node.priority > child.priority:
-            raise AccountingError(f"a prefix has priority {node.priority}, more important {child.priority} follows it")
+            raise AccountingError(
+                f"a prefix has priority {node.priority}, more important {child.priority} follows it"
+            )

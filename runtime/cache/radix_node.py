@@ -15,7 +15,9 @@ EvictionKey = float | tuple[float, float]
 
 
 class Segment(Enum):
-    """Which part of a request filled a page. A node holds one kind, so that outputs are evicted before prompts."""
+    """Which part of a request filled a page. A node holds one kind, so that outputs are evicted
+    before prompts.
+    """
 
     PROMPT = "prompt"
     OUTPUT = "output"
@@ -41,7 +43,8 @@ class Victim:
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """Pages [start, end) of all chains through it. Arrays and bytes are replaced, never changed in place.
+    """Pages [start, end) of all chains through it. Arrays and bytes are replaced, never changed in
+    place.
 
     A root has no parent and no pages; its `keys` is the identity that its chains start from.
     """
@@ -50,7 +53,9 @@ class RadixNode:
     edge: bytes
     """Packed tokens of the node's pages."""
     first_page: bytes
-    """Those of its first page: the very object that is its key in `parent.children`; empty at a root."""
+    """Those of its first page: the very object that is its key in `parent.children`; empty at a
+    root.
+    """
     page_ids: tuple[Int32Array, ...]
     """Per KV group, one id per page, read-only."""
     keys: bytes
@@ -71,7 +76,8 @@ class RadixNode:
     is_inspected: bool = False
     """Whether it was handed out there for a look ahead."""
     is_cut: bool = False
-    """Whether it has lost pages of its end. It then grows no more: a match of them stays refused."""
+    """Whether it has lost pages of its end. It then grows no more: a match of them stays refused.
+    """
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
     """By the packed tokens of their first page."""
 
@@ -87,14 +93,18 @@ class RadixNode:
 
 
 def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_bytes: int) -> int:
-    """Leading pages of `edge` that `packed_tokens` also has from byte `offset`; the first page is known to agree."""
+    """Leading pages of `edge` that `packed_tokens` also has from byte `offset`; the first page is
+    known to agree.
+    """
     if packed_tokens.startswith(edge, offset):
         return len(edge) // page_bytes
     view = memoryview(edge)
     low, high = 1, min(len(edge), len(packed_tokens) - offset) // page_bytes
     while low < high:
         middle = (low + high + 1) // 2
-        if packed_tokens.startswith(view[low * page_bytes : middle * page_bytes], offset + low * page_bytes):
+        if packed_tokens.startswith(
+            view[low * page_bytes : middle * page_bytes], offset + low * page_bytes
+        ):
             low = middle
         else:
             high = middle - 1
@@ -143,7 +153,9 @@ def new_root(identity: PageKey, num_groups: int, now_s: float) -> RadixNode:
 
 
 def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
-    """Move the pages of `node` before `end` into a new node above it, with the same history and locks; return that."""
+    """Move the pages of `node` before `end` into a new node above it, with the same history and
+    locks; return that.
+    """
     assert node.parent is not None, "a root has no pages to split"
     num_upper = end - node.start
     num_bytes = num_upper * page_bytes
@@ -177,7 +189,9 @@ def cut_tail(node: RadixNode, num_pages: int, page_bytes: int) -> Victim:
     """Take the last `num_pages` pages off a leaf that keeps some."""
     num_kept = node.num_pages - num_pages
     assert num_kept > 0, "a leaf without pages is removed"
-    tail = Victim(tuple([ids[num_kept:] for ids in node.page_ids]), node.keys[num_kept * KEY_BYTES :])
+    tail = Victim(
+        tuple([ids[num_kept:] for ids in node.page_ids]), node.keys[num_kept * KEY_BYTES :]
+    )
 
     node.edge = node.edge[: num_kept * page_bytes]
     node.page_ids = tuple([ids[:num_kept] for ids in node.page_ids])

@@ -1,7 +1,8 @@
 """The prefix index of one L1: a radix tree of page-granular runs, one root per identity.
 
-Only leaves are evicted, so a chain loses its tail before its head. A split makes a new upper node and leaves the lower
-one in place: locks and matches name the node where they end, which a split therefore never moves.
+Only leaves are evicted, so a chain loses its tail before its head. A split makes a new upper node
+and leaves the lower one in place: locks and matches name the node where they end, which a split
+therefore never moves.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from raydix.runtime.messages.host import KEY_BYTES
 
 @dataclass(slots=True)
 class Match:
-    """The longest cached prefix of a token run. Holds nothing: lock it before anything else is inserted or evicted."""
+    """The longest cached prefix of a token run. Holds nothing: lock it before anything else is
+    inserted or evicted.
+    """
 
     num_pages: int
     page_ids: tuple[Int32Array, ...]
@@ -46,7 +49,8 @@ class Lock:
 class Insertion:
     """What the tree now holds for an inserted span.
 
-    Where `page_ids` differ from those given, the given page is a duplicate and stays the caller's to release.
+    Where `page_ids` differ from those given, the given page is a duplicate and stays the caller's
+    to release.
     """
 
     page_ids: tuple[Int32Array, ...]
@@ -63,7 +67,9 @@ class RadixTree:
 
     def __init__(self, *, page_size: int, num_groups: int = 1, eviction: str = "lru") -> None:
         if eviction not in EVICTION_POLICIES:
-            raise ValueError(f"eviction is {eviction!r}; expected one of {', '.join(EVICTION_POLICIES)}")
+            raise ValueError(
+                f"eviction is {eviction!r}; expected one of {', '.join(EVICTION_POLICIES)}"
+            )
 
         self.page_size = page_size
         self.num_groups = num_groups
@@ -103,12 +109,15 @@ class RadixTree:
         key_end = (num_pages - last.start) * KEY_BYTES
         last_key = PageKey(last.keys[key_end - KEY_BYTES : key_end])
         if len(path) == 1:
-            return Match(num_pages, tuple([ids[:num_pages] for ids in last.page_ids]), last_key, last)
+            return Match(
+                num_pages, tuple([ids[:num_pages] for ids in last.page_ids]), last_key, last
+            )
         page_ids = join_page_ids([node.page_ids for node in path], num_pages)
         return Match(num_pages, page_ids, last_key, last)
 
     def lock(self, match: Match, *, now_s: float) -> Lock:
-        """Protect a match from eviction. Splits where it ends, counts as a use and one hit of each node of its path.
+        """Protect a match from eviction. Splits where it ends, counts as a use and one hit of each
+        node of its path.
 
         Raises AccountingError if some of its pages have been evicted since.
         """
@@ -145,11 +154,13 @@ class RadixTree:
         priority: int = 0,
         now_s: float,
     ) -> Insertion:
-        """Add the full pages of `packed_tokens`, which follow the locked prefix; the lock then reaches to their end.
+        """Add the full pages of `packed_tokens`, which follow the locked prefix; the lock then
+        reaches to their end.
 
-        `page_ids` and `keys` have one entry per full page. Pages that the tree has already are taken over from it. A
-        leaf that only this lock has ever used, and that has lost nothing, grows in place while the
-        segment is the same. `priority` (lower is more important) also raises that of the whole prefix.
+        `page_ids` and `keys` have one entry per full page. Pages that the tree has already are
+        taken over from it. A leaf that only this lock has ever used, and that has lost nothing,
+        grows in place while the segment is the same. `priority` (lower is more important) also
+        raises that of the whole prefix.
         Raises ValueError if the lengths disagree.
         """
         node = self._locked_node(lock)
@@ -251,17 +262,22 @@ class RadixTree:
             raise AccountingError(f"locked pages, locks: counted {counted}, found {found}")
         self._order.check({node for node in nodes if not node.children and not node.num_locks})
 
-    def _require_lengths(self, num_pages: int, page_ids: tuple[Int32Array, ...], keys: bytes) -> None:
+    def _require_lengths(
+        self, num_pages: int, page_ids: tuple[Int32Array, ...], keys: bytes
+    ) -> None:
         lengths = [len(ids) for ids in page_ids]
         if lengths != [num_pages] * self.num_groups or len(keys) != num_pages * KEY_BYTES:
             raise ValueError(
-                f"page ids per group {lengths} and {len(keys)} bytes of keys; expected {self.num_groups} x {num_pages} "
+                f"page ids per group {lengths} and {len(keys)} bytes of keys; expected "
+                f"{self.num_groups} x {num_pages} "
                 f"ids and {num_pages * KEY_BYTES} bytes"
             )
 
     def _locked_node(self, lock: Lock) -> RadixNode:
         if lock.node is None:
-            raise AccountingError(f"a lock of {lock.num_pages} pages is used after it was given back")
+            raise AccountingError(
+                f"a lock of {lock.num_pages} pages is used after it was given back"
+            )
         return lock.node
 
     def _containing_node(self, match: Match) -> RadixNode:
@@ -270,7 +286,9 @@ class RadixTree:
         while node is not None and node.start >= match.num_pages:
             node = node.parent
         if node is None or node.end < match.num_pages:
-            raise AccountingError(f"a match of {match.num_pages} pages is used after some of them were evicted")
+            raise AccountingError(
+                f"a match of {match.num_pages} pages is used after some of them were evicted"
+            )
         return node
 
     def _end_node(self, match: Match, now_s: float) -> RadixNode:
@@ -289,7 +307,9 @@ class RadixTree:
         node.num_hits += 1
 
     def _descend(self, node: RadixNode, packed_tokens: bytes, num_pages: int) -> list[RadixNode]:
-        """Lock the nodes below `node` that hold the first of `num_pages` pages, splitting where they cease to."""
+        """Lock the nodes below `node` that hold the first of `num_pages` pages, splitting where
+        they cease to.
+        """
         page_bytes = self._page_bytes
         path: list[RadixNode] = []
         first = node.end

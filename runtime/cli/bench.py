@@ -1,4 +1,6 @@
-"""`raydix bench`: a multi-turn load; times to first and per output token, cold and warm, and tokens by source."""
+"""`raydix bench`: a multi-turn load; times to first and per output token, cold and warm, and tokens
+by source.
+"""
 
 import asyncio
 import platform
@@ -26,7 +28,9 @@ _MAX_TOKEN_ID = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Conversations whose first prompt has `prompt_tokens`; each later turn adds the output and `turn_tokens`."""
+    """Conversations whose first prompt has `prompt_tokens`; each later turn adds the output and
+    `turn_tokens`.
+    """
 
     num_conversations: int
     num_turns: int
@@ -39,7 +43,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One request as its client saw it. `per_token_s`: mean time between output tokens after the first."""
+    """One request as its client saw it. `per_token_s`: mean time between output tokens after the
+    first.
+    """
 
     first_token_s: float
     per_token_s: float
@@ -50,8 +56,8 @@ class Timing:
 async def run_bench(engine: AsyncLLM, load: Load, console: Console) -> dict[str, Any]:
     """Run the load twice and return the record.
 
-    Warm: every turn but the first, with what earlier turns left in the cache. Cold: the same prompts once more, each
-    under a cache salt of its own, so that nothing can be reused.
+    Warm: every turn but the first, with what earlier turns left in the cache. Cold: the same
+    prompts once more, each under a cache salt of its own, so that nothing can be reused.
     """
     rng = random.Random(load.seed)
     run_id = uuid.uuid4().hex
@@ -70,7 +76,10 @@ async def run_bench(engine: AsyncLLM, load: Load, console: Console) -> dict[str,
             for history, timing in zip(histories, timings, strict=True):
                 history += timing.token_ids + _random_tokens(rng, load.turn_tokens)
         task = bar.add_task("cold", total=len(cold_prompts))
-        jobs = [_ask(engine, prompt, load, admitted, f"{run_id}-{i}") for i, prompt in enumerate(cold_prompts)]
+        jobs = [
+            _ask(engine, prompt, load, admitted, f"{run_id}-{i}")
+            for i, prompt in enumerate(cold_prompts)
+        ]
         cold = await _run_all(jobs, bar, task)
     record: dict[str, Any] = {
         "name": "bench",
@@ -85,7 +94,9 @@ async def run_bench(engine: AsyncLLM, load: Load, console: Console) -> dict[str,
     return record
 
 
-async def _run_all(jobs: Sequence[Coroutine[Any, Any, Timing]], bar: Progress, title: TaskID) -> list[Timing]:
+async def _run_all(
+    jobs: Sequence[Coroutine[Any, Any, Timing]], bar: Progress, title: TaskID
+) -> list[Timing]:
     """Run all jobs at once; the bar moves as each ends. Results keep the order of the jobs."""
 
     async def advancing(job: Coroutine[Any, Any, Timing]) -> Timing:
@@ -98,7 +109,9 @@ async def _run_all(jobs: Sequence[Coroutine[Any, Any, Timing]], bar: Progress, t
     return [task.result() for task in tasks]
 
 
-async def _ask(engine: AsyncLLM, prompt: list[int], load: Load, admitted: asyncio.Semaphore, cache_salt: str) -> Timing:
+async def _ask(
+    engine: AsyncLLM, prompt: list[int], load: Load, admitted: asyncio.Semaphore, cache_salt: str
+) -> Timing:
     params = SamplingParams(
         temperature=0.0,
         max_tokens=load.output_tokens,
@@ -110,7 +123,9 @@ async def _ask(engine: AsyncLLM, prompt: list[int], load: Load, admitted: asynci
         sent_s = first_s = last_s = time.monotonic()
         token_ids: list[int] = []
         sources: dict[str, int] = {}
-        async for output in engine.generate({"prompt_token_ids": list(prompt)}, params, cache_salt=cache_salt):
+        async for output in engine.generate(
+            {"prompt_token_ids": list(prompt)}, params, cache_salt=cache_salt
+        ):
             last_s = time.monotonic()
             if not token_ids and output.outputs[0].token_ids:
                 first_s = last_s
@@ -154,6 +169,8 @@ def _table(value: dict[str, dict[str, Any]]) -> Table:
     for title in ("", "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90"):
         table.add_column(title, justify="right")
     for phase, summary in value.items():
-        figures = [summary[kind][part] for kind in ("ttft_ms", "tpot_ms") for part in ("p50", "p90")]
+        figures = [
+            summary[kind][part] for kind in ("ttft_ms", "tpot_ms") for part in ("p50", "p90")
+        ]
         table.add_row(phase, *(f"{figure:.2f}" for figure in figures))
     return table

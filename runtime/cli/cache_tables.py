@@ -35,27 +35,43 @@ def explanation_table(explanation: Figures) -> Table:
     """A row per range of a request's prompt."""
     total = explanation["prompt_tokens"]
     sources: Mapping[str, int] = explanation["cached_tokens_by_source"]
-    num_cached = sum(count for source, count in sources.items() if not source.startswith("computed"))
+    num_cached = sum(
+        count for source, count in sources.items() if not source.startswith("computed")
+    )
     table = Table(title=f"{num_cached:,} of {total:,} prompt tokens were cached")
     table.add_column("tokens", justify="right")
     table.add_column("source")
     table.add_column("why")
     for each in explanation["ranges"]:
-        table.add_row(f"{each['start']:,} to {each['end'] - 1:,}", each["source"], _BY_LABEL[each["source"]])
+        table.add_row(
+            f"{each['start']:,} to {each['end'] - 1:,}", each["source"], _BY_LABEL[each["source"]]
+        )
     return table
 
 
 def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
-    """Where prompt tokens came from, what each tier holds, and what storage did; an actor's figures may be None."""
-    scheduler, host, storage = (stats.get(actor) or {} for actor in ("scheduler", "host", "storage"))
+    """Where prompt tokens came from, what each tier holds, and what storage did; an actor's figures
+    may be None.
+    """
+    scheduler, host, storage = (
+        stats.get(actor) or {} for actor in ("scheduler", "host", "storage")
+    )
     prefix = "prompt_tokens_"
-    tokens = {name.removeprefix(prefix): value for name, value in scheduler.items() if name.startswith(prefix)}
+    tokens = {
+        name.removeprefix(prefix): value
+        for name, value in scheduler.items()
+        if name.startswith(prefix)
+    }
     yield source_table({"tokens": tokens})
     reasons = {
-        name: value for name, value in sorted(tokens.items()) if name in _BY_LABEL and name.startswith("computed")
+        name: value
+        for name, value in sorted(tokens.items())
+        if name in _BY_LABEL and name.startswith("computed")
     }
     if reasons:
-        table = Table("computed because", "tokens", "meaning", title="Why prompt tokens were computed")
+        table = Table(
+            "computed because", "tokens", "meaning", title="Why prompt tokens were computed"
+        )
         for name, value in reasons.items():
             table.add_row(name.partition(":")[2], f"{value:,}", _BY_LABEL[name])
         yield table
@@ -69,7 +85,12 @@ def _tiers(scheduler: Figures, host: Figures, storage: Figures) -> Table:
     table = Table("tier", "holds", "of", "evicted", title="Tiers")
     if scheduler:
         used, total = scheduler["l1_used_pages"], scheduler["l1_total_pages"]
-        table.add_row("L1", f"{used:,} pages", f"{total:,} pages", f"{scheduler.get('evicted_pages', 0):,} pages")
+        table.add_row(
+            "L1",
+            f"{used:,} pages",
+            f"{total:,} pages",
+            f"{scheduler.get('evicted_pages', 0):,} pages",
+        )
     if host:
         total = sum(value for name, value in host.items() if name in _HOST_PAGES)
         holds = f"{host['pages_ready']:,} pages, {_size(host['ready_bytes'])}"
@@ -89,14 +110,35 @@ _HOST_PAGES = ("pages_free", "pages_filling", "pages_ready", "pages_quarantined"
 
 def _storage(storage: Figures) -> Table:
     title = f"L3 {storage['backend']} by operation; {storage['active_batches']} batches under way"
-    table = Table("operation", "batches", "objects", "missing", "bad", "failed", "bytes", "ms/batch", title=title)
+    table = Table(
+        "operation",
+        "batches",
+        "objects",
+        "missing",
+        "bad",
+        "failed",
+        "bytes",
+        "ms/batch",
+        title=title,
+    )
     for operation in _OPERATIONS:
-        results = {status: storage.get(f"{operation}_objects_{status.name.lower()}", 0) for status in ObjectStatus}
+        results = {
+            status: storage.get(f"{operation}_objects_{status.name.lower()}", 0)
+            for status in ObjectStatus
+        }
         num_batches = storage.get(f"{operation}_batches", 0)
         bad = sum(count for status, count in results.items() if status.is_bad_object)
         failed = sum(results[status] for status in _FAILURES)
-        counts: Sequence[int] = (num_batches, sum(results.values()), results[ObjectStatus.MISSING], bad, failed)
-        mean_ms = f"{1e3 * storage[f'{operation}_seconds'] / num_batches:.2f}" if num_batches else ""
+        counts: Sequence[int] = (
+            num_batches,
+            sum(results.values()),
+            results[ObjectStatus.MISSING],
+            bad,
+            failed,
+        )
+        mean_ms = (
+            f"{1e3 * storage[f'{operation}_seconds'] / num_batches:.2f}" if num_batches else ""
+        )
         moved = _size(storage[f"{operation}_bytes"]) if f"{operation}_bytes" in storage else ""
         table.add_row(operation, *(f"{count:,}" for count in counts), moved, mean_ms)
     return table
@@ -105,13 +147,21 @@ def _storage(storage: Figures) -> Table:
 def _host_and_storage(host: Figures) -> Table:
     table = Table(title="L3 as HostMemory sees it", show_header=False)
     dropped = {
-        name.removeprefix("l3_writes_dropped_"): count for name, count in host.items() if "writes_dropped" in name
+        name.removeprefix("l3_writes_dropped_"): count
+        for name, count in host.items()
+        if "writes_dropped" in name
     }
     rows = (
-        ("circuit breaker", f"{host.get('l3_breaker', '?')}, tripped {host.get('l3_breaker_trips', 0):,} times"),
+        (
+            "circuit breaker",
+            f"{host.get('l3_breaker', '?')}, tripped {host.get('l3_breaker_trips', 0):,} times",
+        ),
         ("pages waiting to be written", f"{host.get('l3_writes_pending', 0):,}"),
         ("writes tried again", f"{host.get('l3_writes_retried', 0):,}"),
-        ("writes dropped", ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "0"),
+        (
+            "writes dropped",
+            ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "0",
+        ),
         ("batches not answered in time", f"{host.get('l3_overdue_batches', 0):,}"),
         ("pages known to be missing", f"{host.get('l3_pages_known_missing', 0):,}"),
     )

@@ -1,4 +1,6 @@
-"""`raydix demo`: chat through all three tiers, restart the engine, and go on with the same conversations."""
+"""`raydix demo`: chat through all three tiers, restart the engine, and go on with the same
+conversations.
+"""
 
 import asyncio
 import os
@@ -28,8 +30,10 @@ MAX_CONCURRENT = 4
 OUTPUT_TOKENS = 24
 
 _SYSTEM = (
-    "You are the guide of a small natural history museum. Answer in one short paragraph, name one exhibit that the "
-    "visitor can walk to, and stay friendly even if the question is about dinosaurs for the tenth time today."
+    "You are the guide of a small natural history museum. Answer in one short paragraph, name one "
+    "exhibit that the "
+    "visitor can walk to, and stay friendly even if the question is about dinosaurs for the tenth "
+    "time today."
 )
 _TOPICS = (
     "ammonites", "basalt", "cave bears", "diatoms", "eclipses", "feathers",
@@ -46,7 +50,9 @@ _QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """`folder` holds the checkpoint (made there if absent) and L3; `sections` overrule the demo's configuration."""
+    """`folder` holds the checkpoint (made there if absent) and L3; `sections` overrule the demo's
+    configuration.
+    """
 
     folder: Path
     sections: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +62,9 @@ class DemoOptions:
 
 @dataclass(slots=True)
 class Conversation:
-    """One chat as token ids, turn after turn. `answers` are the spans of `token_ids` that the engine generated."""
+    """One chat as token ids, turn after turn. `answers` are the spans of `token_ids` that the
+    engine generated.
+    """
 
     topic: str
     token_ids: list[int] = field(default_factory=list)
@@ -66,7 +74,10 @@ class Conversation:
         """Append the next question."""
         question = _QUESTIONS[len(self.answers)].format(topic=self.topic)
         if not self.token_ids:
-            messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
+            messages = [
+                {"role": "system", "content": _SYSTEM},
+                {"role": "user", "content": question},
+            ]
             self.token_ids += tokenizer.encode_chat(messages)
         else:
             turn = f"<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -79,7 +90,9 @@ class Conversation:
 
 
 async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
-    """Run it all, show progress and the table on `console`, and return the record; `passed` says whether it worked."""
+    """Run it all, show progress and the table on `console`, and return the record; `passed` says
+    whether it worked.
+    """
     started_s = time.monotonic()
     checkpoint = options.folder / "checkpoint"
     if not (checkpoint / "config.json").is_file():
@@ -88,8 +101,17 @@ async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
     tokenizer = await asyncio.to_thread(_load_tokenizer, checkpoint)
     conversations = [Conversation(topic) for topic in _TOPICS[:NUM_CONVERSATIONS]]
     columns = {"first engine": Counter[str](), "after the restart": Counter[str]()}
-    record: dict[str, Any] = {"name": "demo", "unit": "prompt tokens", "config": config.model_dump()}
-    plan = zip(columns.items(), (TURNS_BEFORE_RESTART, TURNS_AFTER_RESTART), (False, options.hold), strict=True)
+    record: dict[str, Any] = {
+        "name": "demo",
+        "unit": "prompt tokens",
+        "config": config.model_dump(),
+    }
+    plan = zip(
+        columns.items(),
+        (TURNS_BEFORE_RESTART, TURNS_AFTER_RESTART),
+        (False, options.hold),
+        strict=True,
+    )
     for (title, sources), num_turns, hold in plan:
         console.print(f"Starting the engine ({title}) ...")
         engine = await AsyncLLM.start(config, name=f"demo-{os.getpid()}")
@@ -132,7 +154,8 @@ def demo_config(options: DemoOptions) -> EngineConfig:
             "l2": {"bytes_per_node": "64MiB"},
             "l3": {"backend": "file", "path": str(options.folder / "l3"), "max_bytes": "1GiB"},
             "load": "always",
-            # The second engine reads everything from files: an impatient request would compute instead.
+            # The second engine reads everything from files: an impatient request would compute
+            # instead.
             "prefetch": {"strategy": "wait_complete"},
         },
         "scheduler": {"max_running_requests": 8, "chunked_prefill_tokens": 256},
@@ -143,7 +166,9 @@ def demo_config(options: DemoOptions) -> EngineConfig:
 def _load_tokenizer(checkpoint: Path) -> Tokenizer:
     tokenizer = load_tokenizer(checkpoint)
     if tokenizer is None:
-        raise ConfigError(f"{checkpoint} has no tokenizer; the demo chats as text. Choose an empty --folder.")
+        raise ConfigError(
+            f"{checkpoint} has no tokenizer; the demo chats as text. Choose an empty --folder."
+        )
     return tokenizer
 
 
@@ -155,10 +180,16 @@ async def _chat(
     sources: Counter[str],
     console: Console,
 ) -> None:
-    """Take every conversation `num_turns` turns further, a few at a time, and add up where their prompts came from."""
+    """Take every conversation `num_turns` turns further, a few at a time, and add up where their
+    prompts came from.
+    """
     admitted = asyncio.Semaphore(MAX_CONCURRENT)
     params = SamplingParams(
-        temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, output_kind=OutputKind.FINAL, detokenize=False
+        temperature=0.0,
+        max_tokens=OUTPUT_TOKENS,
+        ignore_eos=True,
+        output_kind=OutputKind.FINAL,
+        detokenize=False,
     )
 
     async def take_turn(conversation: Conversation) -> None:
@@ -171,7 +202,12 @@ async def _chat(
                     sources.update(output.metrics.cached_tokens_by_source)
             bar.advance(task)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("chatting", total=num_turns * len(conversations))
         for _ in range(num_turns):
@@ -181,7 +217,10 @@ async def _chat(
 
 
 async def _verify(
-    checkpoint: Path, conversations: Sequence[Conversation], record: dict[str, Any], console: Console
+    checkpoint: Path,
+    conversations: Sequence[Conversation],
+    record: dict[str, Any],
+    console: Console,
 ) -> None:
     # Imports torch, which the driver of a run without --verify never does.
     from raydix.runtime.cli.demo_verify import compare_with_transformers

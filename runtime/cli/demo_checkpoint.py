@@ -1,4 +1,6 @@
-"""A small Qwen3-MoE checkpoint with random weights and a byte-level tokenizer, as transformers would have saved it."""
+"""A small Qwen3-MoE checkpoint with random weights and a byte-level tokenizer, as transformers
+would have saved it.
+"""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ NUM_EXPERTS_PER_TOKEN = 2
 EXPERT_SIZE = 32
 MAX_POSITIONS = 4096
 INITIALIZER_RANGE = 0.3
-"""Wide enough for a wrong page to change the tokens; with the customary 0.02 it can go unnoticed."""
+"""Wide enough for a wrong page to change the tokens; with the customary 0.02 it can go unnoticed.
+"""
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -100,7 +103,9 @@ def _config(vocab_size: int, end_id: int) -> dict[str, object]:
     }
 
 
-def _tensors(vocab_size: int, rng: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _tensors(
+    vocab_size: int, rng: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
     def matrix(rows: int, columns: int) -> NDArray[np.float32]:
         return (INITIALIZER_RANGE * rng.standard_normal((rows, columns))).astype(np.float32)
 
@@ -120,8 +125,14 @@ def _tensors(vocab_size: int, rng: np.random.Generator) -> Iterator[tuple[str, N
         yield f"{prefix}.mlp.gate.weight", matrix(NUM_EXPERTS, HIDDEN_SIZE)
         for expert in range(NUM_EXPERTS):
             for name in ("gate_proj", "up_proj"):
-                yield f"{prefix}.mlp.experts.{expert}.{name}.weight", matrix(EXPERT_SIZE, HIDDEN_SIZE)
-            yield f"{prefix}.mlp.experts.{expert}.down_proj.weight", matrix(HIDDEN_SIZE, EXPERT_SIZE)
+                yield (
+                    f"{prefix}.mlp.experts.{expert}.{name}.weight",
+                    matrix(EXPERT_SIZE, HIDDEN_SIZE),
+                )
+            yield (
+                f"{prefix}.mlp.experts.{expert}.down_proj.weight",
+                matrix(HIDDEN_SIZE, EXPERT_SIZE),
+            )
     yield "model.norm.weight", ones(HIDDEN_SIZE)
     yield "lm_head.weight", matrix(vocab_size, HIDDEN_SIZE)
 

@@ -20,14 +20,19 @@ class Verdict:
     differences: tuple[str, ...]
 
 
-def compare_with_transformers(checkpoint: Path, answers: Sequence[tuple[Sequence[int], Sequence[range]]]) -> Verdict:
+def compare_with_transformers(
+    checkpoint: Path, answers: Sequence[tuple[Sequence[int], Sequence[range]]]
+) -> Verdict:
     """Check that each generated token is the reference's greedy choice after everything before it.
 
-    answers: per sequence its token ids, and the spans in it that were generated. One teacher-forced pass in float32
-    serves a whole sequence: until the first near tie it proves equality with `generate`, and it goes on behind it.
+    answers: per sequence its token ids, and the spans in it that were generated. One teacher-forced
+    pass in float32 serves a whole sequence: until the first near tie it proves equality with
+    `generate`, and it goes on behind it.
     """
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32
+    ).eval()
     num_tokens, num_near_ties, differences = 0, 0, []
     for index, (token_ids, spans) in enumerate(answers):
         with torch.inference_mode():
@@ -43,7 +48,10 @@ def compare_with_transformers(checkpoint: Path, answers: Sequence[tuple[Sequence
                 num_near_ties += 1
             else:
                 differences.append(
-                    f"Sequence {index}, position {position}: got token {token_ids[position]}, transformers chooses "
+                    f"Sequence {index}, position {position}: got token {token_ids[position]}, "
+                    f"transformers chooses "
                     f"{expected} by {gap:.4f}."
                 )
-    return Verdict(num_tokens=num_tokens, num_near_ties=num_near_ties, differences=tuple(differences))
+    return Verdict(
+        num_tokens=num_tokens, num_near_ties=num_near_ties, differences=tuple(differences)
+    )

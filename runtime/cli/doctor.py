@@ -16,12 +16,22 @@ from raydix.runtime.config.memory_limit import available_memory_bytes
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_BYTES = 4 * 2**30
-_PACKAGES = ("torch", "ray", "transformers", "safetensors", "numpy", "msgpack", "pydantic", "xxhash")
+_PACKAGES = (
+    "torch",
+    "ray",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "msgpack",
+    "pydantic",
+    "xxhash",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. Not `is_ok`: Raydix will not run, or not well, until it is changed.
+    """One thing that was looked at. Not `is_ok`: Raydix will not run, or not well, until it is
+    changed.
 
     Not `is_ok` but `is_optional`: only what is named cannot be used.
     """
@@ -52,7 +62,9 @@ def examine() -> list[Finding]:
 
 def _python() -> Finding:
     needed = ".".join(map(str, MIN_PYTHON))
-    return Finding("python", sys.version_info >= MIN_PYTHON, f"{sys.version.split()[0]} (at least {needed})")
+    return Finding(
+        "python", sys.version_info >= MIN_PYTHON, f"{sys.version.split()[0]} (at least {needed})"
+    )
 
 
 def _package(name: str) -> Finding:
@@ -72,7 +84,8 @@ def _memory() -> Finding:
     return Finding(
         "memory",
         available >= MIN_MEMORY_BYTES,
-        f"{format_bytes(available)} left within the cgroup's limit (at least {format_bytes(MIN_MEMORY_BYTES)})",
+        f"{format_bytes(available)} left within the cgroup's limit (at least "
+        f"{format_bytes(MIN_MEMORY_BYTES)})",
     )
 
 
@@ -94,8 +107,12 @@ def _shared_memory() -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError as error:
-        return Finding("/dev/shm", False, f"{error}; Ray falls back to files in /tmp, which is slow")
-    return Finding("/dev/shm", free >= 2**28, f"{format_bytes(free)} free (Ray wants at least 256MiB)")
+        return Finding(
+            "/dev/shm", False, f"{error}; Ray falls back to files in /tmp, which is slow"
+        )
+    return Finding(
+        "/dev/shm", free >= 2**28, f"{format_bytes(free)} free (Ray wants at least 256MiB)"
+    )
 
 
 def _file_backend() -> Finding:
@@ -105,11 +122,17 @@ def _file_backend() -> Finding:
             os.preadv(file.fileno(), [bytearray(1)], 0)
     except OSError as error:
         return Finding("storage: file", False, f"{folder}: {error}")
-    return Finding("storage: file", True, f"usable; {folder} has {format_bytes(shutil.disk_usage(folder).free)} free")
+    return Finding(
+        "storage: file",
+        True,
+        f"usable; {folder} has {format_bytes(shutil.disk_usage(folder).free)} free",
+    )
 
 
 def _device() -> Finding:
-    """Ask the driver itself: importing torch would take seconds and create a CUDA context's worth of memory."""
+    """Ask the driver itself: importing torch would take seconds and create a CUDA context's worth
+    of memory.
+    """
     if importlib.util.find_spec("torch") is None:
         return Finding("device", False, "torch is not installed")
     try:
@@ -118,5 +141,9 @@ def _device() -> Finding:
         return Finding("device", True, "cpu (no NVIDIA driver)")
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return Finding("device", False, "an NVIDIA driver is installed but does not answer; device: cuda will fail")
+        return Finding(
+            "device",
+            False,
+            "an NVIDIA driver is installed but does not answer; device: cuda will fail",
+        )
     return Finding("device", True, f"cuda with {count.value} GPU(s), and cpu")

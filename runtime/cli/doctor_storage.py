@@ -28,7 +28,9 @@ class BackendReport:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What the adapter of a backend imports, what to do where that fails, and what else the backend needs."""
+    """What the adapter of a backend imports, what to do where that fails, and what else the backend
+    needs.
+    """
 
     backend: str
     package: str
@@ -39,10 +41,13 @@ class _Library:
 
 _START_NIXL = (
     "from nixl._api import nixl_agent as agent, nixl_agent_config as config; "
-    "agent('doctor', config(enable_prog_thread=False, backends=[])).create_backend('POSIX', {'use_uring': 'true'})"
+    "agent('doctor', config(enable_prog_thread=False, backends=[])).create_backend('POSIX', "
+    "{'use_uring': 'true'})"
 )
 _LIBRARIES = (
-    _Library("s3", "obstore", "import obstore", "pip install raydix[s3]", "a bucket (cache.l3.bucket)"),
+    _Library(
+        "s3", "obstore", "import obstore", "pip install raydix[s3]", "a bucket (cache.l3.bucket)"
+    ),
     _Library(
         "mooncake",
         "mooncake",
@@ -54,7 +59,8 @@ _LIBRARIES = (
         "nixl",
         "nixl",
         _START_NIXL,
-        "pip install raydix[nixl]; where io_uring is not allowed set cache.l3.plugin_options to {use_aio: 'true'}",
+        "pip install raydix[nixl]; where io_uring is not allowed set cache.l3.plugin_options to "
+        "{use_aio: 'true'}",
         "a folder (cache.l3.path); its POSIX plugin starts, with io_uring",
     ),
     _Library(
@@ -75,14 +81,22 @@ _LIBRARIES = (
 
 
 def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]:
-    """Try each backend's library in a process of its own. The file backend, which needs none, is not among them."""
-    installed = [library for library in _LIBRARIES if importlib.util.find_spec(library.package) is not None]
+    """Try each backend's library in a process of its own. The file backend, which needs none, is
+    not among them.
+    """
+    installed = [
+        library for library in _LIBRARIES if importlib.util.find_spec(library.package) is not None
+    ]
     plugins = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    errors = _import_errors([*(library.statement for library in installed), *map(_import_of, plugins)])
+    errors = _import_errors(
+        [*(library.statement for library in installed), *map(_import_of, plugins)]
+    )
     reports = [_redis()]
     for library in _LIBRARIES:
         if library not in installed:
-            reports.append(BackendReport(library.backend, False, f"not installed; {library.remedy}"))
+            reports.append(
+                BackendReport(library.backend, False, f"not installed; {library.remedy}")
+            )
             continue
         error = errors.pop(0)
         if error is not None:
@@ -102,9 +116,13 @@ def _import_of(point: EntryPoint) -> str:
 
 
 def _import_errors(statements: Sequence[str]) -> list[str | None]:
-    """The last line of each statement's error output, None if it succeeds. Native libraries may even abort."""
+    """The last line of each statement's error output, None if it succeeds. Native libraries may
+    even abort.
+    """
     processes = [
-        subprocess.Popen([sys.executable, "-c", statement], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", statement], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         for statement in statements
     ]
     errors: list[str | None] = []
@@ -116,7 +134,9 @@ def _import_errors(statements: Sequence[str]) -> list[str | None]:
             process.communicate()
             errors.append(f"its import takes more than {_IMPORT_TIMEOUT_S:.0f} s")
             continue
-        lines = output.decode(errors="replace").strip().splitlines() or [f"its import ends with {process.returncode}"]
+        lines = output.decode(errors="replace").strip().splitlines() or [
+            f"its import ends with {process.returncode}"
+        ]
         errors.append(lines[-1] if process.returncode else None)
     return errors
 
@@ -126,7 +146,9 @@ def _redis() -> BackendReport:
     try:
         socket.create_connection(_REDIS_ADDRESS, _CONNECT_TIMEOUT_S).close()
     except OSError:
-        return BackendReport("redis", True, f"usable, with a server (cache.l3.url); none listens at {host}:{port}")
+        return BackendReport(
+            "redis", True, f"usable, with a server (cache.l3.url); none listens at {host}:{port}"
+        )
     return BackendReport("redis", True, f"usable; a server listens at {host}:{port}")
 
 

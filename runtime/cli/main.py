@@ -24,23 +24,35 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cache_app = typer.Typer(
-    help="Look into a running engine's cache, empty it, or change its storage.", no_args_is_help=True
+    help="Look into a running engine's cache, empty it, or change its storage.",
+    no_args_is_help=True,
 )
 config_app = typer.Typer(help="About the configuration.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(config_app, name="config")
 
-Source = Annotated[str | None, typer.Argument(help="A YAML configuration or a checkpoint folder.", show_default=False)]
+Source = Annotated[
+    str | None,
+    typer.Argument(help="A YAML configuration or a checkpoint folder.", show_default=False),
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Set one key: cache.l1.num_pages=64. Repeatable.", metavar="KEY=VALUE"),
+    typer.Option(
+        "--set", help="Set one key: cache.l1.num_pages=64. Repeatable.", metavar="KEY=VALUE"
+    ),
 ]
 Name = Annotated[str, typer.Option("--name", help="Name of the engine that is started.")]
 Address = Annotated[
-    str | None, typer.Option(help="Address of the Ray cluster. Default: the one at hand, else a private one.")
+    str | None,
+    typer.Option(help="Address of the Ray cluster. Default: the one at hand, else a private one."),
 ]
-Connect = Annotated[str | None, typer.Option("--connect", help="Use the running engine of this name.", metavar="NAME")]
-Engine = Annotated[str, typer.Option("--connect", help="Name of the running engine.", metavar="NAME")]
+Connect = Annotated[
+    str | None,
+    typer.Option("--connect", help="Use the running engine of this name.", metavar="NAME"),
+]
+Engine = Annotated[
+    str, typer.Option("--connect", help="Name of the running engine.", metavar="NAME")
+]
 _TIERS = ("l1", "l2", "l3")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
@@ -70,7 +82,9 @@ def _fail(error: BaseException) -> NoReturn:
 
 
 @app.command()
-def serve(source: Source = None, settings: Settings = None, name: Name = "raydix", address: Address = None) -> None:
+def serve(
+    source: Source = None, settings: Settings = None, name: Name = "raydix", address: Address = None
+) -> None:
     """Start an engine and keep it up until Ctrl-C; reach it with AsyncLLM.connect(NAME)."""
     config = load_config(source, _sections(settings))
     from raydix.runtime.cli.session import serve_until_stopped
@@ -84,13 +98,20 @@ def generate(
     *,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt. Repeatable.")] = None,
     prompts_file: Annotated[
-        Path | None, typer.Option(help="A prompt per line; in .jsonl files text, token ids or an object.")
+        Path | None,
+        typer.Option(help="A prompt per line; in .jsonl files text, token ids or an object."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Default: the rest of the context.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Default: the rest of the context.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Take each prompt as a user's message.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")
+    ] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Take each prompt as a user's message.")
+    ] = False,
     settings: Settings = None,
     connect: Connect = None,
     address: Address = None,
@@ -102,7 +123,9 @@ def generate(
     from raydix.runtime.cli.session import generate_all, open_engine, read_prompts
 
     prompts = read_prompts(prompt or [], prompts_file)
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
+    params = SamplingParams(
+        temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos
+    )
 
     async def run(out: Console, stdout: TextIO) -> None:
         async with open_engine(config, connect, address) as engine:
@@ -118,10 +141,17 @@ def generate(
 
 @app.command()
 def demo(
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every token with transformers.")] = False,
-    hold: Annotated[bool, typer.Option("--hold", help="Keep the second engine up until Ctrl-C.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every token with transformers.")
+    ] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep the second engine up until Ctrl-C.")
+    ] = False,
     folder: Annotated[
-        Path | None, typer.Option(help="Where checkpoint and L3 files go and stay. Default: a temporary folder.")
+        Path | None,
+        typer.Option(
+            help="Where checkpoint and L3 files go and stay. Default: a temporary folder."
+        ),
     ] = None,
     settings: Settings = None,
     as_json: Json = False,
@@ -149,10 +179,16 @@ def bench(
     source: Source = None,
     *,
     conversations: Annotated[int, typer.Option(min=1)] = 8,
-    turns: Annotated[int, typer.Option(min=2, help="Turns per conversation; all but the first count.")] = 4,
+    turns: Annotated[
+        int, typer.Option(min=2, help="Turns per conversation; all but the first count.")
+    ] = 4,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a conversation's first prompt.")] = 512,
-    turn_tokens: Annotated[int, typer.Option(min=1, help="Added by each later turn, besides the output.")] = 64,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Of a conversation's first prompt.")
+    ] = 512,
+    turn_tokens: Annotated[
+        int, typer.Option(min=1, help="Added by each later turn, besides the output.")
+    ] = 64,
     output_tokens: Annotated[int, typer.Option(min=2)] = 32,
     seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
     settings: Settings = None,
@@ -187,20 +223,33 @@ def bench(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check Python, packages, memory, shared memory, storage and devices; exit 1 if something is in the way."""
+    """Check Python, packages, memory, shared memory, storage and devices; exit 1 if something is in
+    the way.
+    """
     from raydix.runtime.cli.doctor import examine
 
     findings = examine()
     if as_json:
         found = [
-            {"subject": each.subject, "ok": each.is_ok, "optional": each.is_optional, "detail": each.detail}
+            {
+                "subject": each.subject,
+                "ok": each.is_ok,
+                "optional": each.is_optional,
+                "detail": each.detail,
+            }
             for each in findings
         ]
         _print_json(found, sys.stdout)
     else:
         table = Table(show_header=False, box=None)
         for each in findings:
-            mark = "[green]ok[/]" if each.is_ok else "[yellow]--[/]" if each.is_optional else "[red]!![/]"
+            mark = (
+                "[green]ok[/]"
+                if each.is_ok
+                else "[yellow]--[/]"
+                if each.is_optional
+                else "[red]!![/]"
+            )
             table.add_row(mark, each.subject, escape(each.detail))
         Console().print(table)
     sys.exit(0 if all(each.is_ok or each.is_optional for each in findings) else 1)
@@ -210,10 +259,14 @@ def doctor(as_json: Json = False) -> None:
 def cache_stats(
     connect: Engine = "raydix",
     address: Address = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Every figure of every actor, by name.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Every figure of every actor, by name.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say where prompt tokens came from, what each tier holds and what storage did. JSON has every figure."""
+    """Say where prompt tokens came from, what each tier holds and what storage did. JSON has every
+    figure.
+    """
     from raydix.runtime.cli.cache_tables import stats_tables
     from raydix.runtime.cli.session import cache_stats as read_stats
 
@@ -240,14 +293,20 @@ def cache_flush(
 
 @cache_app.command("attach")
 def cache_attach(
-    connect: Engine = "raydix", address: Address = None, settings: Settings = None, as_json: Json = False
+    connect: Engine = "raydix",
+    address: Address = None,
+    settings: Settings = None,
+    as_json: Json = False,
 ) -> None:
-    """Use another L3 backend from now on: --set cache.l3.backend=file --set cache.l3.path=DIR. Requests go on."""
+    """Use another L3 backend from now on: --set cache.l3.backend=file --set cache.l3.path=DIR.
+    Requests go on.
+    """
     sections = _sections(settings)
     section = sections.get("cache", {}).get("l3") if set(sections) == {"cache"} else None
     if not isinstance(section, dict) or set(sections["cache"]) != {"l3"}:
         raise ConfigError(
-            "cache attach sets cache.l3 and nothing else. Give --set cache.l3.backend=NAME and what that backend "
+            "cache attach sets cache.l3 and nothing else. Give --set cache.l3.backend=NAME and "
+            "what that backend "
             "needs; cache detach takes it away."
         )
     from raydix.runtime.cli.session import cache_attach as attach
@@ -256,7 +315,9 @@ def cache_attach(
 
 
 @cache_app.command("detach")
-def cache_detach(connect: Engine = "raydix", address: Address = None, as_json: Json = False) -> None:
+def cache_detach(
+    connect: Engine = "raydix", address: Address = None, as_json: Json = False
+) -> None:
     """Go on without L3. Requests go on, and what L3 holds stays there."""
     from raydix.runtime.cli.session import cache_detach as detach
 
@@ -266,13 +327,18 @@ def cache_detach(connect: Engine = "raydix", address: Address = None, as_json: J
 @cache_app.command("prefetch")
 def cache_prefetch(
     file: Annotated[
-        Path, typer.Option("--file", help="A prompt per line; in .jsonl files text, token ids or an object.")
+        Path,
+        typer.Option(
+            "--file", help="A prompt per line; in .jsonl files text, token ids or an object."
+        ),
     ],
     connect: Engine = "raydix",
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Bring to L2 what L3 has of a file's prompts, and say where their tokens were. Computes nothing."""
+    """Bring to L2 what L3 has of a file's prompts, and say where their tokens were. Computes
+    nothing.
+    """
     from raydix.runtime.cli.session import cache_prefetch as prefetch
 
     prompts = asyncio.run(prefetch(connect, address, file))
@@ -324,13 +390,17 @@ def _config_unless_connected(
     if connect is None:
         return load_config(source, _sections(settings))
     if source is not None or settings:
-        raise ConfigError("--connect uses a running engine as it is. Leave out the configuration and --set.")
+        raise ConfigError(
+            "--connect uses a running engine as it is. Leave out the configuration and --set."
+        )
     return None
 
 
 @contextlib.contextmanager
 def _standard_output(as_json: bool) -> Iterator[tuple[Console, TextIO]]:
-    """The console for people, and standard output. With `--json` the console, Ray and all prints go to stderr."""
+    """The console for people, and standard output. With `--json` the console, Ray and all prints go
+    to stderr.
+    """
     stdout = sys.stdout
     if not as_json:
         yield Console(), stdout

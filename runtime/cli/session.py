@@ -23,13 +23,19 @@ _MAX_CONCURRENT = 64
 
 
 @asynccontextmanager
-async def open_engine(config: EngineConfig | None, connect: str | None, address: str | None) -> AsyncIterator[AsyncLLM]:
-    """Start an engine, which is shut down afterwards, or reach the one named `connect`, which goes on."""
+async def open_engine(
+    config: EngineConfig | None, connect: str | None, address: str | None
+) -> AsyncIterator[AsyncLLM]:
+    """Start an engine, which is shut down afterwards, or reach the one named `connect`, which goes
+    on.
+    """
     if connect is not None:
         engine = await AsyncLLM.connect(connect, address=address)
     else:
         # Not the default name: whoever connects to that one means an engine that stays up.
-        engine = await AsyncLLM.start(config, name=f"private-{uuid.uuid4().hex[:8]}", address=address)
+        engine = await AsyncLLM.start(
+            config, name=f"private-{uuid.uuid4().hex[:8]}", address=address
+        )
     try:
         yield engine
     finally:
@@ -39,11 +45,16 @@ async def open_engine(config: EngineConfig | None, connect: str | None, address:
             await engine.disconnect()
 
 
-async def serve_until_stopped(config: EngineConfig, name: str, address: str | None, console: Console) -> None:
+async def serve_until_stopped(
+    config: EngineConfig, name: str, address: str | None, console: Console
+) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly."""
     engine = await AsyncLLM.start(config, name=name, address=address)
     try:
-        console.print(f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   Ctrl-C stops it.")
+        console.print(
+            f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   Ctrl-C "
+            f"stops it."
+        )
         await until_stopped()
     finally:
         await engine.shutdown()
@@ -70,7 +81,9 @@ def _read_prompt_file(path: Path, option: str) -> list[Prompt]:
 async def generate_all(
     engine: AsyncLLM, prompts: Sequence[Prompt], params: SamplingParams, *, as_chat: bool
 ) -> AsyncIterator[dict[str, Any]]:
-    """Run all prompts, a bounded number at a time, and yield the answers in the order of the prompts."""
+    """Run all prompts, a bounded number at a time, and yield the answers in the order of the
+    prompts.
+    """
     admitted = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def answer(prompt: Prompt) -> dict[str, Any]:
@@ -106,7 +119,9 @@ async def cache_flush(name: str, address: str | None, l3: bool) -> dict[str, Any
         return await engine.flush(l3=l3)
 
 
-async def cache_attach(name: str, address: str | None, section: Mapping[str, Any]) -> dict[str, Any]:
+async def cache_attach(
+    name: str, address: str | None, section: Mapping[str, Any]
+) -> dict[str, Any]:
     """Give a running engine another L3 backend; the names of the new and the former one."""
     async with open_engine(None, name, address) as engine:
         return await engine.attach_storage(section)
@@ -119,7 +134,8 @@ async def cache_detach(name: str, address: str | None) -> dict[str, Any]:
 
 
 async def cache_prefetch(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
-    """Bring to L2 of a running engine what its L3 has of a file's prompts; per prompt its tokens by source.
+    """Bring to L2 of a running engine what its L3 has of a file's prompts; per prompt its tokens by
+    source.
 
     Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from.
     """
@@ -129,12 +145,16 @@ async def cache_prefetch(name: str, address: str | None, path: Path) -> list[dic
     async with open_engine(None, name, address) as engine:
         host = (await engine.stats()).get("host")
         if host is not None and host["l3_breaker"] == "none":
-            raise BadRequest(f"Engine {name} has no L3 to fetch from. Set cache.l3, or use raydix cache attach.")
+            raise BadRequest(
+                f"Engine {name} has no L3 to fetch from. Set cache.l3, or use raydix cache attach."
+            )
         return await prefetch_all(engine, prompts, None)
 
 
 async def cache_explain(name: str, address: str | None, request_id: str) -> dict[str, Any]:
-    """Where a recent request's prompt came from, by token range. Raises BadRequest for an unknown request."""
+    """Where a recent request's prompt came from, by token range. Raises BadRequest for an unknown
+    request.
+    """
     async with open_engine(None, name, address) as engine:
         explanation: dict[str, Any] | None = await engine.explain(request_id)
     if explanation is None:

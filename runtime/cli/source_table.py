@@ -29,7 +29,9 @@ def source_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
     for title in totals:
         table.add_column(title, justify="right")
     for tier, label in _TITLES.items():
-        table.add_row(label, *(_cell(column[tier], sum(column.values())) for column in totals.values()))
+        table.add_row(
+            label, *(_cell(column[tier], sum(column.values())) for column in totals.values())
+        )
     table.add_section()
     table.add_row("all", *(f"{sum(column.values()):,}" for column in totals.values()))
     return table

@@ -8,7 +8,9 @@ from raydix.runtime.config.l3 import BoundedL3Section
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def host_bytes_per_node(config: EngineConfig, layout: KvLayout, num_pages: int, ranks_on_node: int) -> int | None:
+def host_bytes_per_node(
+    config: EngineConfig, layout: KvLayout, num_pages: int, ranks_on_node: int
+) -> int | None:
     """Bytes of a node's arena; None without L2. `num_pages` are the usable L1 pages of each rank."""
     l2 = config.cache.l2
     if l2 is None or not config.has_l2:
@@ -23,8 +25,8 @@ def host_bytes_per_node(config: EngineConfig, layout: KvLayout, num_pages: int, 
 def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | None = None) -> str:
     """The effective configuration for people: bytes per page, then pages and tokens of each tier.
 
-    num_pages: usable L1 pages per rank, where `cache.l1.memory_fraction` left them to the device. One node is assumed
-    for a ratio of L1.
+    num_pages: usable L1 pages per rank, where `cache.l1.memory_fraction` left them to the device.
+    One node is assumed for a ratio of L1.
     """
     num_pages = num_pages or config.cache.l1.num_pages
     if num_pages is None:
@@ -32,9 +34,11 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | N
     page_size, num_ranks = layout.page_size, config.parallel.dp * config.parallel.tp
     page_bytes = page_size * layout.token_bytes
     lines = [
-        f"model  {config.model.path} on {config.model.device}, {config.model.dtype}, {num_ranks} rank(s)",
+        f"model  {config.model.path} on {config.model.device}, {config.model.dtype}, {num_ranks} "
+        f"rank(s)",
         f"page   {page_size} tokens, {format_bytes(page_bytes)}",
-        f"L1     {_tier(num_pages, page_size, num_pages * page_bytes)} per rank, eviction {config.cache.eviction}",
+        f"L1     {_tier(num_pages, page_size, num_pages * page_bytes)} per rank, eviction "
+        f"{config.cache.eviction}",
     ]
     host_bytes = host_bytes_per_node(config, layout, num_pages, num_ranks)
     if host_bytes is None:
@@ -42,13 +46,18 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | N
     else:
         pages = host_bytes // _host_page_bytes(layout)
         rounding = "" if layout.codec is Codec.NONE else f", rounded to {layout.codec}"
-        lines.append(f"L2     {_tier(pages, page_size, host_bytes)} per node, {config.cache.write_policy}{rounding}")
+        lines.append(
+            f"L2     {_tier(pages, page_size, host_bytes)} per node, "
+            f"{config.cache.write_policy}{rounding}"
+        )
     l3 = config.cache.l3
     if l3 is None or not config.has_l3:
         lines.append("L3     off")
     elif isinstance(l3, BoundedL3Section):
         pages = l3.max_bytes // _host_page_bytes(layout)
-        lines.append(f"L3     at most {_tier(pages, page_size, l3.max_bytes)}, backend {l3.backend}")
+        lines.append(
+            f"L3     at most {_tier(pages, page_size, l3.max_bytes)}, backend {l3.backend}"
+        )
     else:
         lines.append(f"L3     as much as its service holds, backend {l3.backend}")
     return "\n".join(lines)

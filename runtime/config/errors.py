@@ -59,7 +59,9 @@ def _suggest(key: str, siblings: list[str], root: Model) -> str:
 
 
 def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
-    """The dotted key of an error's location, without the tags of unions, and the valid keys beside it."""
+    """The dotted key of an error's location, without the tags of unions, and the valid keys beside
+    it.
+    """
     parts: list[str] = []
     siblings = list(root.model_fields)
     candidates: list[Model] = [root]
@@ -75,7 +77,9 @@ def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
 
 
 def _tags_at(loc: tuple[int | str, ...], root: Model) -> list[str]:
-    """What tells the models of the union at a location apart: the error of a missing tag does not say."""
+    """What tells the models of the union at a location apart: the error of a missing tag does not
+    say.
+    """
     candidates: list[Model] = [root]
     for part in map(str, loc):
         candidates = _children(candidates, part)
@@ -83,7 +87,9 @@ def _tags_at(loc: tuple[int | str, ...], root: Model) -> list[str]:
 
 
 def _children(models: list[Model], key: str) -> list[Model]:
-    annotations = [model.model_fields[key].annotation for model in models if key in model.model_fields]
+    annotations = [
+        model.model_fields[key].annotation for model in models if key in model.model_fields
+    ]
     return [child for annotation in annotations for child in _models_in(annotation)]
 
 

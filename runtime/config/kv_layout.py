@@ -1,8 +1,9 @@
 """The shape of cached keys and values: groups of layers that cache alike, and the canonical page.
 
-A canonical page holds `[layer of the group][kv head][k|v][token][dim]` (latent: `[layer][token][dim]`), contiguous, in
-the arena and in storage alike; with a codec each head is followed by its scales (`raydix.kernels.page_codec`). In both
-tiers it is preceded by a 64-byte object header. In L1 pages keep the same order, never encoded.
+A canonical page holds `[layer of the group][kv head][k|v][token][dim]` (latent:
+`[layer][token][dim]`), contiguous, in the arena and in storage alike; with a codec each head is
+followed by its scales (`raydix.kernels.page_codec`). In both tiers it is preceded by a 64-byte
+object header. In L1 pages keep the same order, never encoded.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ class GroupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvGroup:
-    """Layers that cache alike. `layers` are the model's layer indices; `window` is in tokens, for WINDOW only."""
+    """Layers that cache alike. `layers` are the model's layer indices; `window` is in tokens, for
+    WINDOW only.
+    """
 
     kind: GroupKind
     layers: tuple[int, ...]
@@ -42,7 +45,9 @@ class KvGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """Everything that fixes the bytes of a page: equal layouts mean interchangeable pages of one model."""
+    """Everything that fixes the bytes of a page: equal layouts mean interchangeable pages of one
+    model.
+    """
 
     page_size: int
     dtype: str
@@ -76,10 +81,14 @@ class KvLayout:
 
     def _require_encodable(self, group: KvGroup) -> None:
         if group.kind is GroupKind.LATENT:
-            raise ConfigError(f"cache.codec is {self.codec}; it cannot encode latent KV. Set cache.codec to none.")
+            raise ConfigError(
+                f"cache.codec is {self.codec}; it cannot encode latent KV. Set cache.codec to none."
+            )
         if self.page_size * group.head_dim % ENCODED_ALIGNMENT_BYTES:
             raise ConfigError(
-                f"cache.codec is {self.codec}; pages of {self.page_size} tokens with a head dim of {group.head_dim} "
+                f"cache.codec is {self.codec}; pages of {self.page_size} tokens with a head dim "
+                f"of {group.head_dim} "
                 f"have {self.page_size * group.head_dim} keys per head, expected a multiple of "
-                f"{ENCODED_ALIGNMENT_BYTES}. Set cache.page_size to {ENCODED_ALIGNMENT_BYTES}, or cache.codec to none."
+                f"{ENCODED_ALIGNMENT_BYTES}. Set cache.page_size to {ENCODED_ALIGNMENT_BYTES}, or "
+                f"cache.codec to none."
             )

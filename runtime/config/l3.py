@@ -8,13 +8,18 @@ from raydix.runtime.config.values import Fraction, Seconds, Section, Size
 
 
 class BoundedL3Section(Section):
-    """Base of the backends whose size Raydix itself bounds; the others are bounded by their service."""
+    """Base of the backends whose size Raydix itself bounds; the others are bounded by their
+    service.
+    """
 
-    max_bytes: Size = Field(2**30, description="Most bytes of objects, over all models; the least used go.")
+    max_bytes: Size = Field(
+        2**30, description="Most bytes of objects, over all models; the least used go."
+    )
 
 
 Access = Annotated[
-    Literal["owner", "group"], Field(description="Who may read, write and delete objects besides their owner.")
+    Literal["owner", "group"],
+    Field(description="Who may read, write and delete objects besides their owner."),
 ]
 
 
@@ -22,7 +27,9 @@ class FileL3Section(BoundedL3Section):
     """L3 in files below one folder."""
 
     backend: Literal["file"]
-    path: str = Field(description="Folder of the objects; created if absent. Engines and models may share it.")
+    path: str = Field(
+        description="Folder of the objects; created if absent. Engines and models may share it."
+    )
     access: Access = "owner"
 
 
@@ -31,13 +38,16 @@ class RedisL3Section(Section):
 
     backend: Literal["redis"]
     url: str = Field(
-        "redis://127.0.0.1:6379/0", description="redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or unix:///SOCKET."
+        "redis://127.0.0.1:6379/0",
+        description="redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or unix:///SOCKET.",
     )
     ttl_s: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="How long an object is kept after it was written. null: until the server evicts it."
+        None,
+        description="How long an object is kept after it was written. null: until the server evicts it.",
     )
     timeout_s: Annotated[float, Field(gt=0.0)] = Field(
-        5.0, description="Longest wait for a search or a deletion; reads and writes bring deadlines of their own."
+        5.0,
+        description="Longest wait for a search or a deletion; reads and writes bring deadlines of their own.",
     )
 
 
@@ -47,26 +57,37 @@ class S3L3Section(Section):
     backend: Literal["s3"]
     bucket: str = Field(description="S3: name of the bucket, which must exist.")
     prefix: str = Field("raydix", description="S3: what the names of all objects begin with.")
-    endpoint: str | None = Field(None, description="S3: URL of another service than AWS. null: AWS, or AWS_ENDPOINT.")
-    region: str | None = Field(None, description="S3: null: AWS_REGION. Credentials too come from AWS_ variables.")
-    timeout_s: Annotated[float, Field(gt=0.0)] = Field(10.0, description="S3: longest time of one request.")
+    endpoint: str | None = Field(
+        None, description="S3: URL of another service than AWS. null: AWS, or AWS_ENDPOINT."
+    )
+    region: str | None = Field(
+        None, description="S3: null: AWS_REGION. Credentials too come from AWS_ variables."
+    )
+    timeout_s: Annotated[float, Field(gt=0.0)] = Field(
+        10.0, description="S3: longest time of one request."
+    )
 
 
 class MooncakeL3Section(Section):
     """L3 in the memory that the clients of a Mooncake master lend it; the master evicts."""
 
     backend: Literal["mooncake"]
-    master: str = Field("127.0.0.1:50051", pattern=r"^.+:\d+$", description="Mooncake: HOST:PORT of the master.")
+    master: str = Field(
+        "127.0.0.1:50051", pattern=r"^.+:\d+$", description="Mooncake: HOST:PORT of the master."
+    )
     metadata: str = Field(
-        "P2PHANDSHAKE", description="Mooncake: address of the metadata service, if not the clients themselves."
+        "P2PHANDSHAKE",
+        description="Mooncake: address of the metadata service, if not the clients themselves.",
     )
     host: str | None = Field(
-        None, description="Mooncake: this node's address for other clients. null: the one that reaches the master."
+        None,
+        description="Mooncake: this node's address for other clients. null: the one that reaches the master.",
     )
     protocol: Literal["tcp", "rdma"] = Field("tcp", description="Mooncake: how bytes travel.")
     devices: str = Field("", description="Mooncake: RDMA devices, separated by commas.")
     segment_bytes: Size | None = Field(
-        None, description="Mooncake: memory that each node lends; its objects go with the storage actor. null: none."
+        None,
+        description="Mooncake: memory that each node lends; its objects go with the storage actor. null: none.",
     )
 
 
@@ -74,7 +95,9 @@ class Hf3fsL3Section(BoundedL3Section):
     """L3 in slab files on a mounted 3FS, without its FUSE client's copies."""
 
     backend: Literal["hf3fs"]
-    path: str = Field(description="3FS: folder on a mount, created if absent; one engine at a time uses it.")
+    path: str = Field(
+        description="3FS: folder on a mount, created if absent; one engine at a time uses it."
+    )
 
 
 class NixlL3Section(BoundedL3Section):
@@ -85,7 +108,8 @@ class NixlL3Section(BoundedL3Section):
     access: Access = "owner"
     plugin: str = Field("POSIX", description="NIXL: the plugin for files.")
     plugin_options: dict[str, str] = Field(
-        default_factory=lambda: {"use_uring": "true"}, description="NIXL: what the plugin is started with."
+        default_factory=lambda: {"use_uring": "true"},
+        description="NIXL: what the plugin is started with.",
     )
 
 
@@ -95,7 +119,8 @@ class AibrixL3Section(BoundedL3Section):
     backend: Literal["aibrix"]
     path: str = Field(description="AIBrix: folder of the database, for one engine at a time.")
     ttl_s: Annotated[int, Field(ge=1)] = Field(
-        7 * 24 * 3600, description="AIBrix: objects older than this go when the database is compacted."
+        7 * 24 * 3600,
+        description="AIBrix: objects older than this go when the database is compacted.",
     )
 
 
@@ -103,13 +128,20 @@ class FakeL3Section(BoundedL3Section):
     """L3 in the storage actor's memory, slow and faulty at will: for tests."""
 
     backend: Literal["fake"]
-    max_delay_s: Seconds = Field(0.0, description="Fake backend: each object takes a random time of up to this long.")
+    max_delay_s: Seconds = Field(
+        0.0, description="Fake backend: each object takes a random time of up to this long."
+    )
     latency_s: Seconds = Field(0.0, description="Fake backend: delay of each batch and search.")
     max_bytes_per_s: Size | None = Field(
-        None, description="Fake backend: bandwidth of all reads and writes together. null: unbounded."
+        None,
+        description="Fake backend: bandwidth of all reads and writes together. null: unbounded.",
     )
-    failure_fraction: Fraction = Field(0.0, description="Fake backend: part of the operations that end with an error.")
-    corrupt_fraction: Fraction = Field(0.0, description="Fake backend: part of the reads that bring wrong bytes.")
+    failure_fraction: Fraction = Field(
+        0.0, description="Fake backend: part of the operations that end with an error."
+    )
+    corrupt_fraction: Fraction = Field(
+        0.0, description="Fake backend: part of the reads that bring wrong bytes."
+    )
     seed: int = Field(0, description="Fake backend: seed of delays and failures.")
 
 
@@ -118,7 +150,9 @@ class PluginL3Section(Section):
 
     backend: Literal["plugin"]
     name: str = Field(description="Plugin: name of the entry point.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Plugin: what its factory is called with.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Plugin: what its factory is called with."
+    )
 
 
 L3Section = Annotated[

@@ -1,4 +1,6 @@
-"""How much memory this process may still take: the machine's and the cgroup's limits, whichever is lower."""
+"""How much memory this process may still take: the machine's and the cgroup's limits, whichever is
+lower.
+"""
 
 from pathlib import Path
 

@@ -21,12 +21,16 @@ _UNITS = {
 
 
 def parse_size(value: object) -> object:
-    """Turn `64MiB` into bytes; anything but text passes as it is. Raises PydanticCustomError on other text."""
+    """Turn `64MiB` into bytes; anything but text passes as it is. Raises PydanticCustomError on
+    other text.
+    """
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].upper() not in _UNITS:
-        raise PydanticCustomError("size", "expected bytes or a number with a unit, such as 64MiB or 1GiB")
+        raise PydanticCustomError(
+            "size", "expected bytes or a number with a unit, such as 64MiB or 1GiB"
+        )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 

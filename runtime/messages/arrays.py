@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-# Spelt out, as the codec asks for the origin of this type: from numpy 2.5 on, that of NDArray is an alias.
+# Spelt out, as the codec asks for the origin of this type: from numpy 2.5 on, that of NDArray is an
+# alias.
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 """Within one process: only int32 columns travel."""
@@ -19,7 +20,9 @@ def int32_array(values: Iterable[int] | np.ndarray[Any, Any]) -> Int32Array:
         array = values.astype(np.int32)
         # numpy wraps around without a word what comes in another width.
         if values.dtype != np.int32 and not np.array_equal(array, values):
-            raise OverflowError(f"{values.dtype} column with values outside int32: {values.min()} to {values.max()}")
+            raise OverflowError(
+                f"{values.dtype} column with values outside int32: {values.min()} to {values.max()}"
+            )
     else:
         array = np.array(list(values), dtype=np.int32)
     array.flags.writeable = False

@@ -1,8 +1,9 @@
 """What travels between a client and the Scheduler.
 
-A request id is the caller's name for a request, and may be used again once that request has ended. What is asked and
-what is answered is told apart by the asking: a number that the client uses once on its link. A link that has closed
-makes everything stale that went over it: the Scheduler ends what the client asked, and nothing is answered elsewhere.
+A request id is the caller's name for a request, and may be used again once that request has ended.
+What is asked and what is answered is told apart by the asking: a number that the client uses once
+on its link. A link that has closed makes everything stale that went over it: the Scheduler ends
+what the client asked, and nothing is answered elsewhere.
 """
 
 from dataclasses import dataclass, field
@@ -35,9 +36,11 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds one.
+    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds
+    one.
 
-    Never stale: it begins an asking. Refused if another request of this id lives, whichever client asked for that one.
+    Never stale: it begins an asking. Refused if another request of this id lives, whichever client
+    asked for that one.
     """
 
     asking: AskingId
@@ -56,10 +59,11 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchPrompt:
-    """A hint: requests with this prompt may follow, so bring to L2 what L3 has of it. Nothing is computed.
+    """A hint: requests with this prompt may follow, so bring to L2 what L3 has of it. Nothing is
+    computed.
 
-    Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have found them.
-    `AbortRequest` ends it. Never stale, as `SubmitRequest`.
+    Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have
+    found them. `AbortRequest` ends it. Never stale, as `SubmitRequest`.
     """
 
     asking: AskingId
@@ -103,8 +107,9 @@ class RequestFailure:
 class RequestDelta:
     """What is new of one request. The last delta has `finished` or `failure`, never both.
 
-    Stale once nobody listens to that asking any more: the client drops it, though its request id may live on in a
-    later asking. The last one ends the asking for the client's count of what the Scheduler still has.
+    Stale once nobody listens to that asking any more: the client drops it, though its request id
+    may live on in a later asking. The last one ends the asking for the client's count of what the
+    Scheduler still has.
     """
 
     asking: AskingId
@@ -112,7 +117,9 @@ class RequestDelta:
     token_ids: Int32Array = field(default_factory=empty)
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     cached_tokens_by_source: dict[str, int] | None = None
-    """On the first delta with tokens (or the last one): prompt tokens by source; the values sum to the prompt."""
+    """On the first delta with tokens (or the last one): prompt tokens by source; the values sum to
+    the prompt.
+    """
     queued_s: float | None = None
     """Arrival to first admission; on the same delta."""
     finished: FinishReason | None = None
@@ -123,8 +130,9 @@ class RequestDelta:
 class TokenFrame:
     """News of a client's requests: all of one scheduler turn, or a part of it where that is much.
 
-    First come single tokens, in columns: entry i is one more token of an asking, which may have several. Then come
-    deltas, at most one of an asking, whose tokens follow. Each is stale by itself.
+    First come single tokens, in columns: entry i is one more token of an asking, which may have
+    several. Then come deltas, at most one of an asking, whose tokens follow. Each is stale by
+    itself.
     """
 
     askings: tuple[AskingId, ...] = ()

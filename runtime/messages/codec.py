@@ -1,7 +1,9 @@
-"""Messages to bytes and back: msgpack arrays `[tag, field, ...]`, fields in the order of their definition.
+"""Messages to bytes and back: msgpack arrays `[tag, field, ...]`, fields in the order of their
+definition.
 
-int32 columns travel as an extension type of raw little-endian bytes and come back as read-only views; enums travel by
-value, nested dataclasses as arrays of their fields. Both ends must run the same build: tags are positions in `Message`.
+int32 columns travel as an extension type of raw little-endian bytes and come back as read-only
+views; enums travel by value, nested dataclasses as arrays of their fields. Both ends must run the
+same build: tags are positions in `Message`.
 """
 
 from collections.abc import Callable
@@ -62,7 +64,9 @@ _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
 _FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
-"""Their tuples are checked entry by entry, too: what a client makes up reaches actors that serve others."""
+"""Their tuples are checked entry by entry, too: what a client makes up reaches actors that serve
+others.
+"""
 
 _MAX_ASKING = 2**63 - 1
 """Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""
@@ -77,7 +81,9 @@ class MessageError(RaydixError):
 
 def _int32_view(code: int, data: bytes) -> Int32Array:
     if code != _INT32_EXTENSION or len(data) % 4:
-        raise MessageError(f"extension {code} with {len(data)} bytes; expected {_INT32_EXTENSION} with whole int32")
+        raise MessageError(
+            f"extension {code} with {len(data)} bytes; expected {_INT32_EXTENSION} with whole int32"
+        )
     return np.frombuffer(data, dtype=_INT32) if data else empty()
 
 
@@ -97,15 +103,25 @@ class _Decoder:
         self._cls = cls
         self._names = [field.name for field in fields(cls)]
         converts = [(i, _convert_for(hints[name])) for i, name in enumerate(self._names)]
-        self._converts: list[tuple[int, Convert]] = [(i, convert) for i, convert in converts if convert is not None]
+        self._converts: list[tuple[int, Convert]] = [
+            (i, convert) for i, convert in converts if convert is not None
+        ]
         self._types = [_types_of(hints[name]) for name in self._names]
-        tuples = [(name, get_args(hints[name])[0]) for name in self._names if get_origin(hints[name]) is tuple]
-        self._entries = [(name, _types_of(hint)) for name, hint in tuples] if cls in _FROM_CLIENTS else []
+        tuples = [
+            (name, get_args(hints[name])[0])
+            for name in self._names
+            if get_origin(hints[name]) is tuple
+        ]
+        self._entries = (
+            [(name, _types_of(hint)) for name, hint in tuples] if cls in _FROM_CLIENTS else []
+        )
         self._askings = [i for i, name in enumerate(self._names) if hints[name] is AskingId]
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         if len(values) != len(self._names):
-            raise MessageError(f"{self._cls.__name__} with {len(values)} fields; expected {len(self._names)}")
+            raise MessageError(
+                f"{self._cls.__name__} with {len(values)} fields; expected {len(self._names)}"
+            )
         for name, value, types in zip(self._names, values, self._types, strict=True):
             if type(value) not in types:
                 raise MessageError(f"{self._cls.__name__}.{name} is a {type(value).__name__}")
@@ -120,7 +136,10 @@ class _Decoder:
 
         for name, types in self._entries:
             if any(type(entry) not in types for entry in getattr(message, name)):
-                raise MessageError(f"{self._cls.__name__}.{name} has an entry of another type than {types[0].__name__}")
+                raise MessageError(
+                    f"{self._cls.__name__}.{name} has an entry of another type than "
+                    f"{types[0].__name__}"
+                )
         return message
 
 
@@ -174,7 +193,9 @@ def _pack_default(value: Any) -> Any:
     """msgpack calls this for whatever it does not know."""
     if isinstance(value, np.ndarray):
         if value.dtype != _INT32 or value.ndim != 1:
-            raise MessageError(f"array of {value.dtype} with shape {value.shape}; expected one dimension of int32")
+            raise MessageError(
+                f"array of {value.dtype} with shape {value.shape}; expected one dimension of int32"
+            )
         return msgpack.ExtType(_INT32_EXTENSION, value.tobytes())
     getter = _GETTERS.get(type(value))
     if getter is not None:
@@ -185,7 +206,9 @@ def _pack_default(value: Any) -> Any:
 
 
 def encode(message: Message) -> bytes:
-    """The frame body of a message. Raises MessageError for other types and for fields that cannot travel."""
+    """The frame body of a message. Raises MessageError for other types and for fields that cannot
+    travel.
+    """
     cls = type(message)
     tag = _TAGS.get(cls)
     if tag is None:
@@ -198,7 +221,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The message of a frame body. Raises MessageError for anything that `encode` of this build does not make."""
+    """The message of a frame body. Raises MessageError for anything that `encode` of this build
+    does not make.
+    """
     try:
         values = msgpack.unpackb(body, ext_hook=_int32_view, use_list=False, strict_map_key=False)
         tag = values[0]

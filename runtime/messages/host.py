@@ -1,10 +1,12 @@
 """What travels between the Scheduler and HostMemory, and between HostMemory and storage actors.
 
-Page keys travel as one `bytes` of 32 bytes each; `split_keys` takes them apart. All host pages are quoted with their
-generation: a message about an older generation concerns a page that has since changed hands and is ignored.
+Page keys travel as one `bytes` of 32 bytes each; `split_keys` takes them apart. All host pages are
+quoted with their generation: a message about an older generation concerns a page that has since
+changed hands and is ignored.
 
-Every message belongs to the connection it came over. Both ends drop what an earlier connection still brings, so no id
-below needs to be told from those of another Scheduler or HostMemory. What else makes a message stale stands with it.
+Every message belongs to the connection it came over. Both ends drop what an earlier connection
+still brings, so no id below needs to be told from those of another Scheduler or HostMemory. What
+else makes a message stale stands with it.
 """
 
 from dataclasses import dataclass
@@ -54,18 +56,21 @@ class Urgency(IntEnum):
 
     REQUEST = 0
     HINT = 1
-    """Nobody waits for it: it is read for when no request's pages wait, and what it brings is pinned by nobody."""
+    """Nobody waits for it: it is read for when no request's pages wait, and what it brings is
+    pinned by nobody.
+    """
 
 
-# Scheduler -> HostMemory -----------------------------------------------------------------------------------------
+# Scheduler -> HostMemory --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """Touch a chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
 
-    `keys` starts at the chain's first page. Pages before `num_l1_pages` are only touched. Progress is reported until
-    every page's source is final. Never stale: a request may ask again, under a new `lookup_id`.
+    `keys` starts at the chain's first page. Pages before `num_l1_pages` are only touched. Progress
+    is reported until every page's source is final. Never stale: a request may ask again, under a
+    new `lookup_id`.
     """
 
     lookup_id: LookupId
@@ -90,7 +95,9 @@ class CancelLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePages:
-    """Pin READY pages for reading. Answered by `PagesLeased` with the longest READY prefix of `keys`. Never stale."""
+    """Pin READY pages for reading. Answered by `PagesLeased` with the longest READY prefix of
+    `keys`. Never stale.
+    """
 
     lease_id: LeaseId
     keys: bytes
@@ -108,7 +115,8 @@ class ReleaseLeases:
 class CommitPages:
     """Granted pages are filled, on every rank: publish them under their keys.
 
-    Stale, page by page, if the generation is not the page's or the page is not granted: counted and ignored.
+    Stale, page by page, if the generation is not the page's or the page is not granted: counted and
+    ignored.
     """
 
     keys: bytes
@@ -121,7 +129,8 @@ class CommitPages:
 class AbandonPages:
     """A process is out of reach with copies in flight: keep these grants and leases in quarantine.
 
-    That ends when `pid` has exited or is named in a `ProcessDrained`. A grant is stale as in `CommitPages`.
+    That ends when `pid` has exited or is named in a `ProcessDrained`. A grant is stale as in
+    `CommitPages`.
     """
 
     host_page_ids: Int32Array
@@ -132,24 +141,29 @@ class AbandonPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessDrained:
-    """A process that lives said hello anew: none of the copies is in flight for which pages were abandoned before."""
+    """A process that lives said hello anew: none of the copies is in flight for which pages were
+    abandoned before.
+    """
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesDrained:
-    """No copy ordered over an earlier connection is in flight any more: grants may start. Said once a connection."""
+    """No copy ordered over an earlier connection is in flight any more: grants may start. Said once
+    a connection.
+    """
 
 
-# HostMemory -> Scheduler -----------------------------------------------------------------------------------------
+# HostMemory -> Scheduler --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesGranted:
     """Free host pages, now FILLING under the Scheduler's write lease, to back pages up into.
 
-    Stale once the connection is lost, like all grants: HostMemory keeps them in quarantine until `CopiesDrained`.
+    Stale once the connection is lost, like all grants: HostMemory keeps them in quarantine until
+    `CopiesDrained`.
     """
 
     host_page_ids: Int32Array
@@ -171,7 +185,9 @@ class PagesLeased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorUpdate:
-    """Keys (first 16 bytes) that became READY in L2 or were dropped, in order: drops first, then ready. A hint."""
+    """Keys (first 16 bytes) that became READY in L2 or were dropped, in order: drops first, then
+    ready. A hint.
+    """
 
     ready: bytes = b""
     dropped: bytes = b""
@@ -191,10 +207,11 @@ class StorageStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupProgress:
-    """Sources of all pages of a chain so far, one `PageSource` byte each, from the chain's first page.
+    """Sources of all pages of a chain so far, one `PageSource` byte each, from the chain's first
+    page.
 
-    Pages before `num_l1_pages` say L1. `is_final`: no page is PENDING any more and this is the last report. Stale if
-    nobody waits for this lookup any more.
+    Pages before `num_l1_pages` say L1. `is_final`: no page is PENDING any more and this is the last
+    report. Stale if nobody waits for this lookup any more.
     """
 
     lookup_id: LookupId
@@ -203,13 +220,20 @@ class LookupProgress:
 
 
 ToHost = (
-    Lookup | CancelLookup | LeasePages | ReleaseLeases | CommitPages | AbandonPages | ProcessDrained | CopiesDrained
+    Lookup
+    | CancelLookup
+    | LeasePages
+    | ReleaseLeases
+    | CommitPages
+    | AbandonPages
+    | ProcessDrained
+    | CopiesDrained
 )
 """What a Scheduler says to HostMemory."""
 FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
 """What HostMemory answers."""
 
-# HostMemory <-> storage actor ------------------------------------------------------------------------------------
+# HostMemory <-> storage actor ---------------------------------------------------------------------
 # HostMemory counts batches and never uses an id twice, so an answer names one order. Over a
 # connection every order is answered once; an answer to none is an error of accounting. A storage
 # actor that connects, for the first time or again, has no order of an earlier connection under way,
@@ -294,7 +318,8 @@ class DeleteObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelBatch:
-    """The rest of a batch is no longer wanted. It is still answered, with CANCELLED for what was not done.
+    """The rest of a batch is no longer wanted. It is still answered, with CANCELLED for what was
+    not done.
 
     Stale if the answer is under way: then nothing happens.
     """

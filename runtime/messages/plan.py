@@ -1,10 +1,12 @@
 """What the Scheduler sends to a GPU actor, and what comes back.
 
-A plan is numbered per lane, without gaps, and is carried out in order. Its page copies start at once; its rows form one
-model step. Columns named `row_*` have one entry per row, `table_*` one per block-table change.
+A plan is numbered per lane, without gaps, and is carried out in order. Its page copies start at
+once; its rows form one model step. Columns named `row_*` have one entry per row, `table_*` one per
+block-table change.
 
-Every message belongs to the connection it came over, and what an earlier one still brings is dropped: steps and
-transfers are numbered within it. A plan is never stale; what makes an answer stale stands with it.
+Every message belongs to the connection it came over, and what an earlier one still brings is
+dropped: steps and transfers are numbered within it. A plan is never stale; what makes an answer
+stale stands with it.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +17,9 @@ from raydix.runtime.messages.arrays import Int32Array, empty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSampling:
-    """The part of `SamplingParams` that the device needs; see there for meanings. `top_k == 0` keeps all tokens."""
+    """The part of `SamplingParams` that the device needs; see there for meanings. `top_k == 0`
+    keeps all tokens.
+    """
 
     seed: int
     temperature: float = 0.0
@@ -45,7 +49,8 @@ class AddedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChanges:
-    """Writes to block tables of one KV group: entry i puts `counts[i]` page ids at `starts[i]` of slot `slots[i]`.
+    """Writes to block tables of one KV group: entry i puts `counts[i]` page ids at `starts[i]` of
+    slot `slots[i]`.
 
     `page_ids` holds the runs of all entries one after another.
     """
@@ -75,9 +80,10 @@ class PageCopies:
 class StepPlan:
     """One numbered plan for one lane. Without rows it only moves pages and changes state.
 
-    Order of effects: `removed_slots`, `added`, `tables`, start `loads` and `backups` (a backup sees all that earlier
-    plans computed), then the rows. Rows may use pages that loads of this or an earlier plan fill: such a row names the
-    load in `row_loads` and layer i waits until that load has brought layer i.
+    Order of effects: `removed_slots`, `added`, `tables`, start `loads` and `backups` (a backup sees
+    all that earlier plans computed), then the rows. Rows may use pages that loads of this or an
+    earlier plan fill: such a row names the load in `row_loads` and layer i waits until that load
+    has brought layer i.
     """
 
     step: int
@@ -92,9 +98,13 @@ class StepPlan:
     """Position in the sequence of the first token that the row computes."""
     row_num_tokens: Int32Array = field(default_factory=empty)
     row_write_starts: Int32Array = field(default_factory=empty)
-    """First position whose keys and values are kept; earlier ones go to the padding page (normally = row_starts)."""
+    """First position whose keys and values are kept; earlier ones go to the padding page (normally
+    = row_starts).
+    """
     row_output_positions: Int32Array = field(default_factory=empty)
-    """Output position (from 0) of the token sampled after the row's last token; -1: the row samples nothing."""
+    """Output position (from 0) of the token sampled after the row's last token; -1: the row samples
+    nothing.
+    """
     row_loads: Int32Array = field(default_factory=empty)
     """Transfer id of the unfinished load that the row must wait for, layer by layer; -1: none."""
 
@@ -103,8 +113,8 @@ class StepPlan:
 class TokenLogprobs:
     """Log-probabilities of one output position from raw logits.
 
-    `token_ids[0]` is the sampled token; the k most likely follow, most likely first (the sampled one again if it is
-    among them). `ranks` count from 1.
+    `token_ids[0]` is the sampled token; the k most likely follow, most likely first (the sampled
+    one again if it is among them). `ranks` count from 1.
     """
 
     token_ids: tuple[int, ...]
@@ -114,9 +124,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step is done on one rank. `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only).
+    """A step is done on one rank. `token_ids` has one entry per sampling row, in row order (rank 0
+    of a lane only).
 
-    Never stale as a whole; a row is, if its request has ended or started another run since the plan was sent.
+    Never stale as a whole; a row is, if its request has ended or started another run since the plan
+    was sent.
     """
 
     rank: int
@@ -132,13 +144,16 @@ class StepResult:
 class TransfersDone:
     """Loads and backups that are complete on one rank, in order of completion.
 
-    Never stale as a whole; a load is, if its request wants it no longer: then its pages and its lease just go back.
+    Never stale as a whole; a load is, if its request wants it no longer: then its pages and its
+    lease just go back.
     """
 
     rank: int
     transfer_ids: Int32Array
     stale_transfer_ids: Int32Array = field(default_factory=empty)
-    """Those of them that read a host page of another generation than the plan named: their bytes are not to be used."""
+    """Those of them that read a host page of another generation than the plan named: their bytes
+    are not to be used.
+    """
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""

@@ -1,7 +1,8 @@
-"""Sampling of rows whose logits change first: by penalties on the tokens so far, and by masks before `min_tokens`.
+"""Sampling of rows whose logits change first: by penalties on the tokens so far, and by masks
+before `min_tokens`.
 
-Such rows are few: they are sampled apart, in blocks of rows, whose copies of the logits are float32. Penalties are
-counted from the tokens each time, so that nothing is kept between steps.
+Such rows are few: they are sampled apart, in blocks of rows, whose copies of the logits are
+float32. Penalties are counted from the tokens each time, so that nothing is kept between steps.
 
 Legend: A adjusted rows, B rows of a block, V vocabulary, L tokens of the longest row.
 """
@@ -19,7 +20,9 @@ from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SamplingRows
 
 BLOCK_ROWS = 32
-"""Rows at a time: they bound the memory that takes, about 30 bytes for each token of the vocabulary."""
+"""Rows at a time: they bound the memory that takes, about 30 bytes for each token of the
+vocabulary.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +49,8 @@ class _Block:
 def sample_adjusted(
     ops: ModelOps, logits_RV: Tensor, rows: SamplingRows, slots: RequestSlots, token_ids_R: Tensor
 ) -> None:
-    """Replace the adjusted rows' tokens in `token_ids_R` and in the slots. Nothing waits for the device.
+    """Replace the adjusted rows' tokens in `token_ids_R` and in the slots. Nothing waits for the
+    device.
 
     In vLLM's order: min_tokens, penalties, temperature, min-p, top-k, top-p, noise.
     """
@@ -93,12 +97,16 @@ def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_B
     return blocks
 
 
-def _block_columns(part: Column, rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[Column]:
+def _block_columns(
+    part: Column, rows: SamplingRows, slots: RequestSlots, vocab_size: int
+) -> list[Column]:
     """The tensors of a `_Block`, in order."""
     chosen, ends = rows.slots[part], rows.ends[part]
     positions = rows.output_positions[part]
     sampling = [slots.sampling.of_slot[slot] for slot in chosen]
-    penalties = np.array([(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for s in sampling])
+    penalties = np.array(
+        [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for s in sampling]
+    )
     # A stop id beyond the vocabulary cannot be sampled anyway.
     masked = [
         (row, token_id)
@@ -120,13 +128,17 @@ def _block_columns(part: Column, rows: SamplingRows, slots: RequestSlots, vocab_
 
 
 def _penalise(logits_BV: Tensor, block: _Block, tokens_XL: Tensor) -> Tensor:
-    """Repetition over prompt and output, presence and frequency over the output, as vLLM applies them."""
+    """Repetition over prompt and output, presence and frequency over the output, as vLLM applies
+    them.
+    """
     tokens_BL = tokens_XL[block.slots_B, : block.max_tokens].long()
     positions_L = torch.arange(block.max_tokens, device=logits_BV.device)
     is_token_BL = positions_L < block.num_tokens_B[:, None]
     is_output_BL = is_token_BL & (positions_L >= block.num_prompt_tokens_B[:, None])
     counts_BV = torch.zeros_like(logits_BV).scatter_add_(1, tokens_BL, is_token_BL.float())
-    repetition_B1, presence_B1, frequency_B1 = (each.float()[:, None] for each in block.penalties_3B)
+    repetition_B1, presence_B1, frequency_B1 = (
+        each.float()[:, None] for each in block.penalties_3B
+    )
 
     scaled_BV = torch.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
     logits_BV = torch.where(counts_BV > 0, scaled_BV, logits_BV)

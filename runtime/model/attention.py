@@ -1,7 +1,8 @@
 """Full attention over paged KV.
 
-Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query heads, D head dim,
-P pages, L layers of the group, H KV heads, S slots per page, N pages of a block table.
+Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query
+heads, D head dim, P pages, L layers of the group, H KV heads, S slots per page, N pages of a block
+table.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,9 @@ class GroupBatch:
     block_tables_RN: Tensor
     """int32, page ids per row."""
     slot_mapping_T: Tensor
-    """int64, page * S + offset where each token's keys and values go; those that are not kept go to page 0."""
+    """int64, page * S + offset where each token's keys and values go; those that are not kept go to
+    page 0.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +43,29 @@ def linear_parameters(
     out_features: int, in_features: int, *, bias: bool, device: torch.device, dtype: torch.dtype
 ) -> nn.Linear:
     """An uninitialised linear layer without gradients; its weights come from the checkpoint."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=device, dtype=dtype)
+    layer: nn.Linear = nn.utils.skip_init(
+        nn.Linear, in_features, out_features, bias=bias, device=device, dtype=dtype
+    )
     return layer.requires_grad_(False)
 
 
 class RmsNorm(nn.Module):
     """Root-mean-square norm over the last dimension, with the residual connection before it."""
 
-    def __init__(self, size: int, eps: float, ops: ModelOps, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, size: int, eps: float, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.eps = eps
         self._ops = ops
-        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.empty(size, device=device, dtype=dtype), requires_grad=False
+        )
 
     def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
-        """Same shape out as in. `residual_TC`: `x_TC` is added to it in place, and the sum is normed."""
+        """Same shape out as in. `residual_TC`: `x_TC` is added to it in place, and the sum is
+        normed.
+        """
         return self._ops.rms_norm(x_TC, self.weight, self.eps, residual_TC=residual_TC)
 
 
@@ -62,19 +73,37 @@ class FullAttention(nn.Module):
     """Grouped-query attention of one layer; `layer_in_group` is its place in the group's pool."""
 
     def __init__(
-        self, spec: ModelSpec, layer_in_group: int, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        layer_in_group: int,
+        ops: ModelOps,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.layer_in_group = layer_in_group
-        self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
         self._ops = ops
         self._scale = spec.head_dim**-0.5
         qkv_heads = spec.num_heads + 2 * spec.num_kv_heads
         self.qkv = linear_parameters(
-            qkv_heads * spec.head_dim, spec.hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
+            qkv_heads * spec.head_dim,
+            spec.hidden_size,
+            bias=spec.qkv_bias,
+            device=device,
+            dtype=dtype,
         )
         self.output = linear_parameters(
-            spec.hidden_size, spec.num_heads * spec.head_dim, bias=spec.output_bias, device=device, dtype=dtype
+            spec.hidden_size,
+            spec.num_heads * spec.head_dim,
+            bias=spec.output_bias,
+            device=device,
+            dtype=dtype,
         )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
@@ -83,7 +112,11 @@ class FullAttention(nn.Module):
             self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ops, device=device, dtype=dtype)
 
     def forward(
-        self, x_TC: Tensor, batch: AttentionBatch, group: GroupBatch, before_cache: Callable[[], None] | None
+        self,
+        x_TC: Tensor,
+        batch: AttentionBatch,
+        group: GroupBatch,
+        before_cache: Callable[[], None] | None,
     ) -> Tensor:
         """Write this step's keys and values, attend to each row's context, project back to [T, C].
 
@@ -96,10 +129,14 @@ class FullAttention(nn.Module):
         q_TQD = self._ops.rotate_and_write_kv(
             qkv_TX, batch.rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
         )
-        out_TQD = self._ops.paged_attention(q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._scale)
+        out_TQD = self._ops.paged_attention(
+            q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._scale
+        )
         return self._ops.linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
 
     def _norm(self) -> QkNorm | None:
         if self.q_norm is None or self.k_norm is None:
             return None
-        return QkNorm(q_weight_D=self.q_norm.weight, k_weight_D=self.k_norm.weight, eps=self.q_norm.eps)
+        return QkNorm(
+            q_weight_D=self.q_norm.weight, k_weight_D=self.k_norm.weight, eps=self.q_norm.eps
+        )

@@ -1,4 +1,6 @@
-"""From a checkpoint folder to a decoder: tensor by tensor into preallocated parameters, fingerprinted on the way."""
+"""From a checkpoint folder to a decoder: tensor by tensor into preallocated parameters,
+fingerprinted on the way.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,7 +30,9 @@ class LoadedModel:
 
     decoder: Decoder
     weight_fingerprint: bytes
-    """32 bytes over name, shape, dtype and content of every tensor in the checkpoint; over the seed of random ones."""
+    """32 bytes over name, shape, dtype and content of every tensor in the checkpoint; over the seed
+    of random ones.
+    """
     config_digest: bytes
     """`ModelSpec.digest()`."""
 
@@ -46,7 +50,9 @@ def load_model(folder: str | Path, *, device: torch.device, dtype: torch.dtype) 
     folder = Path(folder)
     decoder = make_decoder(read_spec(folder), device=device, dtype=dtype)
     fingerprint = load_weights(decoder, folder)
-    return LoadedModel(decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest())
+    return LoadedModel(
+        decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest()
+    )
 
 
 def load_weights(decoder: Decoder, folder: Path) -> bytes:
@@ -64,7 +70,8 @@ def load_weights(decoder: Decoder, folder: Path) -> bytes:
             unexpected.append(name)
     if missing or unexpected:
         raise CheckpointError(
-            f"{folder} does not fit its config: missing tensors: {_some(missing)}; unexpected: {_some(unexpected)}."
+            f"{folder} does not fit its config: missing tensors: {_some(missing)}; unexpected: "
+            f"{_some(unexpected)}."
         )
     _check_tied(decoder, described)
     return hashlib.sha256(repr(sorted(described)).encode()).digest()
@@ -76,24 +83,36 @@ def _digest(tensor: Tensor) -> bytes:
 
 def _fill(target: Tensor, name: str, tensor: Tensor) -> None:
     if tensor.dtype not in _FLOAT_DTYPES:
-        raise CheckpointError(f"Tensor {name} is {tensor.dtype}; only unquantised float weights are supported.")
+        raise CheckpointError(
+            f"Tensor {name} is {tensor.dtype}; only unquantised float weights are supported."
+        )
     if target.shape != tensor.shape:
         raise CheckpointError(
-            f"Tensor {name} has shape {list(tensor.shape)}; the config asks for {list(target.shape)}."
+            f"Tensor {name} has shape {list(tensor.shape)}; the config asks for "
+            f"{list(target.shape)}."
         )
     target.copy_(tensor)
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:
     """Tensors that old exports carry although the config fixes them."""
-    return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (
+        spec.tied_embeddings and name == "lm_head.weight"
+    )
 
 
 def _check_tied(decoder: Decoder, described: list[tuple[str, tuple[int, ...], str, bytes]]) -> None:
     digests = {name: digest for name, _, _, digest in described}
     head = digests.get("lm_head.weight")
-    if decoder.spec.tied_embeddings and head is not None and head != digests["model.embed_tokens.weight"]:
-        raise CheckpointError("tie_word_embeddings is true, but lm_head.weight differs from model.embed_tokens.weight.")
+    if (
+        decoder.spec.tied_embeddings
+        and head is not None
+        and head != digests["model.embed_tokens.weight"]
+    ):
+        raise CheckpointError(
+            "tie_word_embeddings is true, but lm_head.weight differs from "
+            "model.embed_tokens.weight."
+        )
 
 
 def _some(names: set[str] | list[str]) -> str:
@@ -110,7 +129,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 names = list(shard.keys())
                 if expected is not None and set(names) != expected:
                     differing = expected.symmetric_difference(names)
-                    raise CheckpointError(f"{path.name} and {_INDEX} disagree about {_some(differing)}.")
+                    raise CheckpointError(
+                        f"{path.name} and {_INDEX} disagree about {_some(differing)}."
+                    )
                 for name in names:
                     yield name, shard.get_tensor(name)
         except (OSError, SafetensorError) as error:
@@ -121,7 +142,9 @@ def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
     """Weight files and, where an index lists them, the tensors that each must hold."""
     if not (folder / _INDEX).exists():
         if not (folder / _SINGLE).exists():
-            raise CheckpointError(f"{folder} holds neither {_SINGLE} nor {_INDEX}; only safetensors are supported.")
+            raise CheckpointError(
+                f"{folder} holds neither {_SINGLE} nor {_INDEX}; only safetensors are supported."
+            )
         return [(folder / _SINGLE, None)]
     weight_map = read_json(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -130,7 +153,8 @@ def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
             raise CheckpointError(
-                f"{_INDEX} says that {name} is in {file!r}; expected the name of a file of {folder}. "
+                f"{_INDEX} says that {name} is in {file!r}; expected the name of a file of "
+                f"{folder}. "
                 "Correct the index, or fetch the checkpoint again."
             )
         by_file.setdefault(file, set()).add(name)
@@ -138,7 +162,9 @@ def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
 
 
 def _targets(decoder: Decoder) -> dict[str, Tensor]:
-    """Where each tensor of the checkpoint goes: views of the decoder's parameters by Hugging Face name."""
+    """Where each tensor of the checkpoint goes: views of the decoder's parameters by Hugging Face
+    name.
+    """
     spec = decoder.spec
     targets: dict[str, Tensor] = {
         "model.embed_tokens.weight": decoder.embedding,
@@ -181,7 +207,9 @@ def _add_linear(targets: dict[str, Tensor], name: str, layer: torch.nn.Linear) -
 def _add_mlp(targets: dict[str, Tensor], prefix: str, mlp: DenseMlp) -> None:
     for kind, fused in (("weight", mlp.gate_up.weight), ("bias", mlp.gate_up.bias)):
         if fused is not None:
-            targets[f"{prefix}gate_proj.{kind}"], targets[f"{prefix}up_proj.{kind}"] = fused.chunk(2)
+            targets[f"{prefix}gate_proj.{kind}"], targets[f"{prefix}up_proj.{kind}"] = fused.chunk(
+                2
+            )
     _add_linear(targets, prefix + "down_proj", mlp.down)
 
 
@@ -191,7 +219,9 @@ def _add_moe(targets: dict[str, Tensor], prefix: str, moe: MoeLayer, family: Fam
     else:
         block, gate, up, down = "mlp.", "gate_proj", "up_proj", "down_proj"
     targets[f"{prefix}{block}gate.weight"] = moe.router.weight_EC
-    for expert, (gate_up, down_weight) in enumerate(zip(moe.experts.gate_up_EIC, moe.experts.down_ECI, strict=True)):
+    for expert, (gate_up, down_weight) in enumerate(
+        zip(moe.experts.gate_up_EIC, moe.experts.down_ECI, strict=True)
+    ):
         name = f"{prefix}{block}experts.{expert}."
         targets[f"{name}{gate}.weight"], targets[f"{name}{up}.weight"] = gate_up.chunk(2)
         targets[f"{name}{down}.weight"] = down_weight

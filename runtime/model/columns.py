@@ -1,6 +1,7 @@
 """Columns of integers on their way to the device: a step's many in one copy.
 
-Each begins at a multiple of 16 bytes: kernels are compiled for aligned and for other pointers apart, and meet one kind.
+Each begins at a multiple of 16 bytes: kernels are compiled for aligned and for other pointers
+apart, and meet one kind.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ def packed_size(lengths: Sequence[int]) -> int:
 
 
 def pack_columns(columns: Sequence[Column], lengths: Sequence[int] | None = None) -> Column:
-    """One column behind another; each is given its length, the rest of which is zero. None: its own."""
+    """One column behind another; each is given its length, the rest of which is zero. None: its
+    own.
+    """
     lengths = [len(column) for column in columns] if lengths is None else lengths
     packed = np.zeros(packed_size(lengths), dtype=np.int64)
     start = 0

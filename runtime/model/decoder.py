@@ -1,4 +1,5 @@
-"""One decoder for all supported families: embedding, layers of attention and feed-forward, final norm, head.
+"""One decoder for all supported families: embedding, layers of attention and feed-forward, final
+norm, head.
 
 Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
 """
@@ -18,11 +19,15 @@ from raydix.runtime.model.spec import ModelSpec
 class DenseMlp(nn.Module):
     """SwiGLU feed-forward; gate and up rows are stacked in one matrix."""
 
-    def __init__(self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self._ops = ops
         size, bias = spec.intermediate_size, spec.mlp_bias
-        self.gate_up = linear_parameters(2 * size, spec.hidden_size, bias=bias, device=device, dtype=dtype)
+        self.gate_up = linear_parameters(
+            2 * size, spec.hidden_size, bias=bias, device=device, dtype=dtype
+        )
         self.down = linear_parameters(spec.hidden_size, size, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x_TC: Tensor) -> Tensor:
@@ -32,7 +37,9 @@ class DenseMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residual connections. `group` is the layer's KV group."""
+    """Pre-norm attention and feed-forward with residual connections. `group` is the layer's KV
+    group.
+    """
 
     def __init__(
         self,
@@ -46,9 +53,13 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.group, layer_in_group = place
-        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype)
+        self.attention_norm = RmsNorm(
+            spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype
+        )
         self.attention = FullAttention(spec, layer_in_group, ops, device=device, dtype=dtype)
-        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype)
+        self.mlp_norm = RmsNorm(
+            spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype
+        )
         self.mlp: MoeLayer | DenseMlp
         if spec.moe is not None and layer in spec.moe.layers:
             self.mlp = MoeLayer(
@@ -71,11 +82,17 @@ class DecoderLayer(nn.Module):
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
     ) -> Tensor:
-        """The feed-forward's output [T, C], which the next norm adds to `residual_TC`; that one changes in place.
+        """The feed-forward's output [T, C], which the next norm adds to `residual_TC`; that one
+        changes in place.
 
-        `x_TC`: what the layer before returned; None in the first layer. For `before_cache` see `FullAttention`.
+        `x_TC`: what the layer before returned; None in the first layer. For `before_cache` see
+        `FullAttention`.
         """
-        normed_TC = self.attention_norm(residual_TC) if x_TC is None else self.attention_norm(x_TC, residual_TC)
+        normed_TC = (
+            self.attention_norm(residual_TC)
+            if x_TC is None
+            else self.attention_norm(x_TC, residual_TC)
+        )
         x_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
         out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
         return out_TC
@@ -84,14 +101,17 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """The whole model on one device. Its parameters are uninitialised until a checkpoint is loaded."""
 
-    def __init__(self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.ops = ops
         self.device = device
         self.dtype = dtype
         self.embedding = nn.Parameter(
-            torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype), requires_grad=False
+            torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype),
+            requires_grad=False,
         )
         places = _places_in_groups(spec)
         self.layers = nn.ModuleList(
@@ -104,15 +124,20 @@ class Decoder(nn.Module):
             self.embedding
             if spec.tied_embeddings
             else nn.Parameter(
-                torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype), requires_grad=False
+                torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype),
+                requires_grad=False,
             )
         )
         self.rotary = RotaryEmbedding(spec.rope, spec.head_dim, device)
 
     def forward(
-        self, token_ids_T: Tensor, batch: AttentionBatch, on_layer: Callable[[int], None] | None = None
+        self,
+        token_ids_T: Tensor,
+        batch: AttentionBatch,
+        on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Run a step and return the final hidden states [T, C]; keys and values go to the pools of `batch`.
+        """Run a step and return the final hidden states [T, C]; keys and values go to the pools of
+        `batch`.
 
         `token_ids_T` int. `on_layer(i)` is called before layer i reads or writes cached KV.
         """

@@ -15,10 +15,14 @@ _STANDARD_DEVIATION = 0.02
 """As transformers initialises these families."""
 
 
-def make_dummy_model(folder: str | Path, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Build the model of `folder`'s config with normal weights of SEED; norms are ones. Reads no weights.
+def make_dummy_model(
+    folder: str | Path, *, device: torch.device, dtype: torch.dtype
+) -> LoadedModel:
+    """Build the model of `folder`'s config with normal weights of SEED; norms are ones. Reads no
+    weights.
 
-    Equal on devices of one kind, so that their KV pages are interchangeable. Raises CheckpointError as `load_model`.
+    Equal on devices of one kind, so that their KV pages are interchangeable. Raises CheckpointError
+    as `load_model`.
     """
     decoder = make_decoder(read_spec(folder), device=device, dtype=dtype)
     generator = torch.Generator(device).manual_seed(SEED)
@@ -29,4 +33,6 @@ def make_dummy_model(folder: str | Path, *, device: torch.device, dtype: torch.d
             module.weight.fill_(1.0)
     # The generator of each kind of device draws other numbers.
     fingerprint = hashlib.sha256(f"dummy {SEED} {dtype} {device.type}".encode()).digest()
-    return LoadedModel(decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest())
+    return LoadedModel(
+        decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest()
+    )

@@ -1,7 +1,8 @@
 """Small copies between host and device, by kernels that read and write pinned memory.
 
-A copy engine carries out its copies in order of arrival, whatever their streams: on an H200 (2026-11-21) 64 KiB of a
-step's columns waited 10 ms for the pieces of a load enqueued before. So a step leaves the copy engines to the pages.
+A copy engine carries out its copies in order of arrival, whatever their streams: on an H200
+(2026-11-21) 64 KiB of a step's columns waited 10 ms for the pieces of a load enqueued before. So a
+step leaves the copy engines to the pages.
 """
 
 from collections import deque
@@ -14,7 +15,8 @@ from raydix.runtime.model.columns import Column, pack_columns, split_columns
 
 
 class PinnedCopies:
-    """Owns: the pinned memory that kernels on the current stream may still read or write. Nothing here waits for them.
+    """Owns: the pinned memory that kernels on the current stream may still read or write. Nothing
+    here waits for them.
 
     On the cpu nothing is copied but columns into one another.
     """

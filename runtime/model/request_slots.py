@@ -15,13 +15,20 @@ from raydix.runtime.model.slot_sampling import SlotSampling
 class RequestSlots:
     """Owns: each slot's tokens, block tables and sampling parameters.
 
-    `tokens_XL`: int32 [max_slots + 1, max_model_len + 1], prompt then output; sampled tokens are written by the step
-    that samples them. `tables_XN`: one int32 [max_slots + 1, pages of max_model_len] per KV group; what is not set is
-    the padding page, so that a row beyond its request's pages is harmless. No request is ever in the last slot.
+    `tokens_XL`: int32 [max_slots + 1, max_model_len + 1], prompt then output; sampled tokens are
+    written by the step that samples them. `tables_XN`: one int32 [max_slots + 1, pages of
+    max_model_len] per KV group; what is not set is the padding page, so that a row beyond its
+    request's pages is harmless. No request is ever in the last slot.
     """
 
     def __init__(
-        self, *, pool_pages: Sequence[int], page_size: int, max_slots: int, max_model_len: int, device: torch.device
+        self,
+        *,
+        pool_pages: Sequence[int],
+        page_size: int,
+        max_slots: int,
+        max_model_len: int,
+        device: torch.device,
     ) -> None:
         """`pool_pages`: usable pages of each KV group's pool."""
         self.copies = PinnedCopies(device)
@@ -33,9 +40,12 @@ class RequestSlots:
         self.tokens_per_slot = max_model_len + 1
         self.scratch_slot = max_slots
         """For rows of padding: its block tables name the padding page alone."""
-        self.tokens_XL = torch.zeros(max_slots + 1, self.tokens_per_slot, dtype=torch.int32, device=device)
+        self.tokens_XL = torch.zeros(
+            max_slots + 1, self.tokens_per_slot, dtype=torch.int32, device=device
+        )
         self.tables_XN = tuple(
-            torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device) for _ in pool_pages
+            torch.zeros(max_slots + 1, self.max_pages, dtype=torch.int32, device=device)
+            for _ in pool_pages
         )
         self._pool_pages = tuple(pool_pages)
         self.sampling = SlotSampling(max_slots + 1)
@@ -45,19 +55,25 @@ class RequestSlots:
     def remove(self, slots: NDArray[np.int32]) -> None:
         """Free slots. Raises AccountingError if one is not taken."""
         if not self.is_taken[slots].all():
-            raise AccountingError(f"Slots {slots[~self.is_taken[slots]].tolist()} are removed but not taken.")
+            raise AccountingError(
+                f"Slots {slots[~self.is_taken[slots]].tolist()} are removed but not taken."
+            )
         self.is_taken[slots] = False
 
     def add(self, request: AddedRequest) -> None:
-        """Put a request into its slot. Raises AccountingError if the slot is taken or the tokens do not fit."""
+        """Put a request into its slot. Raises AccountingError if the slot is taken or the tokens do
+        not fit.
+        """
         slot, num_tokens = request.slot, len(request.token_ids)
         if not 0 <= slot < self.max_slots or self.is_taken[slot]:
             raise AccountingError(
-                f"{request.request_id} is added to slot {slot} of {self.max_slots}, which is not free."
+                f"{request.request_id} is added to slot {slot} of {self.max_slots}, which is not "
+                f"free."
             )
         if num_tokens > self.max_model_len:
             raise AccountingError(
-                f"{request.request_id} has {num_tokens} tokens; max_model_len is {self.max_model_len}."
+                f"{request.request_id} has {num_tokens} tokens; max_model_len is "
+                f"{self.max_model_len}."
             )
         self.is_taken[slot] = True
         self.sampling.put(slot, request.sampling)
@@ -68,25 +84,33 @@ class RequestSlots:
             table_XN[slot] = 0
 
     def check_tables(self, changes: TableChanges) -> None:
-        """Raise AccountingError if a run does not fit its table, or names a page that its group's pool lacks.
+        """Raise AccountingError if a run does not fit its table, or names a page that its group's
+        pool lacks.
 
         Kernels do not look: a page that is not there is memory of something else.
         """
         starts, counts = changes.starts.astype(np.int64), changes.counts.astype(np.int64)
         if not 0 <= changes.group < len(self.tables_XN):
-            raise AccountingError(f"Block tables of KV group {changes.group} change; there are {len(self.tables_XN)}.")
+            raise AccountingError(
+                f"Block tables of KV group {changes.group} change; there are {len(self.tables_XN)}."
+            )
         fits = (starts >= 0) & (counts >= 0) & (starts + counts <= self.max_pages)
         if counts.sum() != len(changes.page_ids) or not fits.all():
             raise AccountingError(
-                f"Block-table runs {list(zip(starts.tolist(), counts.tolist(), strict=True))} do not fit "
+                f"Block-table runs {list(zip(starts.tolist(), counts.tolist(), strict=True))} do "
+                f"not fit "
                 f"{len(changes.page_ids)} page ids or tables of {self.max_pages} pages."
             )
         if not ((changes.slots >= 0) & (changes.slots < self.max_slots)).all():
-            raise AccountingError(f"Block tables of slots {changes.slots.tolist()} change; there are {self.max_slots}.")
+            raise AccountingError(
+                f"Block tables of slots {changes.slots.tolist()} change; there are "
+                f"{self.max_slots}."
+            )
         num_pages = self._pool_pages[changes.group]
         if not ((changes.page_ids >= 0) & (changes.page_ids <= num_pages)).all():
             raise AccountingError(
-                f"Block tables name pages {changes.page_ids.min()} to {changes.page_ids.max()} of KV group "
+                f"Block tables name pages {changes.page_ids.min()} to {changes.page_ids.max()} of "
+                f"KV group "
                 f"{changes.group}; its pool has {num_pages} beside the padding page."
             )
 
@@ -94,8 +118,13 @@ class RequestSlots:
         """Write runs of page ids, which `check_tables` has checked."""
         table_XN = self.tables_XN[changes.group]
         counts = changes.counts.astype(np.int64)
-        first = np.repeat(changes.slots.astype(np.int64) * self.max_pages + changes.starts.astype(np.int64), counts)
-        indices, page_ids = self.copies.to_device([first + run_offsets(counts), changes.page_ids.astype(np.int64)])
+        first = np.repeat(
+            changes.slots.astype(np.int64) * self.max_pages + changes.starts.astype(np.int64),
+            counts,
+        )
+        indices, page_ids = self.copies.to_device(
+            [first + run_offsets(counts), changes.page_ids.astype(np.int64)]
+        )
         table_XN.view(-1)[indices] = page_ids.to(torch.int32)
 
 

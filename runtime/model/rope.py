@@ -17,7 +17,9 @@ class RotaryEmbedding:
         self._inverse_frequencies = inverse_frequencies.to(device)
 
     def tables(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return (cos_TD, sin_TD) in `dtype`, computed in float32; the second half of D repeats the first."""
+        """Return (cos_TD, sin_TD) in `dtype`, computed in float32; the second half of D repeats the
+        first.
+        """
         angles = positions_T[:, None].float() * self._inverse_frequencies
         angles_TD = torch.cat((angles, angles), dim=-1)
         return (angles_TD.cos() * self._scale).to(dtype), (angles_TD.sin() * self._scale).to(dtype)
@@ -52,9 +54,9 @@ def _llama3(rope: Llama3Rope, inverse: Tensor) -> Tensor:
 
 def _yarn(rope: YarnRope, powers: Tensor, head_dim: int) -> Tensor:
     def correction_dim(num_rotations: float) -> float:
-        return (head_dim * math.log(rope.original_max_positions / (num_rotations * 2 * math.pi))) / (
-            2 * math.log(rope.theta)
-        )
+        return (
+            head_dim * math.log(rope.original_max_positions / (num_rotations * 2 * math.pi))
+        ) / (2 * math.log(rope.theta))
 
     low, high = correction_dim(rope.beta_fast), correction_dim(rope.beta_slow)
     if rope.truncate:

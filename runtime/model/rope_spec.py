@@ -50,9 +50,14 @@ def read_rope(config: Any) -> tuple[Rope, int]:
     """The rotary embedding and the longest context that it serves. Raises CheckpointError."""
     parameters = config.rope_parameters
     if not isinstance(parameters, Mapping):
-        raise CheckpointError(f"The rotary parameters are {parameters!r}; expected an object of them. {REMEDY}")
+        raise CheckpointError(
+            f"The rotary parameters are {parameters!r}; expected an object of them. {REMEDY}"
+        )
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(f"partial_rotary_factor is {parameters['partial_rotary_factor']}; only 1.0 is supported.")
+        raise CheckpointError(
+            f"partial_rotary_factor is {parameters['partial_rotary_factor']}; only 1.0 is "
+            f"supported."
+        )
     theta = positive(parameters, "rope_theta")
     match parameters.get("rope_type"):
         case "default":
@@ -65,14 +70,18 @@ def read_rope(config: Any) -> tuple[Rope, int]:
             scaled = int(yarn.factor * yarn.original_max_positions)
             return yarn, max(config.max_position_embeddings, scaled)
         case other:
-            raise CheckpointError(f"rope_type is {other!r}; supported are 'default', 'llama3' and 'yarn'.")
+            raise CheckpointError(
+                f"rope_type is {other!r}; supported are 'default', 'llama3' and 'yarn'."
+            )
 
 
 def positive(parameters: Mapping[str, Any], name: str) -> float:
     """A rotary parameter that must be there. Raises CheckpointError."""
     value = parameters.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise CheckpointError(f"{name} of the rotary embedding is {value!r}; expected a number above 0. {REMEDY}")
+        raise CheckpointError(
+            f"{name} of the rotary embedding is {value!r}; expected a number above 0. {REMEDY}"
+        )
     return float(value)
 
 
@@ -86,7 +95,8 @@ def _llama3(theta: float, parameters: Mapping[str, Any]) -> Llama3Rope:
     )
     if rope.low_freq_factor >= rope.high_freq_factor:
         raise CheckpointError(
-            f"low_freq_factor is {rope.low_freq_factor:g} and high_freq_factor {rope.high_freq_factor:g}; expected the "
+            f"low_freq_factor is {rope.low_freq_factor:g} and high_freq_factor "
+            f"{rope.high_freq_factor:g}; expected the "
             f"second to be larger. {REMEDY}"
         )
     return rope
@@ -104,7 +114,9 @@ def _yarn(theta: float, parameters: Mapping[str, Any], max_positions: int) -> Ya
     return YarnRope(
         theta=theta,
         factor=optional("factor", max_positions / max(original, 1)),
-        attention_factor=positive(parameters, "attention_factor") if "attention_factor" in given else None,
+        attention_factor=positive(parameters, "attention_factor")
+        if "attention_factor" in given
+        else None,
         mscale=parameters.get("mscale"),
         mscale_all_dim=parameters.get("mscale_all_dim"),
         beta_fast=optional("beta_fast", 32),

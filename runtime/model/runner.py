@@ -1,7 +1,8 @@
-"""Carries out the rows of numbered plans: gathers a step's tokens, runs the decoder, samples, keeps the tokens.
+"""Carries out the rows of numbered plans: gathers a step's tokens, runs the decoder, samples, keeps
+the tokens.
 
-Sampled tokens are written to the slot's tokens on the device, so the next plan may use one that the Scheduler has not
-seen yet. Lengths are known on the host; nothing here waits for the device.
+Sampled tokens are written to the slot's tokens on the device, so the next plan may use one that the
+Scheduler has not seen yet. Lengths are known on the host; nothing here waits for the device.
 """
 
 from collections.abc import Callable
@@ -91,7 +92,8 @@ class _StepInputs:
 class ModelRunner:
     """Runs plans on one device, in order. Owns: the request slots. The pools belong to the caller.
 
-    `pools`: one [pages + 1, layers, kv heads, 2, page size, head dim] tensor per KV group, zeroed; page 0 is padding.
+    `pools`: one [pages + 1, layers, kv heads, 2, page size, head dim] tensor per KV group, zeroed;
+    page 0 is padding.
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class ModelRunner:
         self._decoder = decoder
         self._pools = pools
         self._device = device
-        self._rope_XD = decoder.rotary.tables(torch.arange(max_model_len, device=device), decoder.dtype)
+        self._rope_XD = decoder.rotary.tables(
+            torch.arange(max_model_len, device=device), decoder.dtype
+        )
         self._captured: CapturedSteps | None = None
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
@@ -119,7 +123,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, max_prefill_tokens: int) -> None:
-        """Run steps of all kinds up to this size, over the padding page, so that every kernel is compiled."""
+        """Run steps of all kinds up to this size, over the padding page, so that every kernel is
+        compiled.
+        """
         longest = min(max_prefill_tokens, self.slots.max_model_len)
         sizes = {size - less for size in _powers_of_two(16, longest) for less in (0, 1)} | {longest}
         for num_tokens in sorted(sizes):
@@ -128,7 +134,8 @@ class ModelRunner:
             for num_tokens in {1, min(16, context)}:
                 self._run_padding(num_tokens, context - num_tokens)
 
-        # The largest batch, with all that rows may ask for at once: the memory that takes must be known.
+        # The largest batch, with all that rows may ask for at once: the memory that takes must be
+        # known.
         for sampling in (CUTTING, ASKING_FOR_ALL):
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
@@ -136,7 +143,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture small steps of all sizes, if the operations allow it. Call once, before the first plan."""
+        """Capture small steps of all sizes, if the operations allow it. Call once, before the first
+        plan.
+        """
         if self._decoder.ops.is_capturable:
             self._captured = CapturedSteps(
                 self._run_columns,
@@ -154,7 +163,8 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
 
-        Raises AccountingError if one is impossible; one of the block tables, before anything has changed.
+        Raises AccountingError if one is impossible; one of the block tables, before anything has
+        changed.
         """
         for changes in plan.tables:
             self.slots.check_tables(changes)
@@ -166,16 +176,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
-        """Run the plan's rows, after `apply`. On cuda the work is only enqueued, on the current stream."""
+        """Run the plan's rows, after `apply`. On cuda the work is only enqueued, on the current
+        stream.
+        """
         rows = read_rows(plan, self.slots)
         if not len(rows.slots):
             return self._output(torch.empty(0, dtype=torch.int32), None)
         on_layer = _layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
-        if self._captured is not None and (shape := choose_shape(rows, self._captured.shapes)) is not None:
+        if (
+            self._captured is not None
+            and (shape := choose_shape(rows, self._captured.shapes)) is not None
+        ):
             if on_layer is not None:
-                # A load's events are the plan's own, so no graph can hold them: all of it has to arrive first.
+                # A load's events are the plan's own, so no graph can hold them: all of it has to
+                # arrive first.
                 on_layer(self._decoder.spec.num_layers - 1)
             columns = step_columns(rows, sampling, self.slots, shape)
             return self._replay(self._captured, columns, shape, sampling)
@@ -187,12 +203,17 @@ class ModelRunner:
         return self._sample(hidden_TC[inputs.sampled_R], inputs, sampling)
 
     def check(self) -> None:
-        """Raise AccountingError if a block table names a page that its pool lacks. Waits for the device."""
-        for group, (table_XN, pool) in enumerate(zip(self.slots.tables_XN, self._pools, strict=True)):
+        """Raise AccountingError if a block table names a page that its pool lacks. Waits for the
+        device.
+        """
+        for group, (table_XN, pool) in enumerate(
+            zip(self.slots.tables_XN, self._pools, strict=True)
+        ):
             lowest, highest = (int(bound) for bound in table_XN.aminmax())
             if lowest < 0 or highest >= pool.shape[0]:
                 raise AccountingError(
-                    f"Block tables of group {group} name pages {lowest} to {highest}; its pool has {pool.shape[0]}."
+                    f"Block tables of group {group} name pages {lowest} to {highest}; its pool "
+                    f"has {pool.shape[0]}."
                 )
 
     def _inputs(self, rows: StepRows, sampling: SamplingRows) -> _StepInputs:
@@ -217,7 +238,15 @@ class ModelRunner:
                 *extensions_4Y,
             ]
         )
-        token_index_T, page_index_T, page_offset_T, positions_T, sampled_R, next_index_R, *others = columns
+        (
+            token_index_T,
+            page_index_T,
+            page_offset_T,
+            positions_T,
+            sampled_R,
+            next_index_R,
+            *others,
+        ) = columns
         sampling_columns, others = others[:NUM_COLUMNS], others[NUM_COLUMNS:]
         tiles, slots_B, tokens_B, contexts_B, *extension_columns = others
         singles = DecodeRows(
@@ -226,7 +255,11 @@ class ModelRunner:
             context_tokens_B=contexts_B,
             max_context_tokens=int(rows.ends[is_decode].max(initial=0)),
         )
-        extensions = _tiles(extension_columns, self._decoder.ops.extension_tokens, int(extensions_4Y[3].max(initial=0)))
+        extensions = _tiles(
+            extension_columns,
+            self._decoder.ops.extension_tokens,
+            int(extensions_4Y[3].max(initial=0)),
+        )
         attention_rows = AttentionRows(
             prefill=prefill,
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
@@ -248,12 +281,18 @@ class ModelRunner:
         for pool_PLH2SD, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
             pages_T = table_XN.view(-1)[page_index_T]
             slot_mapping_T = torch.add(page_offset_T, pages_T, alpha=self.slots.page_size)
-            groups.append(GroupBatch(pool_PLH2SD=pool_PLH2SD, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T))
+            groups.append(
+                GroupBatch(
+                    pool_PLH2SD=pool_PLH2SD, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T
+                )
+            )
         cos_XD, sin_XD = self._rope_XD
         rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
         return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
 
-    def _replay(self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows) -> StepOutput:
+    def _replay(
+        self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows
+    ) -> StepOutput:
         """A captured step."""
         num_rows = len(sampling.slots)
         output = captured.replay(columns, shape)
@@ -304,7 +343,9 @@ class ModelRunner:
         if not sampling.has_logprobs:
             return self._output(token_ids_R, None)
         asked = [self.slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
-        return self._output(token_ids_R, compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies))
+        return self._output(
+            token_ids_R, compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies)
+        )
 
     def _output(self, token_ids_R: Tensor, logprobs: LogprobTensors | None) -> StepOutput:
         token_ids = self.slots.copies.to_host(token_ids_R)
@@ -337,7 +378,9 @@ def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: i
 
 
 def _powers_of_two(start: int, stop: int) -> list[int]:
-    return [1 << bit for bit in range(start.bit_length() - 1, stop.bit_length()) if 1 << bit <= stop]
+    return [
+        1 << bit for bit in range(start.bit_length() - 1, stop.bit_length()) if 1 << bit <= stop
+    ]
 
 
 def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:

@@ -1,7 +1,7 @@
 """What the requests in the slots ask of sampling, and the columns that tell it to the device.
 
-The noise of output token i comes from (seed, i) alone, so a row's token does not depend on the batch, on chunks, or on
-where the request was resumed.
+The noise of output token i comes from (seed, i) alone, so a row's token does not depend on the
+batch, on chunks, or on where the request was resumed.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,9 @@ class SamplingRows:
     columns: tuple[Column, ...]
     """Of `SamplingColumns`; adjusted rows are greedy there."""
     adjusted: Column
-    """Indices of the rows whose logits change before they are sampled: by penalties, or before `min_tokens`."""
+    """Indices of the rows whose logits change before they are sampled: by penalties, or before
+    `min_tokens`.
+    """
     has_cuts: bool
     """Does one of the rows that are not adjusted cut tokens?"""
     has_logprobs: bool
@@ -63,7 +65,9 @@ class SlotSampling:
         self.of_slot[slot] = sampling
         self._columns_CX[:, slot] = _slot_columns(sampling)
         is_random = sampling.temperature >= GREEDY_BELOW
-        self._is_cut[slot] = is_random and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+        self._is_cut[slot] = is_random and (
+            sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        )
         self._is_penalised[slot] = has_penalties(sampling)
         self._has_logprobs[slot] = sampling.num_logprobs is not None
         self._min_tokens[slot] = sampling.min_tokens
@@ -115,7 +119,9 @@ def noise_keys(mixed_seeds: NDArray[np.uint64], output_positions: Column) -> Col
     if len(mixed_seeds) <= _FEW_ROWS:
         # A dozen array operations take longer than the arithmetic of a few rows.
         sums = zip(mixed_seeds.tolist(), output_positions.tolist(), strict=True)
-        return np.array([_mix_one(seed + position) for seed, position in sums], dtype=np.uint64).view(np.int64)
+        return np.array(
+            [_mix_one(seed + position) for seed, position in sums], dtype=np.uint64
+        ).view(np.int64)
     return mix(mixed_seeds + output_positions.astype(np.uint64)).view(np.int64)
 
 

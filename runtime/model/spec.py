@@ -97,10 +97,18 @@ class ModelSpec:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
         )
-        return KvLayout(page_size=page_size, dtype=dtype, dtype_bytes=DTYPE_BYTES[dtype], groups=(group,), codec=codec)
+        return KvLayout(
+            page_size=page_size,
+            dtype=dtype,
+            dtype_bytes=DTYPE_BYTES[dtype],
+            groups=(group,),
+            codec=codec,
+        )
 
     def digest(self) -> bytes:
-        """32 bytes over everything that decides what the model computes; EOS ids and lengths do not."""
+        """32 bytes over everything that decides what the model computes; EOS ids and lengths do
+        not.
+        """
         fields = asdict(self)
         for name in ("eos_token_ids", "max_position_embeddings", "dtype"):
             del fields[name]
@@ -131,8 +139,10 @@ def read_spec(folder: str | Path) -> ModelSpec:
         or config.num_attention_heads % config.num_key_value_heads
     ):
         raise CheckpointError(
-            f"head_dim is {head_dim}, num_attention_heads {config.num_attention_heads}, num_key_value_heads "
-            f"{config.num_key_value_heads}; expected an even head_dim and whole query groups per KV head. {REMEDY}"
+            f"head_dim is {head_dim}, num_attention_heads {config.num_attention_heads}, "
+            f"num_key_value_heads "
+            f"{config.num_key_value_heads}; expected an even head_dim and whole query groups per "
+            f"KV head. {REMEDY}"
         )
     attention_bias = bool(getattr(config, "attention_bias", False))
     return ModelSpec(
@@ -174,11 +184,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is not a folder. Names on the Hugging Face Hub are not supported: download the checkpoint "
+            f"{folder} is not a folder. Names on the Hugging Face Hub are not supported: download "
+            f"the checkpoint "
             "and give the path of its folder."
         )
     if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
-        raise CheckpointError(f"{folder} holds .bin weights; only safetensors are supported. Convert the checkpoint.")
+        raise CheckpointError(
+            f"{folder} holds .bin weights; only safetensors are supported. Convert the checkpoint."
+        )
 
 
 def _family(raw: Mapping[str, Any]) -> Family:
@@ -188,7 +201,8 @@ def _family(raw: Mapping[str, Any]) -> Family:
         if raw.get("model_type") == family.value and architectures in ([], [architecture]):
             return family
     raise CheckpointError(
-        f"config.json says model_type {raw.get('model_type')!r} and architectures {architectures}; supported are "
+        f"config.json says model_type {raw.get('model_type')!r} and architectures "
+        f"{architectures}; supported are "
         f"{supported}."
     )
 
@@ -200,7 +214,14 @@ def _hf_config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (StrictDataclassError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except (
+        StrictDataclassError,
+        AttributeError,
+        KeyError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CheckpointError(f"{folder}/config.json is not valid: {error}") from error
 
 
@@ -208,8 +229,12 @@ def _check_raw(raw: Mapping[str, Any]) -> None:
     """What transformers would stumble over without a word of where."""
     quantization = raw.get("quantization_config")
     if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(f"The checkpoint is quantised ({method}); only unquantised weights are supported.")
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        )
+        raise CheckpointError(
+            f"The checkpoint is quantised ({method}); only unquantised weights are supported."
+        )
     for name in _SIZES:
         if raw.get(name) is not None:
             _check_size(name, raw[name])
@@ -232,7 +257,8 @@ def _check_window(config: Any, max_positions: int) -> None:
     is_windowed = layer_types != {"full_attention"} or not hasattr(config, "layer_types")
     if window is not None and is_windowed and window < max_positions:
         raise CheckpointError(
-            f"The model uses a sliding window of {window} tokens, and its context is {max_positions}; only full "
+            f"The model uses a sliding window of {window} tokens, and its context is "
+            f"{max_positions}; only full "
             "attention is supported. Use a model without a window."
         )
 
@@ -253,7 +279,9 @@ def _moe(family: Family, config: Any) -> MoeSpec | None:
             sparse = tuple(
                 layer
                 for layer in range(config.num_hidden_layers)
-                if layer not in dense and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
+                if layer not in dense
+                and config.num_experts > 0
+                and (layer + 1) % config.decoder_sparse_step == 0
             )
             if sparse:
                 _check_choice(config.num_experts_per_tok, config.num_experts)
@@ -271,7 +299,8 @@ def _moe(family: Family, config: Any) -> MoeSpec | None:
 def _check_choice(experts_per_token: int, num_experts: int) -> None:
     if experts_per_token > num_experts:
         raise CheckpointError(
-            f"num_experts_per_tok is {experts_per_token}; expected at most the number of experts, {num_experts}. "
+            f"num_experts_per_tok is {experts_per_token}; expected at most the number of experts, "
+            f"{num_experts}. "
             f"{REMEDY}"
         )
 
@@ -288,7 +317,8 @@ def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
     for each in ids:
         if not _is_whole(each) or not 0 <= each < config.vocab_size:
             raise CheckpointError(
-                f"eos_token_id is {eos!r}; expected ids from 0 to {config.vocab_size - 1}, those of the vocabulary. "
+                f"eos_token_id is {eos!r}; expected ids from 0 to {config.vocab_size - 1}, those "
+                f"of the vocabulary. "
                 "Correct generation_config.json, or config.json if the first does not name it."
             )
     return ids

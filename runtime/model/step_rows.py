@@ -100,13 +100,20 @@ def read_rows(plan: StepPlan, slots: RequestSlots) -> StepRows:
         write_starts=plan.row_write_starts.astype(np.int64),
         output_positions=plan.row_output_positions.astype(np.int64),
     )
-    if (rows.num_tokens < 1).any() or (rows.starts < 0).any() or (rows.ends > slots.max_model_len).any():
+    if (
+        (rows.num_tokens < 1).any()
+        or (rows.starts < 0).any()
+        or (rows.ends > slots.max_model_len).any()
+    ):
         raise AccountingError(
-            f"Plan {plan.step} has rows from {rows.starts.tolist()} to {rows.ends.tolist()}; expected at least one "
+            f"Plan {plan.step} has rows from {rows.starts.tolist()} to {rows.ends.tolist()}; "
+            f"expected at least one "
             f"token each, within max_model_len {slots.max_model_len}."
         )
     if not slots.is_taken[rows.slots].all():
-        raise AccountingError(f"Plan {plan.step} runs slots {rows.slots.tolist()}, of which some are free.")
+        raise AccountingError(
+            f"Plan {plan.step} runs slots {rows.slots.tolist()}, of which some are free."
+        )
     return rows
 
 
@@ -132,12 +139,15 @@ def choose_shape(rows: StepRows, shapes: Sequence[StepShape]) -> StepShape | Non
     return next((shape for shape in shapes if shape.holds(num_rows, num_tokens)), None)
 
 
-def step_columns(rows: StepRows, sampling: SamplingRows, slots: RequestSlots, shape: StepShape) -> Column:
-    """Packed columns of a captured step: the rows, all of which sample, then padding up to its shape.
+def step_columns(
+    rows: StepRows, sampling: SamplingRows, slots: RequestSlots, shape: StepShape
+) -> Column:
+    """Packed columns of a captured step: the rows, all of which sample, then padding up to its
+    shape.
 
-    In order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and including the last
-    of them; of each row that samples its last token's index in T, where in the slots' tokens the sampled one goes, and
-    `SamplingColumns`. Padding is greedy.
+    In order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and
+    including the last of them; of each row that samples its last token's index in T, where in the
+    slots' tokens the sampled one goes, and `SamplingColumns`. Padding is greedy.
     """
     padded = _add_padding(rows, slots, shape)
     tokens = token_columns(padded, slots)
@@ -160,13 +170,21 @@ def step_columns(rows: StepRows, sampling: SamplingRows, slots: RequestSlots, sh
 def padding_columns(slots: RequestSlots, shape: StepShape) -> Column:
     """`step_columns` of a step that is all padding."""
     nothing = np.empty(0, dtype=np.int64)
-    rows = StepRows(slots=nothing, starts=nothing, num_tokens=nothing, write_starts=nothing, output_positions=nothing)
+    rows = StepRows(
+        slots=nothing,
+        starts=nothing,
+        num_tokens=nothing,
+        write_starts=nothing,
+        output_positions=nothing,
+    )
     return step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
 
 
 def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
     """One sampling row in the scratch slot, of which nothing is kept."""
-    column = np.array([[slots.scratch_slot], [start], [num_tokens], [start + num_tokens], [0]], dtype=np.int64)
+    column = np.array(
+        [[slots.scratch_slot], [start], [num_tokens], [start + num_tokens], [0]], dtype=np.int64
+    )
     return StepRows(
         slots=column[0],
         starts=column[1],
@@ -177,7 +195,9 @@ def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
 
 
 def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepRows:
-    """Fill the shape's tokens with rows of the scratch slot, a tile each, of which nothing is kept or sampled."""
+    """Fill the shape's tokens with rows of the scratch slot, a tile each, of which nothing is kept
+    or sampled.
+    """
     missing = shape.num_tokens - int(rows.num_tokens.sum())
     if not missing:
         return rows
@@ -200,4 +220,9 @@ def _tile_columns(rows: StepRows, tokens_per_tile: int) -> tuple[Column, Column,
     first_Y = run_offsets(num_tiles) * tokens_per_tile
     count_Y = np.minimum(np.repeat(rows.num_tokens, num_tiles) - first_Y, tokens_per_tile)
     context_Y = np.repeat(rows.starts, num_tiles) + first_Y + count_Y
-    return np.repeat(rows.slots, num_tiles), np.repeat(rows.first_tokens, num_tiles) + first_Y, count_Y, context_Y
+    return (
+        np.repeat(rows.slots, num_tiles),
+        np.repeat(rows.first_tokens, num_tiles) + first_Y,
+        count_Y,
+        context_Y,
+    )

@@ -1,4 +1,6 @@
-"""Sizes of the steps that are captured in CUDA graphs: decode steps, and small extensions of a cached prefix."""
+"""Sizes of the steps that are captured in CUDA graphs: decode steps, and small extensions of a
+cached prefix.
+"""
 
 from dataclasses import dataclass
 
@@ -32,7 +34,9 @@ class StepShape:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the step's columns: 4 by token, 4 by tile, 2 by row that samples and those of `SamplingColumns`."""
+        """Of the step's columns: 4 by token, 4 by tile, 2 by row that samples and those of
+        `SamplingColumns`.
+        """
         by_row = (self.num_rows,) * (2 + NUM_COLUMNS)
         return (self.num_tokens,) * 4 + (self.num_tiles,) * 4 + by_row
 
@@ -48,7 +52,9 @@ class StepShape:
 
 
 def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:
-    """Batches of single tokens, by rising size: a step is padded to the next one. The last is `max_rows`."""
+    """Batches of single tokens, by rising size: a step is padded to the next one. The last is
+    `max_rows`.
+    """
     fine = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
     sizes = (*(size for size in fine if size < max_rows), max_rows)
     return tuple(StepShape(num_tokens=size, num_rows=size, tokens_per_tile=1) for size in sizes)
@@ -57,4 +63,6 @@ def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:
 def extension_shapes(max_tokens: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
     """One row of a few tokens, by rising size, up to `max_tokens`."""
     sizes = [size for size in EXTENSION_TOKENS if size <= max_tokens]
-    return tuple(StepShape(num_tokens=size, num_rows=1, tokens_per_tile=tokens_per_tile) for size in sizes)
+    return tuple(
+        StepShape(num_tokens=size, num_rows=1, tokens_per_tile=tokens_per_tile) for size in sizes
+    )

@@ -18,7 +18,9 @@ from raydix.runtime.scheduler.request import MAX_LOSSES, Phase, RequestState
 from raydix.runtime.scheduler.settings import LoadPolicy, Policy
 
 _MAX_MOVED = 16
-"""Waiting requests whose place is chosen anew per step, because more of them is cached: a step's cost is bounded."""
+"""Waiting requests whose place is chosen anew per step, because more of them is cached: a step's
+cost is bounded.
+"""
 
 
 class Verdict(Enum):
@@ -33,7 +35,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """What a request would find: `match` in L1, then `num_l2_pages` in L2, of which `num_load_pages` are loaded."""
+    """What a request would find: `match` in L1, then `num_l2_pages` in L2, of which
+    `num_load_pages` are loaded.
+    """
 
     match: Match
     num_l2_pages: int
@@ -49,13 +53,21 @@ def enqueue(replica: Replica, lane: Lane, request: RequestState, match: Match) -
     return num_l2_pages
 
 
-def admit_waiting(replica: Replica, lane: Lane, now_s: float, budget_tokens: int) -> list[RequestState]:
-    """Admit waiting requests, in order, until one has no room or the prompts admitted use up `budget_tokens`."""
+def admit_waiting(
+    replica: Replica, lane: Lane, now_s: float, budget_tokens: int
+) -> list[RequestState]:
+    """Admit waiting requests, in order, until one has no room or the prompts admitted use up
+    `budget_tokens`.
+    """
     admitted: list[RequestState] = []
     _move_grown(replica, lane)
 
     # Whoever is looked at runs, is parked, moves back, or has no room: so this ends.
-    while budget_tokens > 0 and lane.has_free_slot and (request := lane.waiting.next_turn()) is not None:
+    while (
+        budget_tokens > 0
+        and lane.has_free_slot
+        and (request := lane.waiting.next_turn()) is not None
+    ):
         match try_admit(replica, lane, request, now_s):
             case Verdict.ADMITTED:
                 admitted.append(request)
@@ -93,15 +105,21 @@ def _first_lacking(replica: Replica, request: RequestState, page: int) -> PageKe
 
 
 def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Verdict:
-    """Admit one waiting request if there is room and nothing that it should wait for; else it may be parked."""
+    """Admit one waiting request if there is room and nothing that it should wait for; else it may
+    be parked.
+    """
     found = assess(replica, lane, request, now_s)
-    if _has_fallen_back(replica, lane, request, found) or _follows_another(replica, lane, request, found):
+    if _has_fallen_back(replica, lane, request, found) or _follows_another(
+        replica, lane, request, found
+    ):
         return Verdict.WAITS
 
     lock = lane.tree.lock(found.match, now_s=now_s)
     verdict, load_pages = _reserve(replica, lane, request, found, now_s)
     if load_pages is None:
-        is_early = verdict is Verdict.WAITS and promote(replica, lane, request, lock, found.num_load_pages)
+        is_early = verdict is Verdict.WAITS and promote(
+            replica, lane, request, lock, found.num_load_pages
+        )
         if not is_early:
             lane.withdraw(lock)
         if verdict is Verdict.WAITS:
@@ -132,8 +150,12 @@ def _begin(replica: Replica, request: RequestState, found: Assessment) -> None:
         start_running(replica, request, num_loaded_pages=0, num_left_pages=found.num_l2_pages)
 
 
-def _has_fallen_back(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
-    """Under `lpm`, less of the request is cached than when its place was chosen, and others are before it now."""
+def _has_fallen_back(
+    replica: Replica, lane: Lane, request: RequestState, found: Assessment
+) -> bool:
+    """Under `lpm`, less of the request is cached than when its place was chosen, and others are
+    before it now.
+    """
     if replica.settings.policy is not Policy.LPM or not replica.settings.prefix_caching:
         return False
     num_pages = found.match.num_pages + found.num_l2_pages
@@ -143,8 +165,12 @@ def _has_fallen_back(replica: Replica, lane: Lane, request: RequestState, found:
     return lane.waiting.next_turn() is not request
 
 
-def _follows_another(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
-    """Park a request behind the one that computes or loads a page of its prompt, or that is not to run beside it."""
+def _follows_another(
+    replica: Replica, lane: Lane, request: RequestState, found: Assessment
+) -> bool:
+    """Park a request behind the one that computes or loads a page of its prompt, or that is not to
+    run beside it.
+    """
     leader = _leader(replica, lane, request, found)
     if leader is not None:
         # The last page that they share comes last: nothing before it is worth a look.
@@ -154,23 +180,35 @@ def _follows_another(replica: Replica, lane: Lane, request: RequestState, found:
 
     if request.num_losses < MAX_LOSSES:
         return False
-    suspect = next((other for other in lane.running.values() if other.num_losses >= MAX_LOSSES), None)
+    suspect = next(
+        (other for other in lane.running.values() if other.num_losses >= MAX_LOSSES), None
+    )
     if suspect is not None:
         lane.waiting.park(request, lacks=None, leader=suspect.request_id)
     return suspect is not None
 
 
-def _leader(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> RequestId | None:
+def _leader(
+    replica: Replica, lane: Lane, request: RequestState, found: Assessment
+) -> RequestId | None:
     """Who computes or loads the page that follows the request's match in L1."""
     page = found.match.num_pages
     size = replica.settings.page_size
-    if not lane.computing or not replica.settings.prefix_caching or page >= request.num_prompt // size:
+    if (
+        not lane.computing
+        or not replica.settings.prefix_caching
+        or page >= request.num_prompt // size
+    ):
         return None
     return lane.computing.get(request.key(page, size))
 
 
-def _last_shared_page(replica: Replica, lane: Lane, request: RequestState, leader: RequestId) -> int:
-    """The last page that a request will find in L1 when its leader has published its prompt, or loaded its part."""
+def _last_shared_page(
+    replica: Replica, lane: Lane, request: RequestState, leader: RequestId
+) -> int:
+    """The last page that a request will find in L1 when its leader has published its prompt, or
+    loaded its part.
+    """
     size = replica.settings.page_size
     other = replica.requests[leader]
     promotion = lane.promotions.get(leader)
@@ -180,7 +218,10 @@ def _last_shared_page(replica: Replica, lane: Lane, request: RequestState, leade
 
     # Keys are chained: where two are equal, all before them are.
     return (
-        bisect.bisect_left(range(stop), True, key=lambda page: _key_at(own_keys, page) != _key_at(other_keys, page)) - 1
+        bisect.bisect_left(
+            range(stop), True, key=lambda page: _key_at(own_keys, page) != _key_at(other_keys, page)
+        )
+        - 1
     )
 
 
@@ -194,7 +235,9 @@ def _reserve(
     """GPU pages for what is loaded, if the request may run now; its match is locked."""
     num_wanted = 0
     if lane.running:
-        num_pages = -(-(request.num_tokens + 1) // replica.settings.page_size) - found.match.num_pages
+        num_pages = (
+            -(-(request.num_tokens + 1) // replica.settings.page_size) - found.match.num_pages
+        )
         num_wanted = num_pages + len(lane.running) + 1 + lane.prompt_pages_to_come()
     if num_wanted > lane.num_loadable_pages + lane.num_promoted_pages:
         return Verdict.NO_ROOM, None
@@ -208,7 +251,9 @@ def _reserve(
     return Verdict.ADMITTED if load_pages is not None else Verdict.NO_ROOM, load_pages
 
 
-def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: int, num_left_pages: int) -> None:
+def start_running(
+    replica: Replica, request: RequestState, *, num_loaded_pages: int, num_left_pages: int
+) -> None:
     """The request knows which cached pages it gets; what is missing is planned from now on."""
     request.phase = Phase.RUNNING
     if not num_loaded_pages:
@@ -231,15 +276,23 @@ def start_running(replica: Replica, request: RequestState, *, num_loaded_pages: 
 def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
     """What L1 and L2 hold of the request, and whether loading beats computing."""
     if not replica.settings.prefix_caching:
-        return Assessment(match=lane.tree.match(request.identity, b""), num_l2_pages=0, num_load_pages=0)
+        return Assessment(
+            match=lane.tree.match(request.identity, b""), num_l2_pages=0, num_load_pages=0
+        )
     match = lane.match(request)
     num_l2_pages = _count_l2_pages(replica, request, match)
     is_loaded = num_l2_pages > 0 and _is_load_cheaper(replica, num_l2_pages, now_s)
-    return Assessment(match=match, num_l2_pages=num_l2_pages, num_load_pages=num_l2_pages if is_loaded else 0)
+    return Assessment(
+        match=match, num_l2_pages=num_l2_pages, num_load_pages=num_l2_pages if is_loaded else 0
+    )
 
 
 def _count_l2_pages(replica: Replica, request: RequestState, match: Match) -> int:
-    if not replica.host.is_usable or not replica.host.num_keys or not replica.settings.prefix_caching:
+    if (
+        not replica.host.is_usable
+        or not replica.host.num_keys
+        or not replica.settings.prefix_caching
+    ):
         return 0
     num_full = request.num_tokens // replica.settings.page_size
     keys = request.keys(num_full, replica.settings.page_size)
@@ -254,11 +307,15 @@ def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
         case LoadPolicy.NEVER:
             return False
         case LoadPolicy.AUTO:
-            load_s = replica.load_rate.predict_s(num_pages * settings.layout.payload_bytes(0), now_s)
+            load_s = replica.load_rate.predict_s(
+                num_pages * settings.layout.payload_bytes(0), now_s
+            )
             return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
 
 
-def _waits_for_prefetch(replica: Replica, request: RequestState, found: Assessment, now_s: float) -> bool:
+def _waits_for_prefetch(
+    replica: Replica, request: RequestState, found: Assessment, now_s: float
+) -> bool:
     prefetch = request.prefetch
     size = replica.settings.page_size
     pending_pages = request.num_prompt // size - found.match.num_pages - found.num_l2_pages

@@ -1,7 +1,7 @@
 """Where did each prompt token come from, and if it was computed, why? A pure function.
 
-A cached page counts for the tier that held it when the request arrived, whoever brought it to L1 since: all that wait
-for one read from L3 count it as theirs.
+A cached page counts for the tier that held it when the request arrived, whoever brought it to L1
+since: all that wait for one read from L3 count it as theirs.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,12 @@ Range = tuple[int, int, PageSource]
 
 
 def attribute(
-    request: RequestState, settings: SchedulerSettings, *, num_l1_pages: int, num_loaded_pages: int, num_left_pages: int
+    request: RequestState,
+    settings: SchedulerSettings,
+    *,
+    num_l1_pages: int,
+    num_loaded_pages: int,
+    num_left_pages: int,
 ) -> list[Range]:
     """Split the prompt into ranges of tokens by source, in order, without gaps.
 
@@ -37,7 +42,9 @@ def attribute(
         _extend(ranges, min(stop_page, num_full) * size, source)
     if num_full * size < request.num_prompt:
         _extend(
-            ranges, request.num_prompt, PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF
+            ranges,
+            request.num_prompt,
+            PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF,
         )
     elif ranges and ranges[-1][2] <= PageSource.L3:
         start, end, source = ranges.pop()
@@ -50,7 +57,9 @@ def attribute(
 def _arrival_runs(
     prefetch: PrefetchState, start: int, stop: int, found: PageSource
 ) -> Iterator[tuple[int, PageSource]]:
-    """Where runs of pages end, and the tier that held them on arrival. `found`: the tier of [start, stop) now."""
+    """Where runs of pages end, and the tier that held them on arrival. `found`: the tier of [start,
+    stop) now.
+    """
     page = start
     for _, run in groupby(prefetch.sources[start:stop]):
         source = prefetch.arrival_source(page, found)
@@ -76,7 +85,9 @@ def _miss_reason(request: RequestState, settings: SchedulerSettings, page: int) 
     source = PageSource(request.prefetch.sources[page])
     if source is PageSource.PENDING:
         if request.prefetch.first_runnable_s is None:
-            return PageSource.NOT_FOUND  # it was in L2 when the request was admitted, so nothing was waited for
+            return (
+                PageSource.NOT_FOUND
+            )  # it was in L2 when the request was admitted, so nothing was waited for
         is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT
         return PageSource.TIMED_OUT if is_patient else PageSource.CANCELLED
     return PageSource.NOT_FOUND if source <= PageSource.L3 else source

@@ -17,7 +17,9 @@ _MAX_DIRTY_PAGES = 65_536
 _MAX_INSPECTED_PAGES = 256
 """Of those that go next, per step."""
 _PAGES_PER_CLEAN_PAGE = 16
-"""One page in so many is kept free or clean ahead of need, and what one step may take up to a quarter of all."""
+"""One page in so many is kept free or clean ahead of need, and what one step may take up to a
+quarter of all.
+"""
 
 
 def offer_new_pages(replica: Replica, lane: Lane, pages: list[tuple[PageKey, int]]) -> None:
@@ -28,7 +30,9 @@ def offer_new_pages(replica: Replica, lane: Lane, pages: list[tuple[PageKey, int
 
 
 def count_use(replica: Replica, lane: Lane, request: RequestState) -> None:
-    """Count each page of a request's published prefix once: those that enough requests have used are worth a copy."""
+    """Count each page of a request's published prefix once: those that enough requests have used
+    are worth a copy.
+    """
     if replica.settings.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
         return
     start, stop = request.num_counted_pages, request.num_held_pages
@@ -41,10 +45,14 @@ def count_use(replica: Replica, lane: Lane, request: RequestState) -> None:
 
 
 def clean_ahead(replica: Replica, lane: Lane) -> None:
-    """Back up what will be evicted next, if L2 does not hold it (any more), before its page is needed."""
+    """Back up what will be evicted next, if L2 does not hold it (any more), before its page is
+    needed.
+    """
     settings = replica.settings
     per_step = -(-settings.prefill_budget_tokens // settings.page_size)
-    low_water = max(settings.num_pages // _PAGES_PER_CLEAN_PAGE, min(per_step, settings.num_pages // 4), 1)
+    low_water = max(
+        settings.num_pages // _PAGES_PER_CLEAN_PAGE, min(per_step, settings.num_pages // 4), 1
+    )
     wanted = low_water - lane.pool.num_free
     if wanted <= 0 or not replica.host.is_usable:
         return
@@ -55,7 +63,8 @@ def clean_ahead(replica: Replica, lane: Lane) -> None:
         if entry is not None:
             _clean(replica, lane, *entry)
 
-    # The tree knows how far it was inspected, so that a step looks at what is new ahead, and at so much at most.
+    # The tree knows how far it was inspected, so that a step looks at what is new ahead, and at so
+    # much at most.
     num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
     for victim in lane.tree.inspect_ahead(wanted):
         num_left -= victim.num_pages
@@ -73,7 +82,9 @@ def _clean(replica: Replica, lane: Lane, key: PageKey, page_id: int) -> None:
 
 
 def back_up_all(replica: Replica, lane: Lane) -> None:
-    """Before a clean stop: what `write_back` has kept in L1 alone goes to L2, heads of chains first."""
+    """Before a clean stop: what `write_back` has kept in L1 alone goes to L2, heads of chains
+    first.
+    """
     if replica.settings.write_policy is not WritePolicy.WRITE_BACK:
         return
     for run in lane.tree.unlocked():
@@ -122,7 +133,12 @@ def start_backups(replica: Replica, lane: Lane) -> list[Backup]:
 
 
 def _mark_dirty(replica: Replica, lane: Lane, key: PageKey, page_id: int) -> None:
-    if not replica.settings.has_host_memory or key in lane.dirty or key in lane.backing_up or replica.host.has(key):
+    if (
+        not replica.settings.has_host_memory
+        or key in lane.dirty
+        or key in lane.backing_up
+        or replica.host.has(key)
+    ):
         return
     if len(lane.dirty) >= _MAX_DIRTY_PAGES:
         replica.counters["backup_queue_full"] += 1

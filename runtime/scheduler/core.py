@@ -1,4 +1,6 @@
-"""The Scheduler's brain: a state machine without I/O. `handle(event, now_s)` returns what the shell is to do."""
+"""The Scheduler's brain: a state machine without I/O. `handle(event, now_s)` returns what the shell
+is to do.
+"""
 
 from typing import assert_never
 
@@ -37,7 +39,9 @@ from raydix.runtime.scheduler.submission import enqueue_hashed, move_waiting, su
 
 
 class SchedulerCore:
-    """Decides everything about L1 and requests of one replica. Events must come in order of `now_s` (monotonic)."""
+    """Decides everything about L1 and requests of one replica. Events must come in order of `now_s`
+    (monotonic).
+    """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -60,7 +64,9 @@ class SchedulerCore:
         for lane in replica.lanes:
             while (plan := next_plan(replica, lane, now_s)) is not None:
                 connections = tuple(lane.attached[rank].connection for rank in lane.ranks)
-                replica.effects.append(SendPlan(lane=lane.index, connections=connections, plan=plan))
+                replica.effects.append(
+                    SendPlan(lane=lane.index, connections=connections, plan=plan)
+                )
         effects, replica.effects = replica.effects, []
         return effects
 
@@ -72,7 +78,9 @@ class SchedulerCore:
     def is_idle(self) -> bool:
         """No request, and nothing in flight."""
         lanes = self._replica.lanes
-        return not self._replica.requests and all(not lane.in_flight and not lane.transfers for lane in lanes)
+        return not self._replica.requests and all(
+            not lane.in_flight and not lane.transfers for lane in lanes
+        )
 
     @property
     def is_attached(self) -> bool:
@@ -83,11 +91,17 @@ class SchedulerCore:
 
     @property
     def is_backed_up(self) -> bool:
-        """No page waits for its copy to L2 to start; without a usable HostMemory it would wait in vain."""
-        return not self._replica.host.is_usable or not any(lane.dirty for lane in self._replica.lanes)
+        """No page waits for its copy to L2 to start; without a usable HostMemory it would wait in
+        vain.
+        """
+        return not self._replica.host.is_usable or not any(
+            lane.dirty for lane in self._replica.lanes
+        )
 
     def explain(self, request_id: RequestId) -> dict[str, object] | None:
-        """Where the prompt of one of the last 1,024 requests came from, by token range; None if unknown."""
+        """Where the prompt of one of the last 1,024 requests came from, by token range; None if
+        unknown.
+        """
         return self._replica.explained.get(request_id)
 
     def stats(self) -> dict[str, float]:
@@ -116,14 +130,20 @@ class SchedulerCore:
         replica = self._replica
         for lane in replica.lanes:
             lane.check()
-        placed = [name for lane in replica.lanes for name in (*lane.running, *lane.waiting.requests)]
+        placed = [
+            name for lane in replica.lanes for name in (*lane.running, *lane.waiting.requests)
+        ]
         placed += replica.hashing
         if sorted(placed) != sorted(replica.requests):
-            raise AccountingError(f"{len(replica.requests)} requests live, {len(placed)} are on a lane")
+            raise AccountingError(
+                f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
+            )
         waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
         replica.lookups.check(waiting)
         if self.is_idle and replica.lookups.num_claimed_pages:
-            raise AccountingError(f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed")
+            raise AccountingError(
+                f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed"
+            )
         if self.is_idle and any(lane.tree.num_locked_pages for lane in replica.lanes):
             raise AccountingError("the engine is idle, but pages are locked")
 
@@ -133,7 +153,9 @@ class SchedulerCore:
             case events.ClientMessage():
                 self._on_client(event, now_s)
             case events.ClientGone():
-                for request in [r for r in replica.requests.values() if r.client_id == event.client_id]:
+                for request in [
+                    r for r in replica.requests.values() if r.client_id == event.client_id
+                ]:
                     replica.drop(request)
                 drop_hints(replica, event.client_id)
             case events.RankAttached():
@@ -196,7 +218,9 @@ class SchedulerCore:
 
     def _is_current(self, event: events.RankMessage | events.RankLost) -> bool:
         """The event belongs to the link by which its rank is attached."""
-        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(event.rank)
+        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(
+            event.rank
+        )
         return attached is not None and attached.connection == event.connection
 
     def _on_rank(self, event: events.RankMessage, now_s: float) -> None:
@@ -212,7 +236,9 @@ class SchedulerCore:
                 assert_never(event.message)
 
     def _lose_rank(self, rank: int, now_s: float) -> None:
-        """A rank is gone and its lane's L1 with it: its requests wait again, with all tokens known so far."""
+        """A rank is gone and its lane's L1 with it: its requests wait again, with all tokens known
+        so far.
+        """
         replica = self._replica
         lane = replica.lanes[rank // self.settings.ranks_per_lane]
         replica.counters["lost_ranks"] += 1
@@ -220,7 +246,10 @@ class SchedulerCore:
         for request in list(lane.running.values()):
             request.num_losses += 1
             if request.num_losses > MAX_LOSSES:
-                text = f"{request.num_losses} GPU actors were lost while it ran, the last time beside no other suspect."
+                text = (
+                    f"{request.num_losses} GPU actors were lost while it ran, the last time "
+                    f"beside no other suspect."
+                )
                 replica.fail(request, FailureKind.ENGINE_DEAD, text)
             else:
                 replica.requeue(request)
@@ -240,7 +269,10 @@ class SchedulerCore:
             if entry is None or request is None or request.serial != entry[1]:
                 continue
             if request.deadline_s is not None and request.deadline_s <= now_s:
-                text = f"deadline_s of {request.submit.deadline_s:g} passed after {request.num_output} output tokens."
+                text = (
+                    f"deadline_s of {request.submit.deadline_s:g} passed after "
+                    f"{request.num_output} output tokens."
+                )
                 replica.fail(request, FailureKind.DEADLINE_EXCEEDED, text)
             else:
                 replica.lanes[request.lane].waiting.wake(request)
@@ -254,17 +286,23 @@ class SchedulerCore:
                 self._condemn_late_ranks(lane, now_s)
 
     def _condemn_late_ranks(self, lane: Lane, now_s: float) -> None:
-        """A rank may not take for ever over the oldest step or copy of its lane; before its first step it may."""
+        """A rank may not take for ever over the oldest step or copy of its lane; before its first
+        step it may.
+        """
         replica = self._replica
         patience_s = self.settings.step_deadline_s
         late: list[tuple[float, str, set[int]]] = []
         step = next(iter(lane.in_flight.values()), None)
         if step is not None:
-            step_patience_s = max(patience_s, 10 * replica.prefill_rate.predict_s(step.num_tokens, now_s))
+            step_patience_s = max(
+                patience_s, 10 * replica.prefill_rate.predict_s(step.num_tokens, now_s)
+            )
             late.append((step.started_s + step_patience_s, f"step {step.step}", step.waiting_ranks))
         copy = next(iter(lane.transfers.values()), None)
         if copy is not None and copy.sent_s is not None:
-            late.append((copy.sent_s + patience_s, f"transfer {copy.transfer_id}", copy.waiting_ranks))
+            late.append(
+                (copy.sent_s + patience_s, f"transfer {copy.transfer_id}", copy.waiting_ranks)
+            )
         due_s, what, ranks = min(late, key=lambda entry: entry[0])
         is_late = lane.is_warm and due_s <= now_s
         again_s = due_s if lane.is_warm and not is_late else now_s + patience_s

@@ -1,7 +1,10 @@
-"""The requests of a lane that decode: their progress in columns, so that a step is one pass and not an object each.
+"""The requests of a lane that decode: their progress in columns, so that a step is one pass and not
+an object each.
 
-A request joins once its first token is known and leaves when its run ends. While it is here its progress is kept here:
-`RequestState` reads it from its slot. Objects are touched where something happens: a page is full, a request ends.
+A request joins once its first token is known and leaves when its run ends. While it is here its
+progress is kept here:
+`RequestState` reads it from its slot. Objects are touched where something happens: a page is full,
+a request ends.
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,9 @@ from raydix.runtime.scheduler.request import RequestState
 _NO_STOP = -1
 """Fills the columns of stop ids; no token has it."""
 _MAX_STOP_COLUMNS = 16
-"""Everybody's row is as wide as the widest: a request with more stop ids has them in a set of its own."""
+"""Everybody's row is as wide as the widest: a request with more stop ids has them in a set of its
+own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,9 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenTokens:
-    """What became of one step's tokens, for those who still decode. Each array has one entry per such request."""
+    """What became of one step's tokens, for those who still decode. Each array has one entry per
+    such request.
+    """
 
     slots: Int32Array
     token_ids: Int32Array
@@ -48,7 +55,9 @@ class DecodeBatch:
         self._page_size = page_size
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
-        """Counts joinings; 0 where nobody is. What was planned for an earlier one is not for this one."""
+        """Counts joinings; 0 where nobody is. What was planned for an earlier one is not for this
+        one.
+        """
         self._num_joined = 0
         self._slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         """Who is here, in order of slots."""
@@ -72,12 +81,14 @@ class DecodeBatch:
         """Known tokens that the request's own bytes do not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sure = 0
-        """Steps for which each of them surely has a place for its next token, and another one to sample."""
+        """Steps for which each of them surely has a place for its next token, and another one to
+        sample.
+        """
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    # Who is here -----------------------------------------------------------------------------------------------------
+    # Who is here ----------------------------------------------------------------------------------
 
     def join(self, request: RequestState) -> None:
         """A running request has its first token and samples one with each row from now on."""
@@ -121,7 +132,7 @@ class DecodeBatch:
         """The block table of a request has so many pages, more than before."""
         self._num_paged[slot] = num_pages * self._page_size
 
-    # Queries ---------------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     def num_sampled(self, slot: int) -> int:
         """Output tokens of a request that were planned."""
@@ -148,13 +159,17 @@ class DecodeBatch:
             return []
         slots = self._slots
         next_token = self._num_prompt[slots] + self._num_sampled[slots] - 1
-        lacks = (next_token >= self._num_paged[slots]) & (self._num_sampled[slots] < self._max_output[slots])
+        lacks = (next_token >= self._num_paged[slots]) & (
+            self._num_sampled[slots] < self._max_output[slots]
+        )
         return slots[lacks].tolist() if lacks.any() else []
 
-    # A step ----------------------------------------------------------------------------------------------------------
+    # A step ---------------------------------------------------------------------------------------
 
     def plan(self) -> DecodeRows | None:
-        """One row for everybody who has a place for its next token and has not sampled its last; None if nobody has."""
+        """One row for everybody who has a place for its next token and has not sampled its last;
+        None if nobody has.
+        """
         slots = self._slots
         if not len(slots):
             return None
@@ -163,7 +178,9 @@ class DecodeBatch:
         if self._num_sure:
             self._num_sure -= 1
             self._num_sampled[slots] = sampled + 1
-            return DecodeRows(slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled)
+            return DecodeRows(
+                slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled
+            )
 
         ready = (sampled < self._max_output[slots]) & (starts < self._num_paged[slots])
         if not ready.any():
@@ -174,7 +191,9 @@ class DecodeBatch:
         else:
             slots, sampled, starts = slots[ready], sampled[ready], starts[ready]
         self._num_sampled[slots] = sampled + 1
-        return DecodeRows(slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled)
+        return DecodeRows(
+            slots=slots, stamps=self._stamps[slots], starts=starts, output_positions=sampled
+        )
 
     def is_current(self, rows: DecodeRows) -> NDArray[np.bool_]:
         """Which rows are still wanted: their request is in the run that they were planned for."""
@@ -193,7 +212,10 @@ class DecodeBatch:
             has_ended |= self._are_stops(slots, token_ids) & (known >= self._min_output[slots])
         computed = self._num_prompt[slots] + known - 1
         taken = TakenTokens(
-            slots=slots, token_ids=token_ids, has_ended=has_ended, fills_page=computed % self._page_size == 0
+            slots=slots,
+            token_ids=token_ids,
+            has_ended=has_ended,
+            fills_page=computed % self._page_size == 0,
         )
 
         is_full = num_fresh == self._fresh.shape[1] - 1
@@ -223,7 +245,9 @@ class DecodeBatch:
             return []
         if (numbers == numbers[0]).all():
             return [(self._clients[numbers[0]], np.ones(len(slots), dtype=np.bool_))]
-        return [(self._clients[number], numbers == number) for number in np.unique(numbers).tolist()]
+        return [
+            (self._clients[number], numbers == number) for number in np.unique(numbers).tolist()
+        ]
 
     def askings(self, slots: Int32Array) -> Int64Array:
         """The number by which each client knows its request."""
@@ -233,24 +257,36 @@ class DecodeBatch:
         """Raise AccountingError unless columns and requests agree."""
         present = [slot for slot, request in enumerate(self._requests) if request is not None]
         if present != self._slots.tolist() or present != np.flatnonzero(self._stamps).tolist():
-            raise AccountingError(f"requests decode in slots {present}; the columns say {self._slots.tolist()}")
+            raise AccountingError(
+                f"requests decode in slots {present}; the columns say {self._slots.tolist()}"
+            )
         for slot in present:
             request = self.request(slot)
             num_steps = self._num_paged[slot] - self._num_prompt[slot] - self._num_sampled[slot] + 1
             if self._num_sure > min(num_steps, self._max_output[slot] - self._num_sampled[slot]):
-                raise AccountingError(f"slot {slot} has room for {num_steps} steps; {self._num_sure} are sure")
+                raise AccountingError(
+                    f"slot {slot} has room for {num_steps} steps; {self._num_sure} are sure"
+                )
             room = len(request.table) * self._page_size
             if request.slot != slot or self._num_paged[slot] != room:
-                raise AccountingError(f"slot {slot} has room for {self._num_paged[slot]} tokens; its table for {room}")
+                raise AccountingError(
+                    f"slot {slot} has room for {self._num_paged[slot]} tokens; its table for {room}"
+                )
             if not 1 <= self._num_known[slot] <= self._num_sampled[slot] <= self._max_output[slot]:
-                figures = f"{self._num_known[slot]} of {self._num_sampled[slot]} of {self._max_output[slot]}"
-                raise AccountingError(f"slot {slot}: known, planned and possible output disagree: {figures}")
+                figures = (
+                    f"{self._num_known[slot]} of {self._num_sampled[slot]} of "
+                    f"{self._max_output[slot]}"
+                )
+                raise AccountingError(
+                    f"slot {slot}: known, planned and possible output disagree: {figures}"
+                )
 
     def _client_number(self, client_id: ClientId) -> int:
         number = self._client_of.get(client_id)
         if number is None:
             if not len(self):
-                # Nobody's number is in use: start over, or the table would grow with every client that ever came.
+                # Nobody's number is in use: start over, or the table would grow with every client
+                # that ever came.
                 self._client_of.clear()
                 self._clients.clear()
             number = self._client_of[client_id] = len(self._clients)

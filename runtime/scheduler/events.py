@@ -4,11 +4,17 @@ from dataclasses import dataclass
 
 from raydix.ids import ClientId, ConnectionId
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
-from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, RequestDelta, StopRequest, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    PrefetchPrompt,
+    RequestDelta,
+    StopRequest,
+    SubmitRequest,
+)
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 
-# Events ----------------------------------------------------------------------------------------------------------
+# Events -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +34,8 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAttached:
-    """A GPU actor said hello: it holds no request, its L1 is empty and none of its copies is in flight.
+    """A GPU actor said hello: it holds no request, its L1 is empty and none of its copies is in
+    flight.
 
     An earlier connection of the rank, if any, counts as lost. The same process may say hello again.
     """
@@ -50,7 +57,9 @@ class RankMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLost:
-    """A GPU actor's link closed. Its process may still be copying until it has exited or said hello anew."""
+    """A GPU actor's link closed. Its process may still be copying until it has exited or said hello
+    anew.
+    """
 
     rank: int
     connection: ConnectionId
@@ -58,7 +67,9 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAttached:
-    """HostMemory said hello. An earlier connection, if any, counts as lost, whether or not its process died."""
+    """HostMemory said hello. An earlier connection, if any, counts as lost, whether or not its
+    process died.
+    """
 
     connection: ConnectionId
 
@@ -85,7 +96,9 @@ class FlushL1:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackUpL1:
-    """The engine is about to stop: under `write_back`, copy to L2 what no request holds and L2 lacks."""
+    """The engine is about to stop: under `write_back`, copy to L2 what no request holds and L2
+    lacks.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +121,20 @@ Event = (
 )
 
 
-# Effects ---------------------------------------------------------------------------------------------------------
+# Effects ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPlan:
-    """Send a plan to every rank of a lane. Every plan is answered by one `StepResult` per rank, in order."""
+    """Send a plan to every rank of a lane. Every plan is answered by one `StepResult` per rank, in
+    order.
+    """
 
     lane: int
     connections: tuple[ConnectionId, ...]
-    """Of the lane's ranks, in order: a plan is for whom it was made for, and for nobody who attached since."""
+    """Of the lane's ranks, in order: a plan is for whom it was made for, and for nobody who
+    attached since.
+    """
     plan: StepPlan
 
 
@@ -131,7 +148,9 @@ class SendHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendClient:
-    """Send news of one request to its client; the shell merges the deltas of a turn into one frame per client."""
+    """Send news of one request to its client; the shell merges the deltas of a turn into one frame
+    per client.
+    """
 
     client_id: ClientId
     delta: RequestDelta
@@ -139,7 +158,9 @@ class SendClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTokens:
-    """Send one more token of each of these requests to their client, which knows them by their askings."""
+    """Send one more token of each of these requests to their client, which knows them by their
+    askings.
+    """
 
     client_id: ClientId
     askings: Int64Array

@@ -1,7 +1,9 @@
-"""Prefetch hints: bring to L2 what L3 has of a prompt before a request asks for it. Nothing is computed.
+"""Prefetch hints: bring to L2 what L3 has of a prompt before a request asks for it. Nothing is
+computed.
 
-A hint is a lookup without a request. It goes after the requests everywhere: its keys are hashed when theirs are, few
-hints are looked up at a time, and HostMemory reads for them when no request's pages wait.
+A hint is a lookup without a request. It goes after the requests everywhere: its keys are hashed
+when theirs are, few hints are looked up at a time, and HostMemory reads for them when no request's
+pages wait.
 """
 
 from raydix.ids import ClientId
@@ -55,13 +57,19 @@ def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None
     if refusal is not None:
         return refusal
     if len(replica.hints) >= _MAX_HINTS:
-        text = f"{_MAX_HINTS} prefetches wait, which is the most. Try again in {_RETRY_AFTER_S:g} s."
-        return RequestFailure(kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S)
+        text = (
+            f"{_MAX_HINTS} prefetches wait, which is the most. Try again in {_RETRY_AFTER_S:g} s."
+        )
+        return RequestFailure(
+            kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
+        )
     return None
 
 
 def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
-    """Compute at most `num_pages` keys of hints, oldest first, and look up those whose keys are known."""
+    """Compute at most `num_pages` keys of hints, oldest first, and look up those whose keys are
+    known.
+    """
     size = replica.settings.page_size
     num_looked_up = sum(hint.prefetch.is_pending for hint in replica.hints.values())
     for hint in list(replica.hints.values()):
@@ -85,11 +93,17 @@ def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
 
 
 def end_hint(replica: Replica, hint: RequestState, missed: PageSource) -> None:
-    """Tell the client where the prompt's pages were; `missed`: why those did not come of which nothing is known."""
+    """Tell the client where the prompt's pages were; `missed`: why those did not come of which
+    nothing is known.
+    """
     sources = hint.prefetch.sources.replace(bytes([PageSource.PENDING]), bytes([missed]))
     hint.prefetch.sources = sources
-    num_cached = next((page for page, source in enumerate(sources) if source > PageSource.L3), len(sources))
-    ranges = attribute(hint, replica.settings, num_l1_pages=0, num_loaded_pages=num_cached, num_left_pages=0)
+    num_cached = next(
+        (page for page, source in enumerate(sources) if source > PageSource.L3), len(sources)
+    )
+    ranges = attribute(
+        hint, replica.settings, num_l1_pages=0, num_loaded_pages=num_cached, num_left_pages=0
+    )
     replica.counters["finished_prefetch"] += 1
     _answer(replica, hint, FinishReason.PREFETCH, total_by_source(ranges))
 
@@ -108,7 +122,10 @@ def drop_hints(replica: Replica, client_id: ClientId) -> None:
 
 
 def _answer(
-    replica: Replica, hint: RequestState, reason: FinishReason, tokens_by_source: dict[str, int] | None
+    replica: Replica,
+    hint: RequestState,
+    reason: FinishReason,
+    tokens_by_source: dict[str, int] | None,
 ) -> None:
     del replica.hints[hint.request_id]
     delta = RequestDelta(

@@ -33,7 +33,9 @@ _NARROWED_FRACTION = 0.125
 
 
 def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
-    """HostMemory is there, new or again. What was granted or leased over an earlier connection is void."""
+    """HostMemory is there, new or again. What was granted or leased over an earlier connection is
+    void.
+    """
     if replica.host.connection is not None:
         on_host_lost(replica)
     replica.host.attach(connection)
@@ -42,7 +44,9 @@ def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
 
 
 def on_host_lost(replica: Replica) -> None:
-    """Go on without L2: nothing waits for it any more. Copies in flight go on and are acknowledged as ever."""
+    """Go on without L2: nothing waits for it any more. Copies in flight go on and are acknowledged
+    as ever.
+    """
     replica.counters["lost_hosts"] += 1
     for lease_id in list(replica.host.leases):
         _give_up_lease(replica, lease_id)
@@ -70,13 +74,18 @@ def tell_if_drained(replica: Replica) -> None:
     """Once no older copy is in flight on any lane, a HostMemory that attached may grant pages."""
     host = replica.host
     # A rank says hello when its copies have ended, so a missing rank may still be copying.
-    if host.connection is None or host.is_drained or not all(lane.is_attached for lane in replica.lanes):
+    if (
+        host.connection is None
+        or host.is_drained
+        or not all(lane.is_attached for lane in replica.lanes)
+    ):
         return
     transfers = (transfer for lane in replica.lanes for transfer in lane.transfers.values())
     if any(transfer.host_connection != host.connection for transfer in transfers):
         return
     host.is_drained = True
-    # It may have been told of a death whose process then said hello, while nobody could tell it that.
+    # It may have been told of a death whose process then said hello, while nobody could tell it
+    # that.
     for lane in replica.lanes:
         for rank in lane.attached.values():
             replica.tell_host(ProcessDrained(pid=rank.pid))
@@ -176,7 +185,9 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
 
 
 def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> Int32Array:
-    """GPU pages for what was leased; none if nobody waits for this lease any more, or nothing was leased."""
+    """GPU pages for what was leased; none if nobody waits for this lease any more, or nothing was
+    leased.
+    """
     num_leased = len(message.host_page_ids)
     request, promotion = wanted.request, wanted.promotion
     if promotion is not None:
@@ -193,7 +204,9 @@ def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> 
 
 
 def _keep_leased_pages(replica: Replica, request: RequestState, num_leased: int) -> Int32Array:
-    """GPU pages for what was leased; those reserved for what L2 has dropped in the meantime go back."""
+    """GPU pages for what was leased; those reserved for what L2 has dropped in the meantime go
+    back.
+    """
     lane = replica.lanes[request.lane]
     end = request.num_held_pages + num_leased
     surplus = request.table[end:]
@@ -215,7 +228,9 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
 
 
 def time_out_host(replica: Replica, now_s: float) -> None:
-    """Past its deadline HostMemory counts as silent: the engine runs as if it had no L2 until it is heard again."""
+    """Past its deadline HostMemory counts as silent: the engine runs as if it had no L2 until it is
+    heard again.
+    """
     late = replica.host.unanswered.overdue(replica.settings.lookup_deadline_s, now_s)
     if not late:
         return
@@ -236,7 +251,9 @@ def time_out_host(replica: Replica, now_s: float) -> None:
 
 
 def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:
-    """A rank is out of reach: host pages that it may still be copying stay untouched until it says hello or exits."""
+    """A rank is out of reach: host pages that it may still be copying stay untouched until it says
+    hello or exits.
+    """
     backups = [t for t in lane.transfers.values() if isinstance(t, Backup)]
     loads = [t for t in lane.transfers.values() if isinstance(t, Load)]
     current = replica.host.connection

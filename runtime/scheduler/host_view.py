@@ -1,4 +1,6 @@
-"""What the Scheduler knows of L2: a mirror of its keys, granted pages, and leases that were asked for."""
+"""What the Scheduler knows of L2: a mirror of its keys, granted pages, and leases that were asked
+for.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -21,9 +23,11 @@ from raydix.runtime.scheduler.transfers import Promotion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWanted:
-    """Who asked for a lease: a promotion, or else run `run` of a request. The asker itself, as names may come again.
+    """Who asked for a lease: a promotion, or else run `run` of a request. The asker itself, as
+    names may come again.
 
-    Its answer is stale if the request has ended or is in another run, or the promotion waits for another lease or none.
+    Its answer is stale if the request has ended or is in another run, or the promotion waits for
+    another lease or none.
     """
 
     request: RequestState
@@ -34,8 +38,9 @@ class LeaseWanted:
 class HostView:
     """Owns: the Scheduler's hints about HostMemory. Only a lease is truth.
 
-    HostMemory is usable while it is attached and answers. After it was lost, copies that it ordered may still be in
-    flight; `drained` tells the new one when they are not, and only then does it grant pages.
+    HostMemory is usable while it is attached and answers. After it was lost, copies that it ordered
+    may still be in flight; `drained` tells the new one when they are not, and only then does it
+    grant pages.
     """
 
     def __init__(self) -> None:
@@ -43,7 +48,9 @@ class HostView:
         """The link that it is attached by; what an earlier one granted or leased is void."""
         self.is_silent = False
         self.has_storage: bool | None = None
-        """Whether L3 is in use; None until HostMemory has said so. Without L3 nobody waits for pages on their way."""
+        """Whether L3 is in use; None until HostMemory has said so. Without L3 nobody waits for
+        pages on their way.
+        """
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases asked for and not yet answered."""
         self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
@@ -89,7 +96,9 @@ class HostView:
         return key[:MIRROR_KEY_BYTES] in self._mirror
 
     def count_resident(self, keys: bytes, start: int, stop: int) -> int:
-        """How many pages from `start` on, without a gap and before `stop`, are READY in L2 as far as is known."""
+        """How many pages from `start` on, without a gap and before `stop`, are READY in L2 as far
+        as is known.
+        """
         mirror = self._mirror
         for index in range(start, stop):
             if keys[index * KEY_BYTES : index * KEY_BYTES + MIRROR_KEY_BYTES] not in mirror:
@@ -97,7 +106,9 @@ class HostView:
         return stop - start
 
     def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
-        """Follow HostMemory's changes; returns what became READY and what was dropped, in halves of keys."""
+        """Follow HostMemory's changes; returns what became READY and what was dropped, in halves of
+        keys.
+        """
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
         self._mirror.difference_update(dropped)
@@ -106,7 +117,9 @@ class HostView:
 
     def stock(self, grant: PagesGranted) -> None:
         """Take granted free host pages."""
-        self._stock.extend(zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True))
+        self._stock.extend(
+            zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True)
+        )
 
     def take_pages(self, num_pages: int) -> tuple[Int32Array, Int32Array]:
         """Ids and generations of `num_pages` granted pages, fewer if there are not so many."""

@@ -32,7 +32,9 @@ class AttachedRank:
 
 @dataclass(slots=True, kw_only=True)
 class PlannedRow:
-    """One row of a plan in flight that is not of the decode batch. `output_position`: None if it samples nothing."""
+    """One row of a plan in flight that is not of the decode batch. `output_position`: None if it
+    samples nothing.
+    """
 
     request: RequestState
     run: int
@@ -42,7 +44,9 @@ class PlannedRow:
 
 @dataclass(slots=True, kw_only=True)
 class StepInFlight:
-    """A plan that was sent and not yet acknowledged by all ranks. `result` is that of the lane's first rank."""
+    """A plan that was sent and not yet acknowledged by all ranks. `result` is that of the lane's
+    first rank.
+    """
 
     step: int
     decodes: DecodeRows | None
@@ -81,31 +85,41 @@ class Lane:
         self.tree = RadixTree(page_size=self.settings.page_size, eviction=self.settings.eviction)
         self.running: dict[RequestId, RequestState] = {}
         """Admitted requests."""
-        self.batch = DecodeBatch(num_slots=self.settings.max_running_requests, page_size=self.settings.page_size)
+        self.batch = DecodeBatch(
+            num_slots=self.settings.max_running_requests, page_size=self.settings.page_size
+        )
         """Those of them that decode, ..."""
         self.prefilling: dict[RequestId, RequestState] = {}
-        """... and the others: they wait for pages, compute their prompt or sample their first token."""
+        """... and the others: they wait for pages, compute their prompt or sample their first
+        token.
+        """
         self.changed_tables: dict[RequestId, RequestState] = {}
         """Decoding requests whose block table on the device is out of date."""
         self.in_flight: dict[int, StepInFlight] = {}
         self.last_step = 0
-        self.pool.settle(self.last_step)  # what is released before the first step need not wait for one
+        self.pool.settle(
+            self.last_step
+        )  # what is released before the first step need not wait for one
         self.removed_slots: list[int] = []
         self.ready_loads: list[Load] = []
         """Leased, to be sent with the next plan."""
         self.transfers: dict[TransferId, Load | Backup] = {}
         """Sent and not yet acknowledged by all ranks."""
         self.computing: dict[PageKey, RequestId] = {}
-        """The next unpublished prompt page of each running request or promotion that computes or loads it."""
+        """The next unpublished prompt page of each running request or promotion that computes or
+        loads it.
+        """
         self.promotions: dict[RequestId, Promotion] = {}
         """Of waiting requests, oldest first."""
         self.dirty: dict[PageKey, int] = {}
         """Pages to be backed up, oldest first: key to page id. An evicted page leaves it."""
         self.inspected: dict[bytes, tuple[PageKey, int]] = {}
-        """Pages that go next and that L2 has or is to get: key and page id, by as much of the key as the mirror has."""
+        """Pages that go next and that L2 has or is to get: key and page id, by as much of the key
+        as the mirror has.
+        """
         self.lost: set[bytes] = set()
-        """Those of them that L2 has lost since. They are looked at with the next rows: else pages would go to and fro
-        for ever between two tiers that are both full."""
+        """Those of them that L2 has lost since. They are looked at with the next rows: else pages
+        would go to and fro for ever between two tiers that are both full."""
         self.backing_up: set[PageKey] = set()
         self.num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
@@ -152,21 +166,29 @@ class Lane:
     def prompt_pages_to_come(self) -> int:
         """Pages that admitted requests still need before all known tokens have one."""
         size = self.settings.page_size
-        needs = (-(-request.num_target // size) - len(request.table) for request in self.prefilling.values())
+        needs = (
+            -(-request.num_target // size) - len(request.table)
+            for request in self.prefilling.values()
+        )
         return sum(max(0, need) for need in needs) + self.batch.num_pages_to_come()
 
     def admit(self, request: RequestState, lock: Lock, table: list[int]) -> None:
-        """A request takes a slot and holds the pages of `lock`, which `table` names with others that it got."""
+        """A request takes a slot and holds the pages of `lock`, which `table` names with others
+        that it got.
+        """
         request.begin_run(heapq.heappop(self._free_slots), lock, table)
         self.running[request.request_id] = self.prefilling[request.request_id] = request
         self.note_computing(request)
 
     def start_decoding(self, request: RequestState) -> None:
-        """A request has its first token: it goes on in the batch, unless each of its tokens brings more than itself."""
+        """A request has its first token: it goes on in the batch, unless each of its tokens brings
+        more than itself.
+        """
         if request.batch is None and request.submit.sampling.num_logprobs is None:
             del self.prefilling[request.request_id]
             self.batch.join(request)
-            # Its last prompt page may just have made way for the tree's: no row of its own tells the device any more.
+            # Its last prompt page may just have made way for the tree's: no row of its own tells
+            # the device any more.
             if request.num_table_sent < len(request.table):
                 self.changed_tables[request.request_id] = request
 
@@ -178,11 +200,15 @@ class Lane:
             self.changed_tables[request.request_id] = request
 
     def next_transfer_id(self) -> TransferId:
-        """A new id for a load or backup: it travels as int32, so it starts over after 2^31, past what is in flight."""
+        """A new id for a load or backup: it travels as int32, so it starts over after 2^31, past
+        what is in flight.
+        """
         while True:
             self._num_transfers = self._num_transfers % MAX_TRANSFER_ID + 1
             transfer_id = TransferId(self._num_transfers)
-            is_taken = transfer_id in self.transfers or any(t.transfer_id == transfer_id for t in self.ready_loads)
+            is_taken = transfer_id in self.transfers or any(
+                t.transfer_id == transfer_id for t in self.ready_loads
+            )
             if not is_taken:
                 return transfer_id
 
@@ -196,7 +222,9 @@ class Lane:
         self.tree.unlock(lock)
 
     def give_way(self, num_pages: int) -> None:
-        """End promotions, newest first, until `num_pages` pages are free, will be, or can be evicted."""
+        """End promotions, newest first, until `num_pages` pages are free, will be, or can be
+        evicted.
+        """
         while self.promotions and self.num_loadable_pages < num_pages:
             self.end_promotion(next(reversed(self.promotions)))
 
@@ -206,8 +234,12 @@ class Lane:
         return self.allocate_spare(num_pages)
 
     def allocate_spare(self, num_pages: int) -> tuple[Int32Array | None, list[Victim]]:
-        """Take free pages, evicting as needed. None if they are not free yet; the victims are what was evicted."""
-        victims = self.make_room(num_pages - self.pool.num_free) if num_pages > self.pool.num_free else []
+        """Take free pages, evicting as needed. None if they are not free yet; the victims are what
+        was evicted.
+        """
+        victims = (
+            self.make_room(num_pages - self.pool.num_free) if num_pages > self.pool.num_free else []
+        )
         return self.pool.allocate(num_pages), victims
 
     def make_room(self, num_pages: int) -> list[Victim]:
@@ -232,9 +264,11 @@ class Lane:
                 self.lost.discard(key[:MIRROR_KEY_BYTES])
 
     def publish(self, request: RequestState, now_s: float) -> list[tuple[PageKey, int]]:
-        """Put the request's full computed pages into the tree; returns keys and ids of the pages that are new there.
+        """Put the request's full computed pages into the tree; returns keys and ids of the pages
+        that are new there.
 
-        Where the tree already held a page, the request's duplicate is released and its table points at the tree's.
+        Where the tree already held a page, the request's duplicate is released and its table points
+        at the tree's.
         """
         size = self.settings.page_size
         lock = request.lock
@@ -244,7 +278,10 @@ class Lane:
         new: list[tuple[PageKey, int]] = []
         num_full = min(request.num_computed, request.num_tokens) // size
         boundary = request.num_prompt // size
-        for segment, stop in ((Segment.PROMPT, min(boundary, num_full)), (Segment.OUTPUT, num_full)):
+        for segment, stop in (
+            (Segment.PROMPT, min(boundary, num_full)),
+            (Segment.OUTPUT, num_full),
+        ):
             start = lock.num_pages
             if start >= stop:
                 continue
@@ -263,7 +300,12 @@ class Lane:
         self.drop_part(promotion)
 
     def _insert(
-        self, request: RequestState, lock: Lock, page_ids: Int32Array, segment: Segment, now_s: float
+        self,
+        request: RequestState,
+        lock: Lock,
+        page_ids: Int32Array,
+        segment: Segment,
+        now_s: float,
     ) -> Insertion:
         """Enter the request's pages that follow `lock` into the tree."""
         size = self.settings.page_size
@@ -284,7 +326,9 @@ class Lane:
             self.waiting.page_came(key)
         return insertion
 
-    def _take_over(self, request: RequestState, start: int, own: Int32Array, kept: Int32Array) -> None:
+    def _take_over(
+        self, request: RequestState, start: int, own: Int32Array, kept: Int32Array
+    ) -> None:
         differs = own != kept
         if differs.any():
             self.pool.release(own[differs], after_step=self.last_step)
@@ -294,12 +338,20 @@ class Lane:
                 self.changed_tables[request.request_id] = request
 
     def note_computing(self, request: RequestState) -> None:
-        """Tell others which page the request computes or loads next, so that a shared prefix is computed once."""
-        if request.computing_key is not None and self.computing.get(request.computing_key) == request.request_id:
+        """Tell others which page the request computes or loads next, so that a shared prefix is
+        computed once.
+        """
+        if (
+            request.computing_key is not None
+            and self.computing.get(request.computing_key) == request.request_id
+        ):
             del self.computing[request.computing_key]
         request.computing_key = None
         page = request.num_held_pages
-        if request.phase is not Phase.ENDED and page < request.num_prompt // self.settings.page_size:
+        if (
+            request.phase is not Phase.ENDED
+            and page < request.num_prompt // self.settings.page_size
+        ):
             key = request.key(page, self.settings.page_size)
             if key not in self.computing:
                 self.computing[key] = request.request_id
@@ -308,14 +360,19 @@ class Lane:
             self.waiting.leader_stopped(request.request_id)
 
     def release(self, request: RequestState, phase: Phase) -> None:
-        """Give back everything that an admitted request holds, except its load, which `transfers` keeps."""
+        """Give back everything that an admitted request holds, except its load, which `transfers`
+        keeps.
+        """
         assert request.lock is not None
         assert request.slot is not None
         if request.batch is not None:
             request.batch.leave(request)
         self.prefilling.pop(request.request_id, None)
         self.changed_tables.pop(request.request_id, None)
-        if request.computing_key is not None and self.computing.get(request.computing_key) == request.request_id:
+        if (
+            request.computing_key is not None
+            and self.computing.get(request.computing_key) == request.request_id
+        ):
             del self.computing[request.computing_key]
         self.waiting.leader_stopped(request.request_id)
         private = request.table[request.lock.num_pages :]
@@ -329,7 +386,9 @@ class Lane:
         request.end_run(phase)
 
     def drop_part(self, promotion: Promotion) -> None:
-        """A promotion's part will not come, or is there: what it still holds outside the tree goes back."""
+        """A promotion's part will not come, or is there: what it still holds outside the tree goes
+        back.
+        """
         if len(promotion.part):
             self.pool.release(promotion.part, after_step=self.last_step)
         promotion.part = empty()
@@ -358,21 +417,37 @@ class Lane:
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
         private += sum(len(promotion.part) for promotion in self.promotions.values())
         figures = (
-            f"lane {self.index}: {self.pool.num_used} pages used, {self.tree.num_cached_pages} cached, "
+            f"lane {self.index}: {self.pool.num_used} pages used, {self.tree.num_cached_pages} "
+            f"cached, "
             f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
             f"{self.tree.num_locks} locks, "
             f"{len(self.transfers)} transfers"
         )
         if self.pool.num_used != self.tree.num_cached_pages + private:
-            raise AccountingError(f"pages in use are neither cached nor held by a request: {figures}")
+            raise AccountingError(
+                f"pages in use are neither cached nor held by a request: {figures}"
+            )
         if self.tree.num_locks != len(self.running) + len(self.promotions):
-            raise AccountingError(f"locks do not belong to running requests and promotions: {figures}")
+            raise AccountingError(
+                f"locks do not belong to running requests and promotions: {figures}"
+            )
         decoding = {name for name, request in self.running.items() if request.batch is not None}
-        if len(decoding) != len(self.batch) or self.running.keys() - decoding != self.prefilling.keys():
-            raise AccountingError(f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}")
-        outdated = {name for name in decoding if self.running[name].num_table_sent < len(self.running[name].table)}
+        if (
+            len(decoding) != len(self.batch)
+            or self.running.keys() - decoding != self.prefilling.keys()
+        ):
+            raise AccountingError(
+                f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}"
+            )
+        outdated = {
+            name
+            for name in decoding
+            if self.running[name].num_table_sent < len(self.running[name].table)
+        }
         if not outdated <= self.changed_tables.keys():
-            raise AccountingError(f"the device is not to hear of {len(outdated)} changed block tables: {figures}")
+            raise AccountingError(
+                f"the device is not to hear of {len(outdated)} changed block tables: {figures}"
+            )
         if not self.promotions.keys() <= self.waiting.requests.keys():
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         held = [t.page_ids for t in self.transfers.values()]

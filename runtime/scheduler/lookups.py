@@ -1,4 +1,6 @@
-"""What was asked of HostMemory about chains of pages, whose turn it is to ask, and what is not answered yet."""
+"""What was asked of HostMemory about chains of pages, whose turn it is to ask, and what is not
+answered yet.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +19,8 @@ Pages = Sequence[bytes]
 class Unanswered(Generic[Id]):
     """Owns: since when HostMemory has owed which answers, oldest first.
 
-    The clock of an asking starts at the first event after it: until then it may not have been sent, and the
-    Scheduler's own turn is nobody else's silence.
+    The clock of an asking starts at the first event after it: until then it may not have been sent,
+    and the Scheduler's own turn is nobody else's silence.
     """
 
     def __init__(self) -> None:
@@ -65,16 +67,19 @@ class Unanswered(Generic[Id]):
 
 
 class Lookups:
-    """Owns: which lookups are open and for whom, who is to ask next, and the pages of L2 that they claim.
+    """Owns: which lookups are open and for whom, who is to ask next, and the pages of L2 that they
+    claim.
 
-    What comes from L3 takes room in L2 until its request has loaded it, and that room belongs to those whose turn is
-    next: lookups are sent in the order of the queue while the pages that they may bring fit. Pages that several
-    requests want count once. The first waits only for claims that end without it: not for those of others who wait for
-    their own turn behind it.
+    What comes from L3 takes room in L2 until its request has loaded it, and that room belongs to
+    those whose turn is next: lookups are sent in the order of the queue while the pages that they
+    may bring fit. Pages that several requests want count once. The first waits only for claims that
+    end without it: not for those of others who wait for their own turn behind it.
     """
 
     def __init__(self) -> None:
-        """A HostMemory that is new, or was lost, knows of no lookup: with each the owner starts anew."""
+        """A HostMemory that is new, or was lost, knows of no lookup: with each the owner starts
+        anew.
+        """
         self.max_claimed_pages = 0
         self._open: dict[LookupId, RequestState] = {}
         self._turns = Turns()
@@ -84,7 +89,9 @@ class Lookups:
         """By page: how many requests claim it."""
         self._num_ended = 0
         self._retries_after: dict[RequestId, int] = {}
-        """How many claims had ended when a lookup found no room: asking again before another has is in vain."""
+        """How many claims had ended when a lookup found no room: asking again before another has is
+        in vain.
+        """
         self._blocked: tuple[RequestId, int] | None = None
         """Who was first and did not fit, and how many claims had ended then."""
 
@@ -126,7 +133,9 @@ class Lookups:
         self._turns.put(request, key)
 
     def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
-        """L2 had no room for a request's pages. False: no other claim ends before its turn, so it is in vain."""
+        """L2 had no room for a request's pages. False: no other claim ends before its turn, so it
+        is in vain.
+        """
         if not self._may_others_end(request.request_id):
             return False
         self._retries_after[request.request_id] = self._num_ended
@@ -177,17 +186,27 @@ class Lookups:
         """Raise AccountingError unless the claims add up and only those that wait are due."""
         counted = Counter(page for pages in self._claims.values() for page in pages)
         if counted != self._num_claims:
-            raise AccountingError(f"{len(self._num_claims)} pages are claimed; the claims name {len(counted)}")
+            raise AccountingError(
+                f"{len(self._num_claims)} pages are claimed; the claims name {len(counted)}"
+            )
         due = {request.request_id for request in self._turns}
-        if due != self._wanted.keys() or not due <= waiting or not self._retries_after.keys() <= due:
-            raise AccountingError(f"{len(due)} lookups are due, {len(self._wanted)} sizes known, {len(waiting)} wait")
+        if (
+            due != self._wanted.keys()
+            or not due <= waiting
+            or not self._retries_after.keys() <= due
+        ):
+            raise AccountingError(
+                f"{len(due)} lookups are due, {len(self._wanted)} sizes known, {len(waiting)} wait"
+            )
 
     def _fits(self, pages: Pages) -> bool:
         num_new = sum(page not in self._num_claims for page in pages)
         return not num_new or len(self._num_claims) + num_new <= self.max_claimed_pages
 
     def _may_others_end(self, name: RequestId) -> bool:
-        """Some other claim will end by itself: its request does not wait for another turn to be looked up."""
+        """Some other claim will end by itself: its request does not wait for another turn to be
+        looked up.
+        """
         return any(other != name and other not in self._wanted for other in self._claims)
 
     def _claim(self, name: RequestId, pages: Pages) -> None:

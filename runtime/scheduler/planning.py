@@ -112,13 +112,18 @@ def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
 def _make_room(replica: Replica, lane: Lane, num_pages: int) -> None:
     """Evict ahead, so that the pages of the next steps have left quarantine when they are needed."""
     ahead = num_pages + 2 * len(lane.running)
-    ahead = min(ahead, lane.settings.num_pages // 4) if num_pages < lane.settings.num_pages // 4 else num_pages
+    ahead = (
+        min(ahead, lane.settings.num_pages // 4)
+        if num_pages < lane.settings.num_pages // 4
+        else num_pages
+    )
     if ahead > lane.pool.num_free:
         count_dropped(replica, lane.make_room(ahead - lane.pool.num_free))
 
 
 def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
-    """Make room for later chunks, too: what is evicted while a step is in flight is in quarantine until that has ended.
+    """Make room for later chunks, too: what is evicted while a step is in flight is in quarantine
+    until that has ended.
 
     What L2 does not hold (yet) stays as long as it can.
     """
@@ -144,7 +149,11 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
             return
         if lane.pool.num_quarantined or lane.tree.num_evictable_pages:
             return
-        running = [other for other in lane.running.values() if other.phase is Phase.RUNNING and other.load is None]
+        running = [
+            other
+            for other in lane.running.values()
+            if other.phase is Phase.RUNNING and other.load is None
+        ]
         if len(running) < 2:
             return
         victim = _choose_victim(running)
@@ -164,13 +173,21 @@ def _retract(replica: Replica, request: RequestState) -> None:
 
 
 def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    """Rows of those that are not in the batch: first single tokens, which everybody waits for, then chunks."""
+    """Rows of those that are not in the batch: first single tokens, which everybody waits for, then
+    chunks.
+    """
     waiting = list(lane.prefilling.values())
-    _draft_rows_of(replica, lane, draft, [request for request in waiting if request.num_to_plan == 1], now_s)
-    _draft_rows_of(replica, lane, draft, [request for request in waiting if request.num_to_plan > 1], now_s)
+    _draft_rows_of(
+        replica, lane, draft, [request for request in waiting if request.num_to_plan == 1], now_s
+    )
+    _draft_rows_of(
+        replica, lane, draft, [request for request in waiting if request.num_to_plan > 1], now_s
+    )
 
 
-def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float) -> None:
+def _draft_rows_of(
+    replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float
+) -> None:
     """One row of as many tokens as the budget and the free pages allow for each of these requests."""
     size = replica.settings.page_size
     for request in requests:
@@ -195,7 +212,9 @@ def _draft_rows_of(replica: Replica, lane: Lane, draft: Draft, requests: list[Re
 
 
 def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
-    """How many of its tokens this step computes; a chunk that is not the last ends on a page boundary."""
+    """How many of its tokens this step computes; a chunk that is not the last ends on a page
+    boundary.
+    """
     settings = replica.settings
     if request.num_to_plan <= draft.budget_tokens:
         return request.num_to_plan
@@ -205,8 +224,12 @@ def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
     return (request.num_planned + draft.budget_tokens) // size * size - request.num_planned
 
 
-def _load_to_wait_for(replica: Replica, request: RequestState, num_tokens: int, now_s: float) -> int | None:
-    """-1: nothing to wait for. The load's id: it will end within the row's own compute. None: too early."""
+def _load_to_wait_for(
+    replica: Replica, request: RequestState, num_tokens: int, now_s: float
+) -> int | None:
+    """-1: nothing to wait for. The load's id: it will end within the row's own compute. None: too
+    early.
+    """
     load = request.load
     if load is None:
         return -1
@@ -214,7 +237,9 @@ def _load_to_wait_for(replica: Replica, request: RequestState, num_tokens: int, 
         return None
     num_bytes = len(load.page_ids) * replica.settings.layout.payload_bytes(0)
     remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
-    early_s = remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
+    early_s = (
+        remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
+    )
 
     # Less than the clock can tell is not early: it would be woken now, and now again, for ever.
     due_s = now_s + early_s
@@ -243,10 +268,19 @@ def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int)
         )
     _send_table(draft, request)
     position = request.plan_row(num_tokens)
-    draft.rows.append(PlannedRow(request=request, run=request.run, num_computed=end, output_position=position))
+    draft.rows.append(
+        PlannedRow(request=request, run=request.run, num_computed=end, output_position=position)
+    )
     write_start = max(start, min(request.write_start, end))
     draft.row_columns.append(
-        (request.slot, start, num_tokens, write_start, -1 if position is None else position, load_id)
+        (
+            request.slot,
+            start,
+            num_tokens,
+            write_start,
+            -1 if position is None else position,
+            load_id,
+        )
     )
     draft.num_tokens += num_tokens
 
@@ -265,8 +299,13 @@ def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
     """Leased loads whose requests still want them; the leases of the others go back."""
     wanted: list[Load] = []
     for load in lane.ready_loads:
-        request, promotion = replica.requests.get(load.request_id), lane.promotions.get(load.request_id)
-        if (request is not None and request.load is load) or (promotion is not None and promotion.load is load):
+        request, promotion = (
+            replica.requests.get(load.request_id),
+            lane.promotions.get(load.request_id),
+        )
+        if (request is not None and request.load is load) or (
+            promotion is not None and promotion.load is load
+        ):
             wanted.append(load)
         else:
             replica.release_lease(load.lease_id, load.host_connection)
@@ -280,7 +319,9 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:
 
 
 def _row_columns(draft: Draft) -> list[Int32Array]:
-    """Slots, starts, numbers of tokens, write starts, output positions and loads of all rows, the batch's first."""
+    """Slots, starts, numbers of tokens, write starts, output positions and loads of all rows, the
+    batch's first.
+    """
     decodes = draft.decodes
     if decodes is None:
         return _columns(list(draft.row_columns), 6)
@@ -299,7 +340,10 @@ def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) 
         table_slots, table_starts, table_counts = _columns(list(draft.table_columns), 3)
         tables = (
             TableChanges(
-                slots=table_slots, starts=table_starts, counts=table_counts, page_ids=int32_array(draft.table_pages)
+                slots=table_slots,
+                starts=table_starts,
+                counts=table_counts,
+                page_ids=int32_array(draft.table_pages),
             ),
         )
     removed, lane.removed_slots = lane.removed_slots, []

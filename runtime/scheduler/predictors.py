@@ -51,15 +51,17 @@ class _Sums:
 
 
 class TimePredictor:
-    """A line through what was observed of late: some time for each piece of work, and some for each of its units.
+    """A line through what was observed of late: some time for each piece of work, and some for each
+    of its units.
 
-    A large observation outweighs older ones; small ones add up, and tell of the time that does not depend on the size.
-    So steps of 16 tokens say little about the time per token, and large loads little about the least that one takes.
+    A large observation outweighs older ones; small ones add up, and tell of the time that does not
+    depend on the size. So steps of 16 tokens say little about the time per token, and large loads
+    little about the least that one takes.
     """
 
     def __init__(self, start_rate: float, *, full_amount: float, weight: float = 0.3) -> None:
-        """`start_rate`: units per second before anything is observed. `weight`: how much less older observations count
-        after one of `full_amount` units, or several that add up to it.
+        """`start_rate`: units per second before anything is observed. `weight`: how much less older
+        observations count after one of `full_amount` units, or several that add up to it.
         """
         self._start_slope = 1.0 / start_rate
         self._full_amount = full_amount
@@ -98,11 +100,15 @@ class TimePredictor:
         return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)
 
     def _start_weight_at(self, now_s: float) -> float:
-        """How much the start values count: the less the more was observed, and again as that is forgotten."""
+        """How much the start values count: the less the more was observed, and again as that is
+        forgotten.
+        """
         return 1.0 - (1.0 - self._start_weight) * self._kept(now_s)
 
     def _line(self, now_s: float) -> tuple[float, float]:
-        """Seconds for a piece of work, and for each unit of it: least squares, neither below what can be."""
+        """Seconds for a piece of work, and for each unit of it: least squares, neither below what
+        can be.
+        """
         start = self._start.scaled(self._start_weight_at(now_s))
         sums = start.plus(self._observed.scaled(self._kept(now_s)))
         mean_amount, mean_s = sums.amount / sums.weight, sums.seconds / sums.weight

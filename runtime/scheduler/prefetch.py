@@ -1,4 +1,6 @@
-"""What is known of a request's pages in L2 and L3, and how long it waits for those on their way. Pure."""
+"""What is known of a request's pages in L2 and L3, and how long it waits for those on their way.
+Pure.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -24,10 +26,14 @@ class PrefetchState:
     """Owns: what HostMemory has said about a request's chain."""
 
     sources: bytes = b""
-    """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty without a lookup."""
+    """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty
+    without a lookup.
+    """
     state: LookupState = LookupState.CLOSED
     lookup_id: LookupId | None = None
-    """The latest lookup, until HostMemory is told that nobody wants what it brought, or those pages are leased."""
+    """The latest lookup, until HostMemory is told that nobody wants what it brought, or those pages
+    are leased.
+    """
     has_report: bool = False
     first_runnable_s: float | None = None
     """When the request would have been admitted but for its pages on their way."""
@@ -42,7 +48,9 @@ class PrefetchState:
         return self.state is not LookupState.CLOSED
 
     def make_due(self, num_l1_pages: int, num_pages: int) -> None:
-        """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent; nothing is known yet."""
+        """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent; nothing is
+        known yet.
+        """
         self.sources = _unknown(num_l1_pages, num_pages)
         self.state = LookupState.DUE
 
@@ -63,7 +71,9 @@ class PrefetchState:
 
     def report(self, report: LookupProgress) -> None:
         """HostMemory says more; its last word closes the lookup."""
-        self.sources = _keep_brought(self._earlier, report.sources) if self._earlier else report.sources
+        self.sources = (
+            _keep_brought(self._earlier, report.sources) if self._earlier else report.sources
+        )
         self.has_report = True
         if report.is_final:
             self.state = LookupState.CLOSED
@@ -72,7 +82,9 @@ class PrefetchState:
         """Nobody waits for the lookup any more. One that was never sent found no room in L2."""
         if self.state is LookupState.DUE:
             known = self._earlier or self.sources
-            self.sources = known.replace(bytes([PageSource.PENDING]), bytes([PageSource.NO_HOST_PAGE]))
+            self.sources = known.replace(
+                bytes([PageSource.PENDING]), bytes([PageSource.NO_HOST_PAGE])
+            )
         self.state, self.lookup_id = LookupState.CLOSED, None
 
     def count(self, *sources: PageSource) -> int:
@@ -84,18 +96,23 @@ class PrefetchState:
         return [page for page, source in enumerate(self.sources) if source in sources]
 
     def arrival_source(self, page: int, found: PageSource) -> PageSource:
-        """The tier that held a page on arrival. `found`: the tier that has it now, which counts for what came later."""
+        """The tier that held a page on arrival. `found`: the tier that has it now, which counts for
+        what came later.
+        """
         if page >= len(self.sources):
             return found
         source = PageSource(self.sources[page])
-        # The mirror shows an arrived page before its report: what L2 lacked at the first report is PENDING.
+        # The mirror shows an arrived page before its report: what L2 lacked at the first report is
+        # PENDING.
         if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
             return PageSource.L3
         return source if source <= PageSource.L3 else found
 
 
 def _unknown(num_l1_pages: int, num_pages: int) -> bytes:
-    return bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (num_pages - num_l1_pages)
+    return bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (
+        num_pages - num_l1_pages
+    )
 
 
 def _keep_brought(earlier: bytes, later: bytes) -> bytes:
@@ -110,10 +127,11 @@ def _keep_brought(earlier: bytes, later: bytes) -> bytes:
 def prefetch_deadline_s(
     settings: PrefetchSettings, *, first_runnable_s: float, pending_tokens: int, recompute_s: float
 ) -> float | None:
-    """The time from which a runnable request no longer waits for its prefetch; None: it waits until all is there.
+    """The time from which a runnable request no longer waits for its prefetch; None: it waits until
+    all is there.
 
-    `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`: predicted time to compute
-    the `pending_tokens` instead.
+    `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`:
+    predicted time to compute the `pending_tokens` instead.
     """
     match settings.strategy:
         case PrefetchStrategy.BEST_EFFORT:

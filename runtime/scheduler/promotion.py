@@ -1,7 +1,9 @@
-"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded while the rest is on its way.
+"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded while the rest is on
+its way.
 
-A promotion publishes each part in the tree once it is loaded, so that the request, when its wait ends, finds a longer
-match in L1. It holds a bounded share of L1 and gives way to whoever needs its pages (`Lane.give_way`).
+A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
+ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
+pages (`Lane.give_way`).
 """
 
 from raydix.runtime.cache.radix_tree import Lock
@@ -15,8 +17,11 @@ _PROMOTED_FRACTION = 2
 """Promotions together keep at most one page of L1 in so many."""
 
 
-def promote(replica: Replica, lane: Lane, request: RequestState, lock: Lock, num_l2_pages: int) -> bool:
-    """Load the next part of a waiting request: what follows `lock` in L2, if that is enough for large copies.
+def promote(
+    replica: Replica, lane: Lane, request: RequestState, lock: Lock, num_l2_pages: int
+) -> bool:
+    """Load the next part of a waiting request: what follows `lock` in L2, if that is enough for
+    large copies.
 
     True: the promotion has taken over `lock`.
     """
@@ -24,9 +29,14 @@ def promote(replica: Replica, lane: Lane, request: RequestState, lock: Lock, num
     num_own_pages = 0 if promotion is None else promotion.num_pages
     if promotion is not None and len(promotion.part):
         return False
-    max_pages = lane.pool.num_pages // _PROMOTED_FRACTION - (lane.num_promoted_pages - num_own_pages)
+    max_pages = lane.pool.num_pages // _PROMOTED_FRACTION - (
+        lane.num_promoted_pages - num_own_pages
+    )
     num_pages = min(num_l2_pages, max_pages - lock.num_pages)
-    if num_pages <= 0 or num_pages * replica.settings.layout.payload_bytes(0) < replica.settings.min_part_bytes:
+    if (
+        num_pages <= 0
+        or num_pages * replica.settings.layout.payload_bytes(0) < replica.settings.min_part_bytes
+    ):
         return False
     part, victims = lane.allocate_spare(num_pages)
     count_dropped(replica, victims)
@@ -48,7 +58,9 @@ def promote(replica: Replica, lane: Lane, request: RequestState, lock: Lock, num
 
 
 def lease_part(lane: Lane, promotion: Promotion, load: Load) -> None:
-    """HostMemory has leased the first pages of a part, all of it as a rule: they are loaded with the next plan."""
+    """HostMemory has leased the first pages of a part, all of it as a rule: they are loaded with
+    the next plan.
+    """
     num_leased = len(load.page_ids)
     if num_leased < len(promotion.part):
         lane.pool.release(promotion.part[num_leased:], after_step=lane.last_step)
@@ -58,8 +70,12 @@ def lease_part(lane: Lane, promotion: Promotion, load: Load) -> None:
     lane.ready_loads.append(load)
 
 
-def finish_part(replica: Replica, lane: Lane, promotion: Promotion, load: Load, now_s: float) -> None:
-    """A part is loaded: it becomes the prefix of all who want it, unless its host pages had changed hands."""
+def finish_part(
+    replica: Replica, lane: Lane, promotion: Promotion, load: Load, now_s: float
+) -> None:
+    """A part is loaded: it becomes the prefix of all who want it, unless its host pages had changed
+    hands.
+    """
     if load.is_stale:
         replica.counters["stale_loads"] += 1
         lane.end_promotion(promotion.request_id)

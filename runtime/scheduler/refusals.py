@@ -1,4 +1,6 @@
-"""Which requests are refused on arrival, and why. Pure: what a client sends may be anything of the right types."""
+"""Which requests are refused on arrival, and why. Pure: what a client sends may be anything of the
+right types.
+"""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.client import FailureKind, PrefetchPrompt, RequestFailure, SubmitRequest
+from raydix.runtime.messages.client import (
+    FailureKind,
+    PrefetchPrompt,
+    RequestFailure,
+    SubmitRequest,
+)
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
@@ -20,15 +27,23 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
     if num_prompt == 0:
         return _bad("the prompt has no tokens; expected at least one.")
     if message.max_tokens is not None and message.max_tokens < 1:
-        text = f"max_tokens is {message.max_tokens}; expected at least 1, or None for the rest of the context."
+        text = (
+            f"max_tokens is {message.max_tokens}; expected at least 1, or None for the rest of "
+            f"the context."
+        )
         return _bad(text)
     if num_prompt >= settings.max_model_len:
         text = (
-            f"the prompt has {num_prompt} tokens; expected at most {settings.max_model_len - 1}, which leaves room for "
+            f"the prompt has {num_prompt} tokens; expected at most {settings.max_model_len - 1}, "
+            f"which leaves room for "
             "one generated token. Shorten it or raise model.max_model_len."
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
-    wrong = _wrong_prompt(message.token_ids, settings) or _wrong_limits(message) or _wrong_sampling(message, settings)
+    wrong = (
+        _wrong_prompt(message.token_ids, settings)
+        or _wrong_limits(message)
+        or _wrong_sampling(message, settings)
+    )
     return None if wrong is None else _bad(wrong)
 
 
@@ -36,9 +51,14 @@ def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> Req
     """Why a prefetch cannot be served whatever else goes on; None if it can."""
     num_prompt = len(message.token_ids)
     if not 0 < num_prompt < settings.max_model_len:
-        return _bad(f"the prompt has {num_prompt} tokens; expected 1 to {settings.max_model_len - 1}.")
+        return _bad(
+            f"the prompt has {num_prompt} tokens; expected 1 to {settings.max_model_len - 1}."
+        )
     if not settings.prefix_caching or not settings.has_host_memory:
-        text = "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and cache.prefix_caching."
+        text = (
+            "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and "
+            "cache.prefix_caching."
+        )
         return _bad(text)
     wrong = _wrong_prompt(message.token_ids, settings)
     return None if wrong is None else _bad(wrong)
@@ -54,13 +74,20 @@ def _wrong_prompt(token_ids: Int32Array, settings: SchedulerSettings) -> str | N
         return None
     wrong = lowest if lowest < 0 else highest
     place = int(np.argmax(token_ids == wrong))
-    return f"token {place} of the prompt is {wrong}; expected 0 to {settings.vocab_size - 1}, the model's vocabulary."
+    return (
+        f"token {place} of the prompt is {wrong}; expected 0 to {settings.vocab_size - 1}, the "
+        f"model's vocabulary."
+    )
 
 
 def _wrong_limits(message: SubmitRequest) -> str | None:
-    # NaN is neither: compared as below it is refused, and never gets among the times that wake the Scheduler.
+    # NaN is neither: compared as below it is refused, and never gets among the times that wake the
+    # Scheduler.
     if message.deadline_s is not None and not 0 < message.deadline_s < math.inf:
-        return f"deadline_s is {message.deadline_s}; expected a positive number of seconds, or None for none."
+        return (
+            f"deadline_s is {message.deadline_s}; expected a positive number of seconds, or None "
+            f"for none."
+        )
     if not -_MAX_PRIORITY <= message.priority <= _MAX_PRIORITY:
         return f"priority is {message.priority}; expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}."
     return None
@@ -71,9 +98,15 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
     if not 0 <= sampling.seed <= _MAX_SEED:
         return f"seed is {sampling.seed}; expected 0 to {_MAX_SEED}."
     if sampling.num_logprobs is not None and not 0 <= sampling.num_logprobs <= settings.vocab_size:
-        return f"num_logprobs is {sampling.num_logprobs}; expected 0 to {settings.vocab_size}, or None."
+        return (
+            f"num_logprobs is {sampling.num_logprobs}; expected 0 to {settings.vocab_size}, or "
+            f"None."
+        )
     if sampling.top_k < 0 or sampling.min_tokens < 0:
-        return f"top_k is {sampling.top_k} and min_tokens {sampling.min_tokens}; expected neither below 0."
+        return (
+            f"top_k is {sampling.top_k} and min_tokens {sampling.min_tokens}; expected neither "
+            f"below 0."
+        )
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),
         ("masked_until_min_tokens", sampling.masked_until_min_tokens),
@@ -85,7 +118,9 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
 
 
 def _first_outside(ids: Iterable[object], vocab_size: int) -> object | None:
-    return next((value for value in ids if not isinstance(value, int) or not 0 <= value < vocab_size), None)
+    return next(
+        (value for value in ids if not isinstance(value, int) or not 0 <= value < vocab_size), None
+    )
 
 
 def _wrong_number(sampling: DeviceSampling) -> str | None:

@@ -1,4 +1,6 @@
-"""Everything that the Scheduler's decisions share: requests, lanes, the view of L2, learned rates, and the outbox."""
+"""Everything that the Scheduler's decisions share: requests, lanes, the view of L2, learned rates,
+and the outbox.
+"""
 
 import itertools
 from collections import Counter, OrderedDict, defaultdict
@@ -43,7 +45,9 @@ class Replica:
         self.hashing: dict[RequestId, RequestState] = {}
         """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
         self.hints: dict[RequestId, RequestState] = {}
-        """Prefetches without a request, oldest first; those that are looked up have a `prefetch` that is pending."""
+        """Prefetches without a request, oldest first; those that are looked up have a `prefetch`
+        that is pending.
+        """
         self.host = HostView()
         self.lookups = Lookups()
         self.timers = Timers()
@@ -51,7 +55,8 @@ class Replica:
             settings.start_prefill_tokens_per_s, full_amount=settings.prefill_budget_tokens
         )
         self.load_rate = TimePredictor(
-            settings.start_load_bytes_per_s, full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S
+            settings.start_load_bytes_per_s,
+            full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
         )
         self.counters: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -67,7 +72,9 @@ class Replica:
         return next(self._ids)
 
     def wake_at(self, time_s: float, request: RequestState | None = None) -> None:
-        """Something is to be decided at this time, even if no event comes before: about a request, or in general."""
+        """Something is to be decided at this time, even if no event comes before: about a request,
+        or in general.
+        """
         self.timers.add(time_s, None if request is None else (request.request_id, request.serial))
 
     def tell_host(self, message: ToHost) -> None:
@@ -75,11 +82,15 @@ class Replica:
         if self.host.connection is not None:
             self.effects.append(SendHost(connection=self.host.connection, message=message))
 
-    def ask_lease(self, request: RequestState, start: int, stop: int, promotion: Promotion | None = None) -> LeaseId:
+    def ask_lease(
+        self, request: RequestState, start: int, stop: int, promotion: Promotion | None = None
+    ) -> LeaseId:
         """Ask HostMemory for the host pages of a request's pages [start, stop)."""
         lease_id = LeaseId(next(self._ids))
         keys = request.keys(stop, self.settings.page_size)[start * KEY_BYTES :]
-        self.host.leases[lease_id] = LeaseWanted(request=request, run=request.run, promotion=promotion)
+        self.host.leases[lease_id] = LeaseWanted(
+            request=request, run=request.run, promotion=promotion
+        )
         self.host.unanswered.add(lease_id)
         self.tell_host(LeasePages(lease_id=lease_id, keys=keys))
         return lease_id
@@ -105,7 +116,9 @@ class Replica:
             sources = request.sources or {PageSource.CANCELLED.label: request.num_prompt}
             for source, num_tokens in sources.items():
                 self.counters[f"prompt_tokens_{source}"] += num_tokens
-            queued_s = None if request.admitted_s is None else request.admitted_s - request.arrival_s
+            queued_s = (
+                None if request.admitted_s is None else request.admitted_s - request.arrival_s
+            )
         delta = RequestDelta(
             asking=request.submit.asking,
             request_id=request.request_id,
@@ -119,7 +132,9 @@ class Replica:
         self.effects.append(SendClient(client_id=request.client_id, delta=delta))
 
     def finish(self, request: RequestState, reason: FinishReason) -> None:
-        """End a request well. Its computed pages stay cached; its last delta was or is sent by the caller."""
+        """End a request well. Its computed pages stay cached; its last delta was or is sent by the
+        caller.
+        """
         self.counters[f"finished_{reason.value}"] += 1
         self._end(request)
 
@@ -155,7 +170,8 @@ class Replica:
         return len(self.hashing) + sum(len(lane.waiting) for lane in self.lanes)
 
     def requeue(self, request: RequestState) -> None:
-        """Take an admitted request off its lane and let it wait again, with all tokens known so far.
+        """Take an admitted request off its lane and let it wait again, with all tokens known so
+        far.
 
         Where its prompt came from stays as it was at its first admission.
         """
@@ -166,7 +182,8 @@ class Replica:
         lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
 
     def want_lookup(self, request: RequestState, num_l1_pages: int, num_l2_pages: int) -> None:
-        """Ask HostMemory for a waiting request's chain, if there is one to ask: at once, or in its turn if L3 may help.
+        """Ask HostMemory for a waiting request's chain, if there is one to ask: at once, or in its
+        turn if L3 may help.
 
         L1 holds the first pages of its prompt, L2, as far as is known, the next ones.
         """
@@ -191,7 +208,9 @@ class Replica:
         self.lookups.open(lookup_id, request)
         self.host.unanswered.add(lookup_id)
         keys = request.keys(num_full, self.settings.page_size)
-        self.tell_host(Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency))
+        self.tell_host(
+            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency)
+        )
         if earlier_id is not None:
             # What that one brought is kept for this one from now on.
             self.tell_host(CancelLookup(lookup_id=earlier_id))
@@ -199,10 +218,13 @@ class Replica:
     def send_due_lookups(self) -> None:
         """Look up those whose turn it is, while L2 has room for what L3 may bring."""
         while self.host.is_usable and (request := self.lookups.next_to_send()) is not None:
-            self.send_lookup(request, self.lanes[request.lane].match(request).num_pages, Urgency.REQUEST)
+            self.send_lookup(
+                request, self.lanes[request.lane].match(request).num_pages, Urgency.REQUEST
+            )
 
     def cancel_lookup(self, request: RequestState) -> None:
-        """The request no longer waits for pages from L3, nor wants those kept that it has not leased.
+        """The request no longer waits for pages from L3, nor wants those kept that it has not
+        leased.
 
         What they claim of L2 stays claimed.
         """
@@ -221,7 +243,8 @@ class Replica:
             "output_tokens": request.num_output,
             "cached_tokens_by_source": request.sources or {},
             "ranges": [
-                {"start": start, "end": end, "source": source.label} for start, end, source in request.source_ranges
+                {"start": start, "end": end, "source": source.label}
+                for start, end, source in request.source_ranges
             ],
         }
         while len(self.explained) > _NUM_EXPLAINED:

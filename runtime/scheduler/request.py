@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 4
 MAX_LOSSES = 2
-"""A request that was running when so many ranks were lost, and has sampled nothing since, may be what ends them: it
-runs beside no other such request, and one more loss is its end."""
+"""A request that was running when so many ranks were lost, and has sampled nothing since, may be
+what ends them: it runs beside no other such request, and one more loss is its end."""
 
 
 class Phase(Enum):
@@ -50,13 +50,20 @@ class RowOutcome:
 class RequestState:
     """Owns: the progress of one request.
 
-    Tokens are `num_prompt` prompt tokens, then the known output. `num_planned` tokens have their keys and values in
-    plans that were sent, `num_computed` in plans that were acknowledged. `num_sampled` output tokens were planned;
-    the last of them may be on the device only. While the request decodes, `DecodeBatch` keeps what changes by the step.
+    Tokens are `num_prompt` prompt tokens, then the known output. `num_planned` tokens have their
+    keys and values in plans that were sent, `num_computed` in plans that were acknowledged.
+    `num_sampled` output tokens were planned; the last of them may be on the device only. While the
+    request decodes, `DecodeBatch` keeps what changes by the step.
     """
 
     def __init__(
-        self, submit: SubmitRequest, client_id: ClientId, *, serial: int, max_tokens: int, now_s: float
+        self,
+        submit: SubmitRequest,
+        client_id: ClientId,
+        *,
+        serial: int,
+        max_tokens: int,
+        now_s: float,
     ) -> None:
         """`serial`: the engine never uses it twice, while request ids may come again."""
         self.submit = submit
@@ -77,7 +84,9 @@ class RequestState:
         self.num_losses = 0
         """Ranks that were lost under it since its last token."""
         self.num_counted_pages = 0
-        """Pages whose use by this request is counted on its lane; for `write_through_selective` only."""
+        """Pages whose use by this request is counted on its lane; for `write_through_selective`
+        only.
+        """
         self.sources: dict[str, int] | None = None
         self.source_ranges: list[tuple[int, int, PageSource]] = []
         self.admitted_s: float | None = None
@@ -125,7 +134,9 @@ class RequestState:
         self.phase = phase
 
     def forget_sources(self) -> None:
-        """Its load brought nothing: where its prompt comes from is seen at its next admission, unless it was told."""
+        """Its load brought nothing: where its prompt comes from is seen at its next admission,
+        unless it was told.
+        """
         if not self.is_reported:
             self.sources = None
 
@@ -141,12 +152,16 @@ class RequestState:
         self._num_computed = self.num_prompt + self._num_known - 1
 
     def start_from(self, num_cached: int) -> None:
-        """So many of its tokens have cached keys and values; the last known token is computed in any case."""
+        """So many of its tokens have cached keys and values; the last known token is computed in
+        any case.
+        """
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
 
     def plan_row(self, num_tokens: int) -> int | None:
-        """A row computes the next tokens. Returns the output position that it samples; None: it samples nothing."""
+        """A row computes the next tokens. Returns the output position that it samples; None: it
+        samples nothing.
+        """
         self._num_planned += num_tokens
         if self._num_planned < self.num_target:
             return None
@@ -174,7 +189,9 @@ class RequestState:
 
     @property
     def num_planned(self) -> int:
-        """Tokens whose keys and values are in plans that were sent. A decoding request lacks but its last one."""
+        """Tokens whose keys and values are in plans that were sent. A decoding request lacks but
+        its last one.
+        """
         return self._num_planned if self.batch is None else self.num_target - 1
 
     @property
@@ -233,7 +250,9 @@ class RequestState:
         if known < stop:
             parent = PageKey(bytes(self._keys[-KEY_BYTES:])) if known else self.identity
             width = page_size * TOKEN_BYTES
-            self._keys += extend_keys(parent, bytes(self.packed[known * width : stop * width]), page_size)
+            self._keys += extend_keys(
+                parent, bytes(self.packed[known * width : stop * width]), page_size
+            )
 
     def keys(self, num_pages: int, page_size: int) -> bytes:
         """Keys of the first `num_pages` full pages, hashing only what is new."""

@@ -1,4 +1,6 @@
-"""What an acknowledged step or transfer means: new tokens, published pages, released leases, ended requests."""
+"""What an acknowledged step or transfer means: new tokens, published pages, released leases, ended
+requests.
+"""
 
 import itertools
 
@@ -25,7 +27,8 @@ def on_step_result(replica: Replica, lane: Lane, result: StepResult, now_s: floa
     flight = lane.in_flight.get(result.step)
     if flight is None or result.rank not in flight.waiting_ranks:
         raise AccountingError(
-            f"rank {result.rank} acknowledged step {result.step}; in flight are {sorted(lane.in_flight)}"
+            f"rank {result.rank} acknowledged step {result.step}; in flight are "
+            f"{sorted(lane.in_flight)}"
         )
     flight.waiting_ranks.discard(result.rank)
     if result.rank == lane.ranks[0]:
@@ -55,7 +58,9 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     num_decodes = 0 if flight.decodes is None else len(flight.decodes.slots)
     num_sampling = num_decodes + sum(row.output_position is not None for row in flight.rows)
     if len(result.token_ids) != num_sampling:
-        raise AccountingError(f"step {flight.step} brought {len(result.token_ids)} tokens; {num_sampling} rows sample")
+        raise AccountingError(
+            f"step {flight.step} brought {len(result.token_ids)} tokens; {num_sampling} rows sample"
+        )
     joined_slots, joined_tokens = _take_rows(replica, lane, flight, result, num_decodes, now_s)
 
     slots, token_ids = empty(), empty()
@@ -70,11 +75,17 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
 
 
 def _take_rows(
-    replica: Replica, lane: Lane, flight: StepInFlight, result: StepResult, num_decodes: int, now_s: float
+    replica: Replica,
+    lane: Lane,
+    flight: StepInFlight,
+    result: StepResult,
+    num_decodes: int,
+    now_s: float,
 ) -> tuple[list[int], list[int]]:
     """Take the outcomes of the rows that were not of the batch.
 
-    Returns slots and tokens of those whose requests have joined it since: their tokens are to be taken there.
+    Returns slots and tokens of those whose requests have joined it since: their tokens are to be
+    taken there.
     """
     slots: list[int] = []
     token_ids: list[int] = []
@@ -113,10 +124,16 @@ def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float
 
     ended = taken.has_ended
     has_ends = bool(ended.any())
-    slots, token_ids = (taken.slots[~ended], taken.token_ids[~ended]) if has_ends else (taken.slots, taken.token_ids)
+    slots, token_ids = (
+        (taken.slots[~ended], taken.token_ids[~ended])
+        if has_ends
+        else (taken.slots, taken.token_ids)
+    )
     for client_id, is_theirs in batch.by_client(slots):
         tokens = SendTokens(
-            client_id=client_id, askings=batch.askings(slots[is_theirs]), token_ids=token_ids[is_theirs]
+            client_id=client_id,
+            askings=batch.askings(slots[is_theirs]),
+            token_ids=token_ids[is_theirs],
         )
         replica.effects.append(tokens)
 
@@ -132,7 +149,9 @@ def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float
 
 
 def _count_prediction(replica: Replica, what: str, predicted_s: float, measured_s: float) -> None:
-    """Load or recompute is decided by these predictions: show how far they are from what was measured."""
+    """Load or recompute is decided by these predictions: show how far they are from what was
+    measured.
+    """
     replica.counters[f"predicted_{what}s"] += 1
     replica.seconds[f"{what}_predicted_s"] += predicted_s
     replica.seconds[f"{what}_measured_s"] += measured_s
@@ -146,7 +165,9 @@ def apply_outcome(
     outcome: RowOutcome,
     now_s: float,
 ) -> None:
-    """Take the outcome of a row that is not of the batch: publish full pages, pass the token on, perhaps end it."""
+    """Take the outcome of a row that is not of the batch: publish full pages, pass the token on,
+    perhaps end it.
+    """
     assert request.batch is None, "what decodes is taken by the batch"
     request.row_computed(outcome.num_computed)
     size = replica.settings.page_size
@@ -173,7 +194,9 @@ def apply_outcome(
         lane.start_decoding(request)
 
 
-def _add_latency(replica: Replica, request: RequestState, reason: FinishReason | None, now_s: float) -> None:
+def _add_latency(
+    replica: Replica, request: RequestState, reason: FinishReason | None, now_s: float
+) -> None:
     if request.first_token_s is None:
         request.first_token_s = now_s
         replica.counters["first_tokens"] += 1
@@ -195,14 +218,18 @@ def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
 def on_transfers_done(replica: Replica, lane: Lane, done: TransfersDone, now_s: float) -> None:
     """One rank has done loads or backups. Each counts once every rank of the lane has."""
     if done.num_bytes:
-        _count_prediction(replica, "load", replica.load_rate.predict_s(done.num_bytes, now_s), done.seconds)
+        _count_prediction(
+            replica, "load", replica.load_rate.predict_s(done.num_bytes, now_s), done.seconds
+        )
     replica.load_rate.observe(done.num_bytes, done.seconds, now_s)
     replica.seconds["copy_s"] += done.seconds
     stale = set(done.stale_transfer_ids.tolist())
     for transfer_id in done.transfer_ids.tolist():
         transfer = lane.transfers.get(TransferId(transfer_id))
         if transfer is None or done.rank not in transfer.waiting_ranks:
-            raise AccountingError(f"rank {done.rank} acknowledged transfer {transfer_id}, which is not in flight")
+            raise AccountingError(
+                f"rank {done.rank} acknowledged transfer {transfer_id}, which is not in flight"
+            )
         transfer.waiting_ranks.discard(done.rank)
         transfer.is_stale |= transfer_id in stale
         if transfer.waiting_ranks:
@@ -252,4 +279,8 @@ def _finish_backup(replica: Replica, lane: Lane, backup: Backup) -> None:
     if backup.host_connection != replica.host.connection:
         return
     replica.counters["backed_up_pages"] += len(backup.keys) // KEY_BYTES
-    replica.tell_host(CommitPages(keys=backup.keys, host_page_ids=backup.host_page_ids, generations=backup.generations))
+    replica.tell_host(
+        CommitPages(
+            keys=backup.keys, host_page_ids=backup.host_page_ids, generations=backup.generations
+        )
+    )

@@ -39,7 +39,9 @@ class LoadPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchSettings:
-    """`cap_at_recompute`: the timeout also ends when computing the missing tokens would have taken as long."""
+    """`cap_at_recompute`: the timeout also ends when computing the missing tokens would have taken
+    as long.
+    """
 
     strategy: PrefetchStrategy = PrefetchStrategy.TIMEOUT
     base_s: float = 1.0
@@ -64,7 +66,9 @@ class SchedulerSettings:
     prefill_budget_tokens: int = 2048
     """Prompt tokens per step, charged in whole pages."""
     chunked_prefill: bool = True
-    """False: a prompt is computed in one step; the budget bounds a step, but its first prompt is always admitted."""
+    """False: a prompt is computed in one step; the budget bounds a step, but its first prompt is
+    always admitted.
+    """
     policy: Policy = Policy.LPM
     eviction: str = "lru"
     prefix_caching: bool = True
@@ -72,7 +76,9 @@ class SchedulerSettings:
     launch_s: float = 0.0
     """Host time to enqueue a step that waits for a load: it is sent so much sooner."""
     min_part_bytes: int = 8 << 20
-    """Pages from L3 go on to L1 while others are awaited once they are so many: smaller copies are slow ones."""
+    """Pages from L3 go on to L1 while others are awaited once they are so many: smaller copies are
+    slow ones.
+    """
     load: LoadPolicy = LoadPolicy.ALWAYS
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     write_threshold: int = 2

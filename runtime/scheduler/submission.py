@@ -31,7 +31,9 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
         return
     room = replica.settings.max_model_len - len(message.token_ids)
     max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
-    request = RequestState(message, client_id, serial=replica.next_serial(), max_tokens=max_tokens, now_s=now_s)
+    request = RequestState(
+        message, client_id, serial=replica.next_serial(), max_tokens=max_tokens, now_s=now_s
+    )
     replica.requests[request.request_id] = request
     replica.counters["prompt_tokens"] += request.num_prompt
     if request.deadline_s is not None:
@@ -41,14 +43,19 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
 
 
 def _adopt_keys(replica: Replica, request: RequestState) -> None:
-    """What L1 holds of the prompt was hashed before: a long chat costs the keys of its new pages alone."""
+    """What L1 holds of the prompt was hashed before: a long chat costs the keys of its new pages
+    alone.
+    """
     if replica.settings.prefix_caching and replica.lanes:
-        match = max((lane.match(request) for lane in replica.lanes), key=lambda found: found.num_pages)
+        match = max(
+            (lane.match(request) for lane in replica.lanes), key=lambda found: found.num_pages
+        )
         request.adopt_keys(chain_keys(match.node)[: match.num_pages * KEY_BYTES])
 
 
 def enqueue_hashed(replica: Replica, now_s: float) -> None:
-    """Compute page keys of new requests, oldest first, a bounded number per event, and queue those that are done.
+    """Compute page keys of new requests, oldest first, a bounded number per event, and queue those
+    that are done.
 
     What is left of that number is for hints.
     """
@@ -101,7 +108,10 @@ def _remember_session(replica: Replica, request: RequestState) -> None:
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     settings = replica.settings
     if message.request_id in replica.requests or message.request_id in replica.hints:
-        text = f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to have one made."
+        text = (
+            f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to "
+            f"have one made."
+        )
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
     refusal = refuse_request(message, settings)
     if refusal is not None:
@@ -109,15 +119,20 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     num_waiting = replica.num_waiting
     if num_waiting >= settings.max_waiting_requests:
         text = (
-            f"{num_waiting} requests wait; scheduler.max_waiting_requests is {settings.max_waiting_requests}. "
+            f"{num_waiting} requests wait; scheduler.max_waiting_requests is "
+            f"{settings.max_waiting_requests}. "
             f"Try again in {_RETRY_AFTER_S:g} s."
         )
-        return RequestFailure(kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S)
+        return RequestFailure(
+            kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
+        )
     return None
 
 
 def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple[Match, Lane]:
-    """The lane with the least predicted time to first token; ties go to the session's lane, the longest prefix."""
+    """The lane with the least predicted time to first token; ties go to the session's lane, the
+    longest prefix.
+    """
     lanes = [lane for lane in replica.lanes if lane.is_attached] or replica.lanes
     if not lanes:
         raise AccountingError("the replica has no lane; expected parallel.dp of them")
@@ -130,23 +145,36 @@ def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple
         match, lane = candidate
         own_s = _predict_prefill_s(replica, request, match.num_pages, now_s)
         busy_s = (lane.waiting.num_tokens + lane.num_tokens_to_compute) / tokens_per_s + own_s
-        return (round(busy_s, 4), lane.index != preferred, -match.num_pages, len(lane.running) + len(lane.waiting))
+        return (
+            round(busy_s, 4),
+            lane.index != preferred,
+            -match.num_pages,
+            len(lane.running) + len(lane.waiting),
+        )
 
     return min(((_match(replica, lane, request), lane) for lane in lanes), key=cost)
 
 
 def _match(replica: Replica, lane: Lane, request: RequestState) -> Match:
-    return lane.match(request) if replica.settings.prefix_caching else lane.tree.match(request.identity, b"")
+    return (
+        lane.match(request)
+        if replica.settings.prefix_caching
+        else lane.tree.match(request.identity, b"")
+    )
 
 
-def _predict_prefill_s(replica: Replica, request: RequestState, num_l1_pages: int, now_s: float) -> float:
+def _predict_prefill_s(
+    replica: Replica, request: RequestState, num_l1_pages: int, now_s: float
+) -> float:
     """How long it takes to load what L2 holds of the request, and to compute what no tier holds."""
     settings = replica.settings
     size = settings.page_size
     num_l2_pages = 0
     if replica.host.is_usable and replica.host.num_keys and settings.prefix_caching:
         num_full = request.num_tokens // size
-        num_l2_pages = replica.host.count_resident(request.keys(num_full, size), num_l1_pages, num_full)
+        num_l2_pages = replica.host.count_resident(
+            request.keys(num_full, size), num_l1_pages, num_full
+        )
     load_s = replica.load_rate.predict_s(num_l2_pages * settings.layout.payload_bytes(0), now_s)
     recompute_s = replica.prefill_rate.predict_s(num_l2_pages * size, now_s)
     match settings.load:

@@ -14,7 +14,8 @@ _Who = tuple[RequestId, int] | None
 class Timers:
     """Owns: when the Scheduler, or one request of it, is to be looked at again.
 
-    A request that has ended may leave a time far ahead behind: half of the entries are such at most.
+    A request that has ended may leave a time far ahead behind: half of the entries are such at
+    most.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,9 @@ class Timers:
         return len(self._heap)
 
     def add(self, time_s: float, request: _Who = None) -> None:
-        """At `time_s`, look at a request, named by id and serial number, or at everything that has a time."""
+        """At `time_s`, look at a request, named by id and serial number, or at everything that has
+        a time.
+        """
         heapq.heappush(self._heap, (time_s, next(self._numbers), request))
         if request is not None:
             self._num_entries[request] += 1

@@ -1,4 +1,6 @@
-"""Loads and backups between L1 and L2 that are waiting to be sent or acknowledged, and pages loaded ahead."""
+"""Loads and backups between L1 and L2 that are waiting to be sent or acknowledged, and pages loaded
+ahead.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +14,9 @@ from raydix.runtime.messages.plan import PageCopies
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """Page copies that are acknowledged as a whole, by every rank of the lane. `page_ids` are held until then."""
+    """Page copies that are acknowledged as a whole, by every rank of the lane. `page_ids` are held
+    until then.
+    """
 
     transfer_id: TransferId
     page_ids: Int32Array
@@ -27,7 +31,9 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class Load(Transfer):
-    """L2 to L1, for a request or its promotion. Until it is acknowledged its pages are used only behind its event."""
+    """L2 to L1, for a request or its promotion. Until it is acknowledged its pages are used only
+    behind its event.
+    """
 
     lease_id: LeaseId
     request_id: RequestId
@@ -44,9 +50,11 @@ class Backup(Transfer):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Promotion:
-    """What has come from L3 for a waiting request goes on to L1 while the rest is on its way, one part at a time.
+    """What has come from L3 for a waiting request goes on to L1 while the rest is on its way, one
+    part at a time.
 
-    `lock` keeps in L1 what the request matches there. A promotion gives way to whoever needs its pages.
+    `lock` keeps in L1 what the request matches there. A promotion gives way to whoever needs its
+    pages.
     """
 
     request_id: RequestId
@@ -73,7 +81,9 @@ def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:
     counts = [len(transfer.page_ids) for transfer in transfers]
     pages = np.concatenate([transfer.page_ids for transfer in transfers])
     return PageCopies(
-        transfer_ids=np.repeat(np.array([t.transfer_id for t in transfers], dtype=np.int32), counts),
+        transfer_ids=np.repeat(
+            np.array([t.transfer_id for t in transfers], dtype=np.int32), counts
+        ),
         groups=np.zeros(len(pages), dtype=np.int32),
         page_ids=pages,
         host_page_ids=np.concatenate([transfer.host_page_ids for transfer in transfers]),

@@ -15,11 +15,15 @@ OrderKey = tuple[int, int, float, int]
 """Level, pages to be computed less, arrival, serial number: no two requests have the same."""
 
 
-def order_key(request: RequestState, settings: SchedulerSettings, num_cached_pages: int) -> OrderKey:
-    """Where a request stands among those that wait; smaller goes first. A pure function, for each policy.
+def order_key(
+    request: RequestState, settings: SchedulerSettings, num_cached_pages: int
+) -> OrderKey:
+    """Where a request stands among those that wait; smaller goes first. A pure function, for each
+    policy.
 
-    Levels age by arriving: who came a whole `ageing_s` later starts one level behind, so nobody is overtaken for ever
-    and no key changes while time passes. Within a level `lpm` prefers long matches, `fcfs` early arrivals.
+    Levels age by arriving: who came a whole `ageing_s` later starts one level behind, so nobody is
+    overtaken for ever and no key changes while time passes. Within a level `lpm` prefers long
+    matches, `fcfs` early arrivals.
     """
     level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
     num_preferred = num_cached_pages if settings.policy is Policy.LPM else 0
@@ -62,9 +66,9 @@ class Turns:
 class WaitingQueue:
     """Owns: which requests wait on a lane, their order, and when each of them is looked at again.
 
-    A request whose turn has come either runs, lacks room, or waits for something of its own. Then it is parked, so
-    that others have their turn, and comes back when that may have happened: by `wake`, by `page_came` for the page that
-    it was parked for, or by `leader_stopped`.
+    A request whose turn has come either runs, lacks room, or waits for something of its own. Then
+    it is parked, so that others have their turn, and comes back when that may have happened: by
+    `wake`, by `page_came` for the page that it was parked for, or by `leader_stopped`.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -72,7 +76,9 @@ class WaitingQueue:
         self.requests: dict[RequestId, RequestState] = {}
         """All that wait, parked or not, in order of arrival on this lane."""
         self.num_tokens = 0
-        """Of all that wait: what is to be computed or loaded for them, as far as was known when they came."""
+        """Of all that wait: what is to be computed or loaded for them, as far as was known when
+        they came.
+        """
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
         self._turns = Turns()
@@ -98,7 +104,9 @@ class WaitingQueue:
         self._turns.put(request, self._keys[request.request_id])
 
     def place(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
-        """Choose a waiting request's place anew: so much of it is in L1 and L2, and this page is not."""
+        """Choose a waiting request's place anew: so much of it is in L1 and L2, and this page is
+        not.
+        """
         key = self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
         self._grown.pop(request.request_id, None)
         self._lack(request, lacks)
@@ -129,7 +137,9 @@ class WaitingQueue:
         """One whose place is to be chosen anew, because its match has grown."""
         return self._grown.pop(next(iter(self._grown))) if self._grown else None
 
-    def park(self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None) -> None:
+    def park(
+        self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None
+    ) -> None:
         """Look at others until `page_came` for `lacks`, `leader_stopped`, or `wake`."""
         self._turns.discard(request)
         self._lack(request, lacks)
@@ -149,7 +159,9 @@ class WaitingQueue:
             self.wake(request)
 
     def page_came(self, key: bytes) -> None:
-        """L1 or L2 has a page that they may have lacked. At least the first 16 bytes of its key are given."""
+        """L1 or L2 has a page that they may have lacked. At least the first 16 bytes of its key are
+        given.
+        """
         for request in self._lacking.pop(key[:MIRROR_KEY_BYTES], {}).values():
             del self._lacks[request.request_id]
             if self._settings.policy is Policy.LPM:
@@ -157,23 +169,40 @@ class WaitingQueue:
             self.wake(request)
 
     def leader_stopped(self, leader: RequestId) -> None:
-        """A request computes or loads no more, or something else: who waited for its pages looks again."""
+        """A request computes or loads no more, or something else: who waited for its pages looks
+        again.
+        """
         for request in list(self._followers.get(leader, {}).values()):
             self.wake(request)
 
     def check(self) -> None:
-        """Raise AccountingError unless each waiting request has its turn or is parked, and all counts agree."""
+        """Raise AccountingError unless each waiting request has its turn or is parked, and all
+        counts agree.
+        """
         figures = f"{len(self.requests)} requests wait, {len(self._turns)} have their turn"
         if self.num_tokens != sum(self._work.values()) or self._work.keys() != self.requests.keys():
-            raise AccountingError(f"{self.num_tokens} tokens of {len(self._work)} requests are counted: {figures}")
-        if self._keys.keys() != self.requests.keys() or not self._grown.keys() <= self.requests.keys():
+            raise AccountingError(
+                f"{self.num_tokens} tokens of {len(self._work)} requests are counted: {figures}"
+            )
+        if (
+            self._keys.keys() != self.requests.keys()
+            or not self._grown.keys() <= self.requests.keys()
+        ):
             raise AccountingError(f"places are kept of requests that do not wait: {figures}")
         if any(self.requests.get(request.request_id) is not request for request in self._turns):
             raise AccountingError(f"a request that does not wait here has a turn: {figures}")
         lacking = {name: key for key, requests in self._lacking.items() for name in requests}
-        following = {name: leader for leader, requests in self._followers.items() for name in requests}
-        if lacking != self._lacks or following != self._leaders or not lacking.keys() <= self.requests.keys():
-            raise AccountingError(f"{len(lacking)} requests lack pages, {len(following)} follow: {figures}")
+        following = {
+            name: leader for leader, requests in self._followers.items() for name in requests
+        }
+        if (
+            lacking != self._lacks
+            or following != self._leaders
+            or not lacking.keys() <= self.requests.keys()
+        ):
+            raise AccountingError(
+                f"{len(lacking)} requests lack pages, {len(following)} follow: {figures}"
+            )
 
     def _lack(self, request: RequestState, key: PageKey | None) -> None:
         former = self._lacks.pop(request.request_id, None)

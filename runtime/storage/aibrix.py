@@ -46,10 +46,10 @@ class _Region:
 class AibrixBackend:
     """Owns: a RocksDB folder, which no other process may use, and how many bytes its objects have.
 
-    Keys are namespace, group (2 bytes) and page key. Each object is asked for by itself: AIBrix's own manager reads
-    batches, and where a block is missing, some of its connectors (0.8.0) return the wrong ones in its place. One copy
-    each way, since the connector deals in `bytes`. `open` reads through the store once, to learn sizes; the order of
-    use starts anew with it.
+    Keys are namespace, group (2 bytes) and page key. Each object is asked for by itself: AIBrix's
+    own manager reads batches, and where a block is missing, some of its connectors (0.8.0) return
+    the wrong ones in its place. One copy each way, since the connector deals in `bytes`. `open`
+    reads through the store once, to learn sizes; the order of use starts anew with it.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class AibrixBackend:
         self._counters: Counter[str] = Counter()
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Open the database. Raises ConfigError if AIBrix is not installed, or the folder is in use or unusable."""
+        """Open the database. Raises ConfigError if AIBrix is not installed, or the folder is in use
+        or unusable.
+        """
         self._prefix = namespace.digest
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -94,7 +96,8 @@ class AibrixBackend:
                 self._take_stock()
             except OSError as error:
                 raise ConfigError(
-                    f"cache.l3.path {self._root} cannot be used: {error}. Set it to a folder that can be written."
+                    f"cache.l3.path {self._root} cannot be used: {error}. Set it to a folder that "
+                    f"can be written."
                 ) from error
             undo.pop_all()
 
@@ -113,7 +116,8 @@ class AibrixBackend:
             from aibrix_kvcache.status import Status
         except ImportError as error:
             raise ConfigError(
-                f"cache.l3.backend is aibrix, but the library cannot be imported ({error}). Install raydix[aibrix]."
+                f"cache.l3.backend is aibrix, but the library cannot be imported ({error}). "
+                f"Install raydix[aibrix]."
             ) from error
         self._as_status = Status.capture_exception
         options = rocksdict.Options(raw_mode=True)
@@ -126,7 +130,7 @@ class AibrixBackend:
     def _key(self, name: ObjectName) -> bytes:
         return self._prefix + name.group.to_bytes(2, "big") + name.key
 
-    # Operations ------------------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One look into the database per name."""
@@ -134,13 +138,17 @@ class AibrixBackend:
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Read values and copy them into the arena."""
-        statuses = self._each([self._get(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+        statuses = self._each(
+            [self._get(self._key(ref.name), ref.page, deadline_s) for ref in refs]
+        )
         self._touch(refs)
         return statuses
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Copy pages out of the arena and write them."""
-        statuses = self._each([self._put(self._key(ref.name), ref.page, deadline_s) for ref in refs])
+        statuses = self._each(
+            [self._put(self._key(ref.name), ref.page, deadline_s) for ref in refs]
+        )
         self._touch(refs)
         return statuses
 
@@ -153,7 +161,9 @@ class AibrixBackend:
         return self._each([self._delete(self._key(name)) for name in names])
 
     def _each(self, operations: Sequence[Coroutine[Any, Any, ObjectStatus]]) -> list[ObjectStatus]:
-        """Run one after the other: deadlines hold between two objects, and batches run on several threads anyway."""
+        """Run one after the other: deadlines hold between two objects, and batches run on several
+        threads anyway.
+        """
 
         async def run() -> list[ObjectStatus]:
             return [await operation for operation in operations]
@@ -173,7 +183,11 @@ class AibrixBackend:
         if result is not ObjectStatus.OK:
             return result
         if region.filled_bytes != len(page):
-            return ObjectStatus.TOO_SHORT if region.filled_bytes < len(page) else ObjectStatus.WRONG_LENGTH
+            return (
+                ObjectStatus.TOO_SHORT
+                if region.filled_bytes < len(page)
+                else ObjectStatus.WRONG_LENGTH
+            )
         self._count("objects_read")
         return ObjectStatus.OK
 
@@ -224,7 +238,9 @@ class AibrixBackend:
 
     def clear(self) -> ObjectStatus:
         """Delete one object after the other."""
-        keys = [key for key in map(bytes.fromhex, self._room.names()) if key.startswith(self._prefix)]
+        keys = [
+            key for key in map(bytes.fromhex, self._room.names()) if key.startswith(self._prefix)
+        ]
         statuses = self._each([self._delete(key) for key in keys])
         return ObjectStatus.IO_ERROR if ObjectStatus.IO_ERROR in statuses else ObjectStatus.OK
 

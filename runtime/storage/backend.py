@@ -35,15 +35,19 @@ class ObjectInfo:
 
 
 class StorageBackend(Protocol):
-    """Stores pages by name. Synchronous; every method but `open` and `close` may be called from several threads.
+    """Stores pages by name. Synchronous; every method but `open` and `close` may be called from
+    several threads.
 
-    Results are one per object, in order, never a count: a hole in a batch does not shift what follows. No method
-    raises for the sake of one object. Deadlines are in the monotonic time of the clock that the backend was given;
-    past it the rest of the batch is TIMED_OUT. A backend checks no content: the caller verifies every page it gets.
+    Results are one per object, in order, never a count: a hole in a batch does not shift what
+    follows. No method raises for the sake of one object. Deadlines are in the monotonic time of the
+    clock that the backend was given; past it the rest of the batch is TIMED_OUT. A backend checks
+    no content: the caller verifies every page it gets.
     """
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Prepare to serve one namespace from and into `arena`. Raises ConfigError if that cannot work."""
+        """Prepare to serve one namespace from and into `arena`. Raises ConfigError if that cannot
+        work.
+        """
         ...
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
@@ -55,7 +59,9 @@ class StorageBackend(Protocol):
         ...
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Store pages; OK also if the name exists, whose bytes are kept. An object is visible whole or not at all."""
+        """Store pages; OK also if the name exists, whose bytes are kept. An object is visible whole
+        or not at all.
+        """
         ...
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
@@ -75,7 +81,9 @@ class StorageBackend(Protocol):
         ...
 
     def tidy(self) -> bool:
-        """Do a piece of what nobody waits for, such as making room; whether there is more. One thread calls it."""
+        """Do a piece of what nobody waits for, such as making room; whether there is more. One
+        thread calls it.
+        """
         ...
 
     def close(self) -> None:

@@ -11,10 +11,11 @@ TRIM_OBJECTS = 64
 
 
 class BytesLru:
-    """Owns: the sizes and order of use of a store's objects, and the room that is held for objects being written.
+    """Owns: the sizes and order of use of a store's objects, and the room that is held for objects
+    being written.
 
-    Above its high mark, 31/32 of `max_bytes`, `trim` gives up objects down to its low mark, 15/16. A writer that comes
-    to `max_bytes` all the same gives up what it needs itself.
+    Above its high mark, 31/32 of `max_bytes`, `trim` gives up objects down to its low mark, 15/16.
+    A writer that comes to `max_bytes` all the same gives up what it needs itself.
     """
 
     def __init__(self, max_bytes: int | None) -> None:
@@ -49,7 +50,9 @@ class BytesLru:
         return self._total_bytes + self._reserved_bytes > self._max_bytes
 
     def reserve(self, sizes: Sequence[int]) -> tuple[int, dict[str, int]]:
-        """Hold room for the first of some objects: for how many there can be room, and what was given up for them."""
+        """Hold room for the first of some objects: for how many there can be room, and what was
+        given up for them.
+        """
         room_bytes = self._max_bytes - self._reserved_bytes
         num_objects = len(sizes)
         while sum(sizes[:num_objects]) > room_bytes:
@@ -62,23 +65,33 @@ class BytesLru:
         self._reserved_bytes -= size_bytes
 
     def trim(self) -> dict[str, int]:
-        """Give up to TRIM_OBJECTS up if there are too many; none when that is done. No writer has to wait for it."""
+        """Give up to TRIM_OBJECTS up if there are too many; none when that is done. No writer has
+        to wait for it.
+        """
         low_bytes = self._max_bytes * 15 // 16
         mark_bytes = low_bytes if self._is_trimming else self._max_bytes * 31 // 32
         self._is_trimming = self._total_bytes + self._reserved_bytes > mark_bytes
         return self._give_up(low_bytes, TRIM_OBJECTS) if self._is_trimming else {}
 
     def _give_up(self, target_bytes: int, max_objects: int) -> dict[str, int]:
-        """The least recently used go, first of all the oldest, until all that is taken is at most `target_bytes`."""
+        """The least recently used go, first of all the oldest, until all that is taken is at most
+        `target_bytes`.
+        """
         victims: dict[str, int] = {}
-        while self._total_bytes + self._reserved_bytes > target_bytes and len(victims) < max_objects and self._sizes:
+        while (
+            self._total_bytes + self._reserved_bytes > target_bytes
+            and len(victims) < max_objects
+            and self._sizes
+        ):
             name, size_bytes = self._sizes.popitem(last=False)
             self._total_bytes -= size_bytes
             victims[name] = size_bytes
         return victims
 
     def add(self, sizes: Mapping[str, int]) -> None:
-        """Enter objects as the most recently used, in this order; earlier ones of their names are replaced."""
+        """Enter objects as the most recently used, in this order; earlier ones of their names are
+        replaced.
+        """
         for name in self._sizes.keys() & sizes:
             self.remove(name)
         self._sizes.update(sizes)
@@ -99,9 +112,12 @@ class BytesLru:
         return unknown
 
     def check(self) -> None:
-        """Raises AccountingError if the sum of sizes is not what is on record, or more room is released than held."""
+        """Raises AccountingError if the sum of sizes is not what is on record, or more room is
+        released than held.
+        """
         total = sum(self._sizes.values())
         if total != self._total_bytes or self._reserved_bytes < 0:
             raise AccountingError(
-                f"objects have {total} bytes; {self._total_bytes} on record; {self._reserved_bytes} bytes are reserved"
+                f"objects have {total} bytes; {self._total_bytes} on record; "
+                f"{self._reserved_bytes} bytes are reserved"
             )

@@ -50,7 +50,9 @@ def create_backend(section: L3Section) -> StorageBackend:
         case NixlL3Section():
             transfers = NixlTransfers(section.plugin, section.plugin_options)
             modes = _MODES[section.access]
-            return FileBackend(Path(section.path), section.max_bytes, transfers=transfers, modes=modes)
+            return FileBackend(
+                Path(section.path), section.max_bytes, transfers=transfers, modes=modes
+            )
         case AibrixL3Section():
             return AibrixBackend(Path(section.path), section.max_bytes, ttl_s=section.ttl_s)
         case FakeL3Section():
@@ -70,17 +72,22 @@ def create_backend(section: L3Section) -> StorageBackend:
 
 
 def _create_plugin(section: PluginL3Section, installed: Iterable[EntryPoint]) -> StorageBackend:
-    """Call the factory that a package has registered as `section.name`, with the options as keywords."""
+    """Call the factory that a package has registered as `section.name`, with the options as
+    keywords.
+    """
     by_name = {point.name: point for point in installed}
     if section.name not in by_name:
         names = ", ".join(sorted(by_name)) or "none is installed"
         raise ConfigError(
-            f"cache.l3.name is {section.name!r}; expected an entry point of group {ENTRY_POINT_GROUP} ({names}). "
+            f"cache.l3.name is {section.name!r}; expected an entry point of group "
+            f"{ENTRY_POINT_GROUP} ({names}). "
             "Install the package that brings it."
         )
     try:
         factory = by_name[section.name].load()
         backend: StorageBackend = factory(**section.options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"cache.l3: storage plugin {section.name!r} cannot be made: {error}") from error
+        raise ConfigError(
+            f"cache.l3: storage plugin {section.name!r} cannot be made: {error}"
+        ) from error
     return backend

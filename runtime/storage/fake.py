@@ -21,9 +21,13 @@ class Faults:
 
     seed: int = 0
     max_delay_s: float = 0.0
-    """Each operation waits for a time drawn from [0, max_delay_s]; on several threads they end out of order."""
+    """Each operation waits for a time drawn from [0, max_delay_s]; on several threads they end out
+    of order.
+    """
     latency_s: float = 0.0
-    """Of each batch and search, before its first byte. Infinite: nothing is answered until the faults change."""
+    """Of each batch and search, before its first byte. Infinite: nothing is answered until the
+    faults change.
+    """
     max_bytes_per_s: float = math.inf
     """Of all reads and writes together: they share one link, first come, first served."""
     failure_fraction: float = 0.0
@@ -62,7 +66,9 @@ class FakeBackend:
         self._namespace = namespace.hex
 
     def set_faults(self, faults: Faults) -> None:
-        """From now on these; what is under way ends by those before. The seed stays that of the start."""
+        """From now on these; what is under way ends by those before. The seed stays that of the
+        start.
+        """
         with self._changed:
             self._faults = faults
             self._changed.notify_all()
@@ -93,7 +99,10 @@ class FakeBackend:
         if faults.latency_s:
             self._sleep(faults.latency_s)
         with self._lock:
-            return [ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING for name in names]
+            return [
+                ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING
+                for name in names
+            ]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Copy objects, or damage them on the way."""
@@ -104,15 +113,22 @@ class FakeBackend:
         return self._each(refs, deadline_s, self._put)
 
     def _each(
-        self, refs: Sequence[ObjectRef], deadline_s: float, operation: Callable[[ObjectRef], ObjectStatus]
+        self,
+        refs: Sequence[ObjectRef],
+        deadline_s: float,
+        operation: Callable[[ObjectRef], ObjectStatus],
     ) -> list[ObjectStatus]:
         faults = self._begin()
         earliest_s = self._clock() + faults.latency_s
-        statuses = [self._fault(faults, ref, earliest_s, deadline_s) or operation(ref) for ref in refs]
+        statuses = [
+            self._fault(faults, ref, earliest_s, deadline_s) or operation(ref) for ref in refs
+        ]
         self._room.touch(self._name(ref.name) for ref in reversed(refs))
         return statuses
 
-    def _fault(self, faults: Faults, ref: ObjectRef, earliest_s: float, deadline_s: float) -> ObjectStatus | None:
+    def _fault(
+        self, faults: Faults, ref: ObjectRef, earliest_s: float, deadline_s: float
+    ) -> ObjectStatus | None:
         """Wait for the object's turn on the link; then the failure that was drawn, or None."""
         with self._lock:
             delay_s = self._random.uniform(0.0, faults.max_delay_s)
@@ -142,7 +158,9 @@ class FakeBackend:
                 self._counters["objects_corrupted"] += 1
             self._counters["objects_read"] += 1
         if len(data) != len(ref.page):
-            return ObjectStatus.TOO_SHORT if len(data) < len(ref.page) else ObjectStatus.WRONG_LENGTH
+            return (
+                ObjectStatus.TOO_SHORT if len(data) < len(ref.page) else ObjectStatus.WRONG_LENGTH
+            )
         ref.page[:] = data
         return ObjectStatus.OK
 

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STAMP_EVERY_S = 10.0
-"""Between two times at which the order of use is written to the disk; a process that is killed loses so much of it."""
+"""Between two times at which the order of use is written to the disk; a process that is killed
+loses so much of it.
+"""
 
 
 class FileBackend:
@@ -84,7 +86,8 @@ class FileBackend:
                 self._tree.make_namespace(namespace, self._temporary_suffix())
             except OSError as error:
                 raise ConfigError(
-                    f"cache.l3.path {self._root} cannot be used: {error.strerror} ({error.filename}). Set it to a "
+                    f"cache.l3.path {self._root} cannot be used: {error.strerror} "
+                    f"({error.filename}). Set it to a "
                     "folder that this user can write; to share one among users see cache.l3.access."
                 ) from error
             self._transfers.open(arena)
@@ -98,7 +101,7 @@ class FileBackend:
         self._room.add({item.name: item.size_bytes for item in found})
         self._room.enforce()
 
-    # Names -----------------------------------------------------------------------------------------------------
+    # Names ----------------------------------------------------------------------------------------
 
     def _relative(self, name: ObjectName) -> str:
         key = name.key.hex()
@@ -113,7 +116,7 @@ class FileBackend:
         assert self._writer is not None, "the backend is not open"
         return f".{self._writer.token}.{next(self._temporary_ids)}.tmp"
 
-    # Operations ------------------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One look at the file system per name; a file that cannot be looked at is no MISSING."""
@@ -154,8 +157,12 @@ class FileBackend:
         self._note_use(names, refs, statuses)
         return statuses
 
-    def _note_use(self, names: Sequence[str], refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus]) -> None:
-        """Mark a chain as used, the last object first; files of another engine are entered. `tidy` tells the disk."""
+    def _note_use(
+        self, names: Sequence[str], refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus]
+    ) -> None:
+        """Mark a chain as used, the last object first; files of another engine are entered. `tidy`
+        tells the disk.
+        """
         ok = ObjectStatus.OK
         used = [name for name, status in zip(names, statuses, strict=True) if status is ok]
         if unknown := self._room.touch(reversed(used)):
@@ -183,18 +190,26 @@ class FileBackend:
             for fd in fds:
                 close_quietly(fd)
 
-        statuses = [self._failure(result) if isinstance(result, OSError) else result for result in results]
+        statuses = [
+            self._failure(result) if isinstance(result, OSError) else result for result in results
+        ]
         self._count("objects_read", statuses.count(ObjectStatus.OK))
         for index, status in not_open.items():
             statuses.insert(index, status)
         return self._without_lost(names, statuses)
 
-    def _without_lost(self, names: Sequence[str], statuses: list[ObjectStatus]) -> list[ObjectStatus]:
+    def _without_lost(
+        self, names: Sequence[str], statuses: list[ObjectStatus]
+    ) -> list[ObjectStatus]:
         """Forget what is MISSING: another engine removed it.
 
         Unless all is out of reach: then none of it is MISSING.
         """
-        missing = [name for name, status in zip(names, statuses, strict=True) if status is ObjectStatus.MISSING]
+        missing = [
+            name
+            for name, status in zip(names, statuses, strict=True)
+            if status is ObjectStatus.MISSING
+        ]
         if not missing:
             return statuses
         assert self._namespace is not None
@@ -202,13 +217,18 @@ class FileBackend:
             self._room.forget(missing)
             return statuses
 
-        failure = self._failure(FileNotFoundError(errno.ENOENT, "the namespace's folder is gone", self._prefix))
+        failure = self._failure(
+            FileNotFoundError(errno.ENOENT, "the namespace's folder is gone", self._prefix)
+        )
         return [failure if status is ObjectStatus.MISSING else status for status in statuses]
 
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        # Names that this engine has not met are not looked for. Should another engine have written one meanwhile, the
-        # rename puts its equal in its place, which costs less than looking for every new page.
-        is_there = {name for name in self._room.known(names) if os.access(self._tree.path(name), os.F_OK)}
+        # Names that this engine has not met are not looked for. Should another engine have written
+        # one meanwhile, the rename puts its equal in its place, which costs less than looking for
+        # every new page.
+        is_there = {
+            name for name in self._room.known(names) if os.access(self._tree.path(name), os.F_OK)
+        }
         new = {name: ref for name, ref in zip(names, refs, strict=True) if name not in is_there}
         statuses = dict.fromkeys(names, ObjectStatus.OK)
         waiting = list(new.items())
@@ -221,7 +241,11 @@ class FileBackend:
 
             # One that is too large for what others are writing is refused; all are if nothing can
             # be deleted for them.
-            refused = waiting[len(fitting) :] if reservation.is_blocked else waiting[: 0 if fitting else 1]
+            refused = (
+                waiting[len(fitting) :]
+                if reservation.is_blocked
+                else waiting[: 0 if fitting else 1]
+            )
             for name, _ in refused:
                 statuses[name] = ObjectStatus.FULL
             self._count("store_full", len(refused))
@@ -234,7 +258,9 @@ class FileBackend:
         reservation: Reservation,
         statuses: dict[str, ObjectStatus],
     ) -> None:
-        """Write objects for which there is room to temporaries, and publish them. Amends `statuses`, which are OK."""
+        """Write objects for which there is room to temporaries, and publish them. Amends
+        `statuses`, which are OK.
+        """
         fds: list[int] = []
         begun: list[tuple[str, ObjectRef]] = []
         written: dict[str, int] = {}
@@ -280,7 +306,7 @@ class FileBackend:
         self._count("io_errors")
         return ObjectStatus.IO_ERROR
 
-    # What nobody waits for -------------------------------------------------------------------------------------
+    # What nobody waits for ------------------------------------------------------------------------
 
     def tidy(self) -> bool:
         """Evict down to the low mark, and write the order of use to the files' times."""
@@ -294,10 +320,13 @@ class FileBackend:
     def _stamp(self) -> None:
         with self._lock:
             batches, self._unstamped = self._unstamped, []
-        # Only the last use of an object counts; within a batch the first object counts as used last.
+        # Only the last use of an object counts; within a batch the first object counts as used
+        # last.
         times = {name: used_ns - age for used_ns, used in batches for age, name in enumerate(used)}
         for name, time_ns in times.items():
-            with contextlib.suppress(OSError):  # evicted, or another user's: then it counts as older than it is
+            with contextlib.suppress(
+                OSError
+            ):  # evicted, or another user's: then it counts as older than it is
                 os.utime(self._tree.path(name), ns=(time_ns, time_ns))
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:

@@ -56,7 +56,8 @@ class FileTree:
         """Make its folder, and describe it for people. `suffix`: of temporaries. Raises OSError."""
         self.modes.make_folder(self.path(namespace.hex))
         fields = {
-            name: value.hex() if isinstance(value, bytes) else value for name, value in namespace.description.items()
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in namespace.description.items()
         }
         manifest = f"{namespace.hex}/manifest.json"
         with NewFiles(self, suffix) as new:
@@ -109,7 +110,9 @@ class FileTree:
 
     def _files(self, counters: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
         for namespace in _entries(str(self.root)):
-            if not _NAMESPACE.fullmatch(namespace.name) or not namespace.is_dir(follow_symlinks=False):
+            if not _NAMESPACE.fullmatch(namespace.name) or not namespace.is_dir(
+                follow_symlinks=False
+            ):
                 continue
             try:
                 for entry in _entries(namespace.path):

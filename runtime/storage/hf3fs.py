@@ -41,14 +41,20 @@ class _Transfer:
 class Hf3fsBackend:
     """Owns: the slab files below `path` and what is in them, for one engine at a time.
 
-    An operation under way cannot be called off: the 3FS client would go on writing into the page. Deadlines are
-    minded before I/O is submitted; what was submitted is waited for.
+    An operation under way cannot be called off: the 3FS client would go on writing into the page.
+    Deadlines are minded before I/O is submitted; what was submitted is waited for.
     """
 
     def __init__(
-        self, path: Path, max_bytes: int | None, usrbio: Any = None, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        max_bytes: int | None,
+        usrbio: Any = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`usrbio`: a module like `hf3fs_fuse.io`, which is the default. Raises ConfigError if that is not there."""
+        """`usrbio`: a module like `hf3fs_fuse.io`, which is the default. Raises ConfigError if that
+        is not there.
+        """
         self._usrbio: Any = _import_usrbio() if usrbio is None else usrbio
         self._path = path
         self._max_bytes = max_bytes
@@ -63,7 +69,9 @@ class Hf3fsBackend:
         self._counters: Counter[str] = Counter()
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Share the arena with 3FS and read the index. Raises ConfigError if `path` or the arena does not allow it."""
+        """Share the arena with 3FS and read the index. Raises ConfigError if `path` or the arena
+        does not allow it.
+        """
         self._namespace = namespace.digest
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -72,24 +80,31 @@ class Hf3fsBackend:
                 OWNER_ALONE.make_folder(str(self._path))
                 mount = self._usrbio.extract_mount_point(str(self._path))
                 if mount is None:
-                    raise ConfigError(f"cache.l3.path {self._path} is not on a 3FS mount. Set it to a folder on one.")
+                    raise ConfigError(
+                        f"cache.l3.path {self._path} is not on a 3FS mount. Set it to a folder on "
+                        f"one."
+                    )
                 self._take_folder()
                 self._arena = UsrbioArena(self._usrbio, mount, arena)
                 self._read_index()
             except OSError as error:
                 raise ConfigError(
-                    f"cache.l3.path {self._path} cannot be used, or the arena is not in {SHARED_MEMORY}: {error}"
+                    f"cache.l3.path {self._path} cannot be used, or the arena is not in "
+                    f"{SHARED_MEMORY}: {error}"
                 ) from error
             undo.pop_all()
 
     def _take_folder(self) -> None:
         """Two engines that wrote one slab would overwrite each other's slots."""
-        self._lock_fd = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file)
+        self._lock_fd = os.open(
+            self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file
+        )
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"cache.l3.path {self._path} is in use by another engine. Give each engine a folder of its own."
+                f"cache.l3.path {self._path} is in use by another engine. Give each engine a "
+                f"folder of its own."
             ) from None
 
     def _read_index(self) -> None:
@@ -146,19 +161,24 @@ class Hf3fsBackend:
         for place in self._objects.remove(name for name in names if name in self._objects):
             self._slabs[place.slot_bytes].give_back(place.slot)
 
-    # Operations ------------------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """From the index, without I/O."""
         with self._lock:
-            return [ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING for name in names]
+            return [
+                ObjectStatus.OK if self._name(name) in self._objects else ObjectStatus.MISSING
+                for name in names
+            ]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Read slots straight into the arena."""
         return self._in_chunks(refs, deadline_s, self._get)
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Write pages straight from the arena, each into a slot that no name points at; then publish."""
+        """Write pages straight from the arena, each into a slot that no name points at; then
+        publish.
+        """
         return self._in_chunks(refs, deadline_s, self._put)
 
     def _in_chunks(
@@ -190,7 +210,9 @@ class Hf3fsBackend:
                     continue
                 if place.size_bytes != len(ref.page):
                     is_short = place.size_bytes < len(ref.page)
-                    statuses[position] = ObjectStatus.TOO_SHORT if is_short else ObjectStatus.WRONG_LENGTH
+                    statuses[position] = (
+                        ObjectStatus.TOO_SHORT if is_short else ObjectStatus.WRONG_LENGTH
+                    )
                     continue
                 self._slabs[place.slot_bytes].start_read(place.slot)
                 transfers.append(_Transfer(position, ref, name, place))
@@ -201,7 +223,9 @@ class Hf3fsBackend:
                 for transfer in transfers:
                     self._slabs[transfer.place.slot_bytes].end_read(transfer.place.slot)
         for transfer, result in zip(transfers, results, strict=True):
-            statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.TOO_SHORT)
+            statuses[transfer.position] = self._status(
+                result, transfer.place.size_bytes, ObjectStatus.TOO_SHORT
+            )
         self._room.touch(str(transfer.name) for transfer in reversed(transfers))
         with self._lock:
             self._counters["objects_read"] += statuses.count(ObjectStatus.OK)
@@ -210,10 +234,16 @@ class Hf3fsBackend:
     def _put(self, refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
         statuses = [ObjectStatus.OK] * len(refs)
         with self._lock:
-            waiting = [position for position, ref in enumerate(refs) if self._name(ref.name) not in self._objects]
+            waiting = [
+                position
+                for position, ref in enumerate(refs)
+                if self._name(ref.name) not in self._objects
+            ]
         while waiting:
             # What is being written cannot be given up for the rest; once it is there it can.
-            with self._room.reserve([len(refs[position].page) for position in waiting]) as reservation:
+            with self._room.reserve(
+                [len(refs[position].page) for position in waiting]
+            ) as reservation:
                 fitting = waiting[: len(reservation.sizes)]
                 if fitting:
                     self._write(refs, fitting, reservation, statuses)
@@ -248,7 +278,9 @@ class Hf3fsBackend:
             results += [-errno.EIO] * (len(transfers) - len(results))
             self._publish(transfers, results, reservation)
         for transfer, result in zip(transfers, results, strict=True):
-            statuses[transfer.position] = self._status(result, transfer.place.size_bytes, ObjectStatus.IO_ERROR)
+            statuses[transfer.position] = self._status(
+                result, transfer.place.size_bytes, ObjectStatus.IO_ERROR
+            )
 
     def _take_slot(self, size_bytes: int) -> SlabPlace:
         """A slot that no name points at. Raises OSError."""
@@ -256,8 +288,12 @@ class Hf3fsBackend:
         with self._lock:
             return SlabPlace(slot_bytes, self._slab(slot_bytes).take(), size_bytes)
 
-    def _publish(self, transfers: Sequence[_Transfer], results: Sequence[int], reservation: Reservation) -> None:
-        """Enter what was written whole and not by another writer meanwhile; give the other slots back."""
+    def _publish(
+        self, transfers: Sequence[_Transfer], results: Sequence[int], reservation: Reservation
+    ) -> None:
+        """Enter what was written whole and not by another writer meanwhile; give the other slots
+        back.
+        """
         new: dict[SlabName, SlabPlace] = {}
         with self._lock:
             try:
@@ -273,7 +309,9 @@ class Hf3fsBackend:
                 for transfer in transfers:
                     if new.get(transfer.name) != transfer.place:
                         self._slabs[transfer.place.slot_bytes].give_back(transfer.place.slot)
-            self._room.settle(reservation, {str(name): place.size_bytes for name, place in reversed(new.items())})
+            self._room.settle(
+                reservation, {str(name): place.size_bytes for name, place in reversed(new.items())}
+            )
             self._counters["objects_written"] += len(new)
 
     def _ios(self, transfers: Sequence[_Transfer]) -> list[SlotIo]:
@@ -364,6 +402,7 @@ def _import_usrbio() -> Any:
         from hf3fs_fuse import io
     except ImportError as error:
         raise ConfigError(
-            f"cache.l3.backend hf3fs needs hf3fs_fuse and its extension ({error}): build them from 3FS"
+            f"cache.l3.backend hf3fs needs hf3fs_fuse and its extension ({error}): build them "
+            f"from 3FS"
         ) from error
     return io

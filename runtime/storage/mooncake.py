@@ -1,4 +1,6 @@
-"""L3 in a Mooncake store: the DRAM that the clients of one master lend it, read and written from the arena itself."""
+"""L3 in a Mooncake store: the DRAM that the clients of one master lend it, read and written from
+the arena itself.
+"""
 
 import logging
 import socket
@@ -23,7 +25,8 @@ _COPY_BUFFER_BYTES = 16 << 20
 _RECONNECT_S = 5.0
 """Between two tries to reach a master that does not answer."""
 _PROBE_S = 1.0
-"""The library tries for 90 s to reach a master that is not there (0.3.13, measured); we look first."""
+"""The library tries for 90 s to reach a master that is not there (0.3.13, measured); we look first.
+"""
 
 _NO_SPACE = -200
 _TOO_LARGE = -600
@@ -43,14 +46,17 @@ _FAILURES = {
 class MooncakeBackend:
     """Owns: one Mooncake client, with which the arena is registered.
 
-    Keys are `raydix/<namespace, 16 hex>/<group>/<key, 64 hex>`. The master evicts; objects live in memory and go with
-    the process that lent it. A name that a dead process had begun to write cannot be written again before the
-    master's `put_start_discard_timeout_sec` is over. A master that does not answer fails operations, not `open`; the
-    client finds it again by itself. The library's calls take no deadline: a call that has begun is waited for, since
-    it may still write into the arena.
+    Keys are `raydix/<namespace, 16 hex>/<group>/<key, 64 hex>`. The master evicts; objects live in
+    memory and go with the process that lent it. A name that a dead process had begun to write
+    cannot be written again before the master's `put_start_discard_timeout_sec` is over. A master
+    that does not answer fails operations, not `open`; the client finds it again by itself. The
+    library's calls take no deadline: a call that has begun is waited for, since it may still write
+    into the arena.
     """
 
-    def __init__(self, section: MooncakeL3Section, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, section: MooncakeL3Section, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._section = section
         self._clock = clock
         self._prefix = ""
@@ -64,7 +70,9 @@ class MooncakeBackend:
         self._counters: Counter[str] = Counter()
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Set up the client. Raises ConfigError if Mooncake is not installed or cannot register the arena."""
+        """Set up the client. Raises ConfigError if Mooncake is not installed or cannot register the
+        arena.
+        """
         _store_class()
         self._prefix = f"raydix/{namespace.hex}/"
         self._arena = arena
@@ -116,13 +124,16 @@ class MooncakeBackend:
         )
         if code:
             client.close()
-            logger.warning("no Mooncake client could be set up with master %s: code %d", section.master, code)
+            logger.warning(
+                "no Mooncake client could be set up with master %s: code %d", section.master, code
+            )
             return None
         code = client.register_buffer(self._address, len(self._arena))
         if code:
             client.close()
             raise ConfigError(
-                f"Mooncake cannot register the arena's {len(self._arena)} bytes for {section.protocol}: code {code}. "
+                f"Mooncake cannot register the arena's {len(self._arena)} bytes for "
+                f"{section.protocol}: code {code}. "
                 "For RDMA raise the limit of locked memory (ulimit -l)."
             )
         self._count("clients_set_up")
@@ -131,7 +142,7 @@ class MooncakeBackend:
     def _key(self, name: ObjectName) -> str:
         return f"{self._prefix}{name.group}/{name.key.hex()}"
 
-    # Operations ------------------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One call to the master."""
@@ -152,7 +163,10 @@ class MooncakeBackend:
         # Of a key that is twice in a batch only one page is filled, yet both are reported (0.3.13).
         first = {ref.name: ref for ref in reversed(refs)}
         codes = client.batch_get_into(*self._ranges(list(first.values())))
-        found = {name: self._found(ref, code) for (name, ref), code in zip(first.items(), codes, strict=True)}
+        found = {
+            name: self._found(ref, code)
+            for (name, ref), code in zip(first.items(), codes, strict=True)
+        }
         for ref in refs:
             if found[ref.name] is ObjectStatus.OK and ref is not first[ref.name]:
                 ref.page[:] = first[ref.name].page

@@ -52,5 +52,7 @@ def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayo
             f"group{index}.head_dim": group.head_dim,
             f"group{index}.window": group.window,
         }
-    digest = hashlib.sha256(b"".join(_tagged(name, value) for name, value in fields.items())).digest()
+    digest = hashlib.sha256(
+        b"".join(_tagged(name, value) for name, value in fields.items())
+    ).digest()
     return Namespace(digest[:NAMESPACE_BYTES], layout.codec, fields)

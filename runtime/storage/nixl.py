@@ -1,4 +1,6 @@
-"""File transfers through NIXL: a batch of files at a time, by its POSIX plugin (io_uring) or another for files."""
+"""File transfers through NIXL: a batch of files at a time, by its POSIX plugin (io_uring) or
+another for files.
+"""
 
 import itertools
 import logging
@@ -19,15 +21,19 @@ logger = logging.getLogger(__name__)
 
 _NUM_EAGER_POLLS = 16
 _POLL_S = 5e-5
-"""NIXL tells of a completed transfer only when asked; without pauses the question would take a core."""
+"""NIXL tells of a completed transfer only when asked; without pauses the question would take a
+core.
+"""
 
 
 class NixlTransfers:
-    """Owns: one NIXL agent for each batch that is under way at the same time, each with the arena registered.
+    """Owns: one NIXL agent for each batch that is under way at the same time, each with the arena
+    registered.
 
-    A batch of NIXL succeeds or fails as a whole. One that has failed is done again by system calls, file by file,
-    which says of each file what is wrong with it. The POSIX plugin reports a failure only when all of the batch has
-    come to an end (1.5.1, measured), so that nothing writes into a page any more.
+    A batch of NIXL succeeds or fails as a whole. One that has failed is done again by system calls,
+    file by file, which says of each file what is wrong with it. The POSIX plugin reports a failure
+    only when all of the batch has come to an end (1.5.1, measured), so that nothing writes into a
+    page any more.
     """
 
     max_batch = 64
@@ -45,17 +51,22 @@ class NixlTransfers:
         self._lock = threading.Lock()
 
     def open(self, arena: memoryview) -> None:
-        """Make the first agent. Raises ConfigError if NIXL is not installed or cannot load or start the plugin."""
+        """Make the first agent. Raises ConfigError if NIXL is not installed or cannot load or start
+        the plugin.
+        """
         try:
             from nixl import _api, _bindings
         except ImportError as error:
             raise ConfigError(
-                f"cache.l3.backend is nixl, but the library cannot be imported ({error}). Install raydix[nixl]."
+                f"cache.l3.backend is nixl, but the library cannot be imported ({error}). Install "
+                f"raydix[nixl]."
             ) from error
         self._api = _api
         # They have no base of their own.
         self._errors = tuple(
-            error for error in vars(_bindings).values() if isinstance(error, type) and issubclass(error, Exception)
+            error
+            for error in vars(_bindings).values()
+            if isinstance(error, type) and issubclass(error, Exception)
         )
         self._arena = arena
         self._address = np.frombuffer(arena, dtype=np.uint8).ctypes.data
@@ -75,7 +86,9 @@ class NixlTransfers:
         return agent
 
     def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        """One transfer for all files that have the right length: NIXL would not notice that one goes on."""
+        """One transfer for all files that have the right length: NIXL would not notice that one
+        goes on.
+        """
         statuses = [_fits(fd, len(ref.page)) for fd, ref in zip(fds, refs, strict=True)]
         good = [index for index, status in enumerate(statuses) if status is ObjectStatus.OK]
         if len(good) < len(fds):
@@ -101,7 +114,9 @@ class NixlTransfers:
             registered = agent.register_memory(files, "FILE")
             try:
                 descriptors = agent.get_xfer_descs(memory, "DRAM")
-                handle = agent.initialize_xfer(operation, descriptors, registered.trim(), agent.name)
+                handle = agent.initialize_xfer(
+                    operation, descriptors, registered.trim(), agent.name
+                )
                 try:
                     is_done = _finish(agent, handle)
                 finally:
@@ -109,7 +124,11 @@ class NixlTransfers:
             finally:
                 agent.deregister_memory(registered)
         except self._errors as error:
-            logger.warning("a NIXL transfer of %d files failed (%s); it is done again file by file", len(fds), error)
+            logger.warning(
+                "a NIXL transfer of %d files failed (%s); it is done again file by file",
+                len(fds),
+                error,
+            )
             return False  # and the agent goes
         with self._lock:
             self._idle.append(agent)
@@ -134,7 +153,9 @@ def _fits(fd: int, size_bytes: int) -> ObjectStatus | OSError:
 
 
 def _finish(agent: Any, handle: Any) -> bool:
-    """Start a transfer and wait for its end, however long that takes: until then pages may be written to."""
+    """Start a transfer and wait for its end, however long that takes: until then pages may be
+    written to.
+    """
     state = agent.transfer(handle)
     for num_polls in itertools.count():
         if state in ("DONE", "ERR"):

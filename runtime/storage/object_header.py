@@ -1,4 +1,6 @@
-"""The 64 bytes before every stored page, which prove after each read that it is the page that was asked for."""
+"""The 64 bytes before every stored page, which prove after each read that it is the page that was
+asked for.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -18,7 +20,8 @@ VERSION = 1
 _CODEC_NUMBERS = {Codec.NONE: 0, Codec.INT8: 1, Codec.FP8: 2}
 
 _FORMAT = struct.Struct("<4sHHIHHQ8s32s")
-"""Magic, version, codec, payload length, group, reserved, xxh3-64 of the payload, namespace, key."""
+"""Magic, version, codec, payload length, group, reserved, xxh3-64 of the payload, namespace, key.
+"""
 assert _FORMAT.size == OBJECT_HEADER_BYTES
 
 
@@ -52,7 +55,9 @@ def fill_header(page: memoryview, identity: ObjectIdentity) -> None:
 
 
 def verify_object(page: memoryview, identity: ObjectIdentity) -> ObjectStatus:
-    """Compare header and payload of `page` with what was asked for: OK, or the first thing that is wrong."""
+    """Compare header and payload of `page` with what was asked for: OK, or the first thing that is
+    wrong.
+    """
     if len(page) < OBJECT_HEADER_BYTES:
         return ObjectStatus.TOO_SHORT
     magic, version, codec, length, group, _, checksum, namespace, key = _FORMAT.unpack_from(page)
@@ -77,21 +82,34 @@ def fill_headers(refs: Sequence[ObjectRef], namespace: Namespace) -> None:
     for (key, group), page, _ in refs:
         payload = page[OBJECT_HEADER_BYTES:]
         checksum = _checksum(payload)
-        _FORMAT.pack_into(page, 0, MAGIC, VERSION, codec, len(payload), group, 0, checksum, digest, key)
+        _FORMAT.pack_into(
+            page, 0, MAGIC, VERSION, codec, len(payload), group, 0, checksum, digest, key
+        )
 
 
 def verify_objects(
     refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus], namespace: Namespace
 ) -> list[ObjectStatus]:
-    """`verify_object` for those of a batch that are OK. A good header is compared whole, in half the time."""
-    ok, pack, digest, codec = ObjectStatus.OK, _FORMAT.pack, namespace.digest, _CODEC_NUMBERS[namespace.codec]
+    """`verify_object` for those of a batch that are OK. A good header is compared whole, in half
+    the time.
+    """
+    ok, pack, digest, codec = (
+        ObjectStatus.OK,
+        _FORMAT.pack,
+        namespace.digest,
+        _CODEC_NUMBERS[namespace.codec],
+    )
     found: list[ObjectStatus] = []
     for ((key, group), page, _), status in zip(refs, statuses, strict=True):
         if status is ok:
             payload = page[OBJECT_HEADER_BYTES:]
-            header = pack(MAGIC, VERSION, codec, len(payload), group, 0, _checksum(payload), digest, key)
+            header = pack(
+                MAGIC, VERSION, codec, len(payload), group, 0, _checksum(payload), digest, key
+            )
             if page[:OBJECT_HEADER_BYTES] != header:
-                found.append(verify_object(page, ObjectIdentity(digest, group, key, namespace.codec)))
+                found.append(
+                    verify_object(page, ObjectIdentity(digest, group, key, namespace.codec))
+                )
                 continue
         found.append(status)
     return found

@@ -23,7 +23,9 @@ class OrderCounts:
         self._seconds: dict[Operation, float] = dict.fromkeys(Operation, 0.0)
 
     def add(self, operation: Operation, statuses: bytes, object_bytes: int, seconds: float) -> None:
-        """A batch is answered. `object_bytes`: moved for each object that is OK; `seconds`: without waiting."""
+        """A batch is answered. `object_bytes`: moved for each object that is OK; `seconds`: without
+        waiting.
+        """
         self._counts[f"{operation}_batches"] += 1
         self._seconds[operation] += seconds
         for code, num_objects in Counter(statuses).items():
@@ -33,4 +35,6 @@ class OrderCounts:
 
     def figures(self) -> dict[str, int | float]:
         """`OPERATION_batches`, `_seconds`, `_bytes` and `_objects_RESULT`, of what there was."""
-        return self._counts | {f"{operation}_seconds": seconds for operation, seconds in self._seconds.items()}
+        return self._counts | {
+            f"{operation}_seconds": seconds for operation, seconds in self._seconds.items()
+        }

@@ -11,7 +11,14 @@ from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.namespace import Namespace
-from raydix.runtime.storage.resp import ErrorReply, ProtocolError, Reply, RespAddress, RespConnection, encode_command
+from raydix.runtime.storage.resp import (
+    ErrorReply,
+    ProtocolError,
+    Reply,
+    RespAddress,
+    RespConnection,
+    encode_command,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +35,10 @@ class _Refused(OSError):
 class RedisBackend:
     """Owns: connections to one server, one per thread that uses it at a time.
 
-    Keys are `raydix:<namespace, 16 hex>:<group>:<key, 64 hex>`. The server bounds and evicts (`maxmemory`,
-    `maxmemory-policy`), and may be shared by engines. One that cannot be reached fails operations, not `open`: it may
-    come back. A broken connection is replaced at the next operation.
+    Keys are `raydix:<namespace, 16 hex>:<group>:<key, 64 hex>`. The server bounds and evicts
+    (`maxmemory`, `maxmemory-policy`), and may be shared by engines. One that cannot be reached
+    fails operations, not `open`: it may come back. A broken connection is replaced at the next
+    operation.
     """
 
     def __init__(
@@ -41,7 +49,9 @@ class RedisBackend:
         timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s` bounds what brings no deadline, and each connecting. Raises ConfigError for a bad `url`."""
+        """`timeout_s` bounds what brings no deadline, and each connecting. Raises ConfigError for a
+        bad `url`.
+        """
         self._address = RespAddress.parse(url)
         self._options = (b"NX",) if ttl_s is None else (b"NX", b"EX", b"%d" % ttl_s)
         self._timeout_s = timeout_s
@@ -67,11 +77,14 @@ class RedisBackend:
     def _deadline_s(self) -> float:
         return self._clock() + self._timeout_s
 
-    # Operations ------------------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One round trip for up to 1024 names; a server that does not answer is no MISSING."""
-        return [self._found(reply) for reply in self._ask([(b"EXISTS", self._key(name)) for name in names])]
+        return [
+            self._found(reply)
+            for reply in self._ask([(b"EXISTS", self._key(name)) for name in names])
+        ]
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Receive values straight into the arena."""
@@ -83,17 +96,25 @@ class RedisBackend:
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """Unlink."""
-        return [self._found(reply) for reply in self._ask([(b"UNLINK", self._key(name)) for name in names])]
+        return [
+            self._found(reply)
+            for reply in self._ask([(b"UNLINK", self._key(name)) for name in names])
+        ]
 
     def clear(self) -> ObjectStatus:
         """Scan the whole database for the namespace's keys: takes long where others keep many."""
         cursor = b"0"
         while True:
-            [page] = self._ask([(b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", _SCAN_COUNT)])
+            [page] = self._ask(
+                [(b"SCAN", cursor, b"MATCH", self._prefix + b"*", b"COUNT", _SCAN_COUNT)]
+            )
             if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
                 return ObjectStatus.IO_ERROR
             keys = [key for key in page[1] if isinstance(key, bytes)]
-            if any(isinstance(reply, ObjectStatus) for reply in self._ask([(b"UNLINK", key) for key in keys])):
+            if any(
+                isinstance(reply, ObjectStatus)
+                for reply in self._ask([(b"UNLINK", key) for key in keys])
+            ):
                 return ObjectStatus.IO_ERROR
             if page[0] == b"0" or not isinstance(page[0], bytes):
                 return ObjectStatus.OK
@@ -120,7 +141,7 @@ class RedisBackend:
         for connection in idle:
             connection.close()
 
-    # Connections -----------------------------------------------------------------------------------------------
+    # Connections ----------------------------------------------------------------------------------
 
     def _take(self, deadline_s: float) -> RespConnection:
         """An idle connection that still stands, or a new one. Raises OSError."""
@@ -158,7 +179,9 @@ class RedisBackend:
         with self._lock:
             self._idle.append(connection)
 
-    def _converse(self, deadline_s: float, talk: Callable[[RespConnection], None]) -> ObjectStatus | None:
+    def _converse(
+        self, deadline_s: float, talk: Callable[[RespConnection], None]
+    ) -> ObjectStatus | None:
         """Have `talk` use a connection. None, or what the objects get whose turn did not come."""
         try:
             connection = self._take(deadline_s)
@@ -195,9 +218,15 @@ class RedisBackend:
         return statuses
 
     def _get(
-        self, connection: RespConnection, refs: Sequence[ObjectRef], deadline_s: float, statuses: list[ObjectStatus]
+        self,
+        connection: RespConnection,
+        refs: Sequence[ObjectRef],
+        deadline_s: float,
+        statuses: list[ObjectStatus],
     ) -> None:
-        connection.send([encode_command(b"MGET", *(self._key(ref.name) for ref in refs))], deadline_s)
+        connection.send(
+            [encode_command(b"MGET", *(self._key(ref.name) for ref in refs))], deadline_s
+        )
         count = connection.read_length(b"*", deadline_s)
         if isinstance(count, ErrorReply):
             statuses += [self._refusal(count)] * len(refs)
@@ -217,17 +246,28 @@ class RedisBackend:
                 statuses.append(ObjectStatus.OK)
             else:
                 connection.skip(length, deadline_s)
-                statuses.append(ObjectStatus.TOO_SHORT if length < len(ref.page) else ObjectStatus.WRONG_LENGTH)
+                statuses.append(
+                    ObjectStatus.TOO_SHORT if length < len(ref.page) else ObjectStatus.WRONG_LENGTH
+                )
         self._count("objects_read", num_read)
 
     def _put(
-        self, connection: RespConnection, refs: Sequence[ObjectRef], deadline_s: float, statuses: list[ObjectStatus]
+        self,
+        connection: RespConnection,
+        refs: Sequence[ObjectRef],
+        deadline_s: float,
+        statuses: list[ObjectStatus],
     ) -> None:
         parts: list[bytes | memoryview] = []
         options = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in self._options)
         for ref in refs:
             key = self._key(ref.name)
-            head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (3 + len(self._options), len(key), key, len(ref.page))
+            head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (
+                3 + len(self._options),
+                len(key),
+                key,
+                len(ref.page),
+            )
             parts += (head, ref.page, b"\r\n" + options)
         connection.send(parts, deadline_s)
         num_written = 0
@@ -258,7 +298,9 @@ class RedisBackend:
         failure = self._converse(deadline_s, talk)
         if failure is not None:
             replies += [failure] * (len(commands) - len(replies))
-        return [self._refusal(reply) if isinstance(reply, ErrorReply) else reply for reply in replies]
+        return [
+            self._refusal(reply) if isinstance(reply, ErrorReply) else reply for reply in replies
+        ]
 
     def _found(self, reply: object) -> ObjectStatus:
         """What EXISTS or UNLINK of one key says. A status is an int too, hence the order."""

@@ -1,4 +1,6 @@
-"""The Redis protocol (RESP2) over one socket, receiving bulk values straight into the caller's memory."""
+"""The Redis protocol (RESP2) over one socket, receiving bulk values straight into the caller's
+memory.
+"""
 
 import errno
 import re
@@ -35,7 +37,9 @@ class ProtocolError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """The server refuses a command, such as `OOM command not allowed when used memory > 'maxmemory'`."""
+    """The server refuses a command, such as `OOM command not allowed when used memory >
+    'maxmemory'`.
+    """
 
     message: str
 
@@ -93,7 +97,9 @@ class RespAddress:
         if parts.scheme != "redis" or not parts.hostname:
             raise ValueError("scheme or host is missing or unknown")
         if parts.query or parts.fragment:
-            raise ValueError("it has options, such as ?db=; the database follows the host and a slash")
+            raise ValueError(
+                "it has options, such as ?db=; the database follows the host and a slash"
+            )
         if not re.fullmatch("/?|/[0-9]{1,9}", parts.path, re.ASCII):
             raise ValueError("the database is no number")
         if parts.username and not parts.password:
@@ -122,16 +128,22 @@ def _require_host_name(name: str) -> None:
 
 def encode_command(*words: bytes) -> bytes:
     """One command, without the value that may follow it."""
-    return b"*%d\r\n%s" % (len(words), b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
+    return b"*%d\r\n%s" % (
+        len(words),
+        b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words),
+    )
 
 
 class RespConnection:
     """Owns: one socket. After any exception it must be closed: replies may still be on their way.
 
-    Deadlines are in the time of `clock`; past one, TimeoutError. Nothing is received once a method has returned.
+    Deadlines are in the time of `clock`; past one, TimeoutError. Nothing is received once a method
+    has returned.
     """
 
-    def __init__(self, address: RespAddress, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, address: RespAddress, deadline_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Connect. Raises OSError, TimeoutError among them."""
         self._clock = clock
         self._buffer = bytearray(_LINE_BUFFER_BYTES)
@@ -216,12 +228,16 @@ class RespConnection:
                     return None
                 items_left[0] -= count
                 if not depth or items_left[0] < 0:
-                    raise ProtocolError(f"arrays deeper than {_MAX_REPLY_DEPTH}, or of more than {_MAX_REPLY_ITEMS}")
+                    raise ProtocolError(
+                        f"arrays deeper than {_MAX_REPLY_DEPTH}, or of more than {_MAX_REPLY_ITEMS}"
+                    )
                 return [self._read_reply(deadline_s, depth - 1, items_left) for _ in range(count)]
         raise ProtocolError(f"reply of unknown kind {kind!r}")
 
     def read_length(self, kind: bytes, deadline_s: float) -> int | ErrorReply | None:
-        """The header of a bulk value (`kind` b"$") or an array (b"*"): its length, None if it is nil, or an error."""
+        """The header of a bulk value (`kind` b"$") or an array (b"*"): its length, None if it is
+        nil, or an error.
+        """
         found, text = self._read_line(deadline_s)
         if found == b"-":
             return ErrorReply(text.decode(errors="replace"))
@@ -291,7 +307,9 @@ class RespConnection:
 
     def _set_timeout(self, option: int, deadline_s: float) -> None:
         seconds = self._remaining_s(deadline_s)
-        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6) or 1))
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6) or 1)
+        )
 
     def _remaining_s(self, deadline_s: float) -> float:
         remaining_s = deadline_s - self._clock()

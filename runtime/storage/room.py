@@ -22,7 +22,8 @@ class Reservation:
         self.held_bytes = sum(sizes)
         """What is neither settled nor given back."""
         self.is_blocked = False
-        """An object that had to go could not be deleted: to ask for more at once would fail alike."""
+        """An object that had to go could not be deleted: to ask for more at once would fail alike.
+        """
 
 
 class Room:
@@ -33,7 +34,9 @@ class Room:
     """
 
     def __init__(self, max_bytes: int | None, remove: Remove) -> None:
-        """`remove` is called without the room's lock. If it raises, all it was to delete stays on record."""
+        """`remove` is called without the room's lock. If it raises, all it was to delete stays on
+        record.
+        """
         self._max_bytes = max_bytes
         self._remove = remove
         self._lru = BytesLru(max_bytes)

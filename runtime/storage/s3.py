@@ -26,18 +26,22 @@ _LIST_CHUNK = 1000
 class S3Backend:
     """Owns: a client of one bucket, and the event loop and thread that its requests run on.
 
-    Objects are `<prefix>/<namespace, 16 hex>/<group>/<key, first 2 hex>/<key>`. The bucket's lifecycle rules bound
-    them. Bytes are copied once on the way: a request that is given up may end late, and must find no page. A service
-    that cannot be reached fails operations, not `open`.
+    Objects are `<prefix>/<namespace, 16 hex>/<group>/<key, first 2 hex>/<key>`. The bucket's
+    lifecycle rules bound them. Bytes are copied once on the way: a request that is given up may end
+    late, and must find no page. A service that cannot be reached fails operations, not `open`.
     """
 
     def __init__(self, section: S3L3Section, clock: Callable[[], float] = time.monotonic) -> None:
-        """Credentials and region come from the `AWS_` environment. Raises ConfigError without obstore."""
+        """Credentials and region come from the `AWS_` environment. Raises ConfigError without
+        obstore.
+        """
         try:
             import obstore
             from obstore.store import S3Store
         except ImportError as error:
-            raise ConfigError(f"cache.l3.backend s3 needs obstore ({error}): pip install raydix[s3]") from error
+            raise ConfigError(
+                f"cache.l3.backend s3 needs obstore ({error}): pip install raydix[s3]"
+            ) from error
         self._api: Any = obstore
         self._section = section
         self._clock = clock
@@ -54,7 +58,11 @@ class S3Backend:
         try:
             self._store: Any = S3Store(
                 section.bucket,
-                client_options={"allow_http": is_http, "connect_timeout": timeout, "timeout": timeout},
+                client_options={
+                    "allow_http": is_http,
+                    "connect_timeout": timeout,
+                    "timeout": timeout,
+                },
                 retry_config={"max_retries": 2, "retry_timeout": timeout},
                 **options,
             )
@@ -67,14 +75,24 @@ class S3Backend:
         errors = self._api.exceptions
         try:
             next(iter(self._api.list(self._store, prefix=self._folder, chunk_size=1)), None)
-        except (FileNotFoundError, errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-            raise ConfigError(f"cache.l3.bucket {self._section.bucket} cannot be used: {_brief(error)}") from error
+        except (
+            FileNotFoundError,
+            errors.PermissionDeniedError,
+            errors.UnauthenticatedError,
+        ) as error:
+            raise ConfigError(
+                f"cache.l3.bucket {self._section.bucket} cannot be used: {_brief(error)}"
+            ) from error
         except errors.BaseError as error:
             if "404 Not Found" in str(error):  # of the bucket; for want of a type of its own
-                raise ConfigError(f"cache.l3.bucket {self._section.bucket} cannot be used: no such bucket") from error
+                raise ConfigError(
+                    f"cache.l3.bucket {self._section.bucket} cannot be used: no such bucket"
+                ) from error
             logger.warning("the service of cache.l3 does not answer: %s", _brief(error))
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="storage-s3", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="storage-s3", daemon=True
+        )
         self._thread.start()
 
     def path(self, name: ObjectName) -> str:
@@ -82,7 +100,7 @@ class S3Backend:
         key = name.key.hex()
         return f"{self._folder}/{name.group}/{key[:2]}/{key}"
 
-    # Operations ------------------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """One HEAD per name; a service that does not answer is no MISSING."""
@@ -111,7 +129,11 @@ class S3Backend:
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
         """S3 does not say whether a deleted object existed: look first, then delete what is there."""
         statuses = self.batch_exists(names)
-        there = [self.path(name) for name, status in zip(names, statuses, strict=True) if status is ObjectStatus.OK]
+        there = [
+            self.path(name)
+            for name, status in zip(names, statuses, strict=True)
+            if status is ObjectStatus.OK
+        ]
         if there:
             [answer] = self._run([self._delete(there)], self._deadline_s())
             failure = self._status(answer)
@@ -132,7 +154,9 @@ class S3Backend:
         """Sizes and times of writing."""
         answers = self._run([self._head(name) for name in names], self._deadline_s())
         return [
-            ObjectInfo(answer["size"], answer["last_modified"].timestamp()) if isinstance(answer, dict) else None
+            ObjectInfo(answer["size"], answer["last_modified"].timestamp())
+            if isinstance(answer, dict)
+            else None
             for answer in answers
         ]
 
@@ -153,7 +177,7 @@ class S3Backend:
             self._loop.close()
             self._loop = self._thread = None
 
-    # Requests --------------------------------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------------
 
     async def _head(self, name: ObjectName) -> object:
         return await self._api.head_async(self._store, self.path(name))
@@ -162,14 +186,18 @@ class S3Backend:
         result = await self._api.get_async(self._store, self.path(ref.name))
         size_bytes = result.meta["size"]
         if size_bytes != len(ref.page):
-            return ObjectStatus.TOO_SHORT if size_bytes < len(ref.page) else ObjectStatus.WRONG_LENGTH
+            return (
+                ObjectStatus.TOO_SHORT if size_bytes < len(ref.page) else ObjectStatus.WRONG_LENGTH
+            )
         body = await result.bytes_async()
         # A body may end early without an error.
         return body if len(body) == size_bytes else ObjectStatus.TOO_SHORT
 
     async def _put(self, ref: ObjectRef) -> object:
         data = bytes(ref.page)
-        return await self._api.put_async(self._store, self.path(ref.name), data, mode="create", use_multipart=False)
+        return await self._api.put_async(
+            self._store, self.path(ref.name), data, mode="create", use_multipart=False
+        )
 
     async def _delete(self, paths: list[str]) -> object:
         return await self._api.delete_async(self._store, paths)
@@ -182,9 +210,13 @@ class S3Backend:
         if not requests:
             return []
         assert self._loop is not None, "the backend is not open"
-        return asyncio.run_coroutine_threadsafe(self._gather(requests, deadline_s), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(
+            self._gather(requests, deadline_s), self._loop
+        ).result()
 
-    async def _gather(self, requests: Sequence[Awaitable[object]], deadline_s: float) -> list[object]:
+    async def _gather(
+        self, requests: Sequence[Awaitable[object]], deadline_s: float
+    ) -> list[object]:
         turns = asyncio.Semaphore(_MAX_CONCURRENCY)
 
         async def take_turn(request: Awaitable[object]) -> object:
@@ -196,7 +228,10 @@ class S3Backend:
         for task in late:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        return [ObjectStatus.TIMED_OUT if isinstance(result, asyncio.CancelledError) else result for result in results]
+        return [
+            ObjectStatus.TIMED_OUT if isinstance(result, asyncio.CancelledError) else result
+            for result in results
+        ]
 
     def _status(self, answer: object) -> ObjectStatus:
         match answer:

@@ -60,7 +60,8 @@ def slot_bytes_for(size_bytes: int) -> int:
 class Slab:
     """Owns: one file of equal slots, and which of them are free.
 
-    A slot that is given back while someone reads it is handed out again only after the last reader is done.
+    A slot that is given back while someone reads it is handed out again only after the last reader
+    is done.
     """
 
     def __init__(self, path: Path, slot_bytes: int) -> None:
@@ -77,7 +78,9 @@ class Slab:
         """These are taken, as the log says."""
         self._taken = set(slots)
         self._num_slots = max(self._num_slots, max(self._taken, default=-1) + 1)
-        self._free = [slot for slot in range(self._num_slots - 1, -1, -1) if slot not in self._taken]
+        self._free = [
+            slot for slot in range(self._num_slots - 1, -1, -1) if slot not in self._taken
+        ]
 
     def take(self) -> int:
         """A free slot; the file grows if there is none. Raises OSError if it cannot."""
@@ -114,9 +117,12 @@ class Slab:
     def check(self) -> None:
         """Raises AccountingError unless every slot is taken, free, or given back under a reader."""
         states = [*self._taken, *self._free, *self._given_back]
-        if sorted(states) != list(range(self._num_slots)) or not self._given_back <= set(self._readers):
+        if sorted(states) != list(range(self._num_slots)) or not self._given_back <= set(
+            self._readers
+        ):
             raise AccountingError(
-                f"slab of {self._num_slots} slots: {len(self._taken)} taken, {len(self._free)} free, "
+                f"slab of {self._num_slots} slots: {len(self._taken)} taken, {len(self._free)} "
+                f"free, "
                 f"{len(self._given_back)} given back under {len(self._readers)} readers"
             )
 
@@ -132,10 +138,12 @@ _COMPACT_SLACK_RECORDS = 10_000
 
 
 class SlabIndex:
-    """Owns: the places of all objects, and the append-only log from which they are known after a restart.
+    """Owns: the places of all objects, and the append-only log from which they are known after a
+    restart.
 
-    A removal is logged before its slot may be written again, and an object after it is whole, so that a process that
-    is killed leaves no name with other bytes. Nothing is synced: what a power loss leaves fails verification.
+    A removal is logged before its slot may be written again, and an object after it is whole, so
+    that a process that is killed leaves no name with other bytes. Nothing is synced: what a power
+    loss leaves fails verification.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +166,9 @@ class SlabIndex:
         return self._places.get(name)
 
     def add(self, objects: Iterable[tuple[SlabName, SlabPlace]]) -> None:
-        """Publish objects, whose bytes are in place. Raises OSError, and publishes none, if the log cannot grow."""
+        """Publish objects, whose bytes are in place. Raises OSError, and publishes none, if the log
+        cannot grow.
+        """
         added = dict(objects)
         self._append(b"".join(_record(name, place) for name, place in added.items()))
         self._places.update(added)
@@ -174,7 +184,9 @@ class SlabIndex:
         try:
             self._append(b"".join(_record(name, None) for name in places))
         except OSError as error:
-            logger.warning("removals are not logged, and after a restart fail verification: %s", error)
+            logger.warning(
+                "removals are not logged, and after a restart fail verification: %s", error
+            )
         self._tidy()
         return list(places.values())
 
@@ -206,7 +218,11 @@ class SlabIndex:
         Raises OSError, and then it is as it was.
         """
         temporary = self._path.with_suffix(".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, OWNER_ALONE.file)
+        fd = os.open(
+            temporary,
+            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC,
+            OWNER_ALONE.file,
+        )
         try:
             _write_all(fd, b"".join(_record(name, place) for name, place in self._places.items()))
             temporary.rename(self._path)
@@ -226,8 +242,12 @@ class SlabIndex:
 
 
 def _record(name: SlabName, place: SlabPlace | None) -> bytes:
-    slot_bytes, slot, size = (0, 0, 0) if place is None else (place.slot_bytes, place.slot, place.size_bytes)
-    fields = _RECORD.pack(place is not None, name.group, slot_bytes, slot, size, name.namespace, name.key)
+    slot_bytes, slot, size = (
+        (0, 0, 0) if place is None else (place.slot_bytes, place.slot, place.size_bytes)
+    )
+    fields = _RECORD.pack(
+        place is not None, name.group, slot_bytes, slot, size, name.namespace, name.key
+    )
     return fields + zlib.crc32(fields).to_bytes(4, "little")
 
 

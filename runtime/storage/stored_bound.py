@@ -25,8 +25,10 @@ def agree_on_bound(folder: Path, max_bytes: int | None, held_bytes: int, modes: 
     if noted is not None and noted >= max_bytes:
         if noted > max_bytes and held_bytes > max_bytes:
             raise ConfigError(
-                f"cache.l3.path {folder} holds {held_bytes} bytes, stored under cache.l3.max_bytes {noted}; with "
-                f"{max_bytes} the engine would delete {held_bytes - max_bytes} of them. Set cache.l3.max_bytes to "
+                f"cache.l3.path {folder} holds {held_bytes} bytes, stored under "
+                f"cache.l3.max_bytes {noted}; with "
+                f"{max_bytes} the engine would delete {held_bytes - max_bytes} of them. Set "
+                f"cache.l3.max_bytes to "
                 f"{noted}, or cache.l3.path to another folder. To shrink this one, remove {path}."
             )
         return

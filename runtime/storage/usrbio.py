@@ -39,7 +39,9 @@ class _NamedMemory:
 
 
 class UsrbioArena:
-    """Owns: the arena's registration with 3FS, and one ring per direction and thread that transfers at a time."""
+    """Owns: the arena's registration with 3FS, and one ring per direction and thread that transfers
+    at a time.
+    """
 
     def __init__(self, api: Any, mount: str, arena: memoryview) -> None:
         """Give the arena a name in shared memory for as long as 3FS takes to map it.
@@ -63,7 +65,9 @@ class UsrbioArena:
         return self._transfer(ios, is_read=True)
 
     def write(self, ios: Sequence[SlotIo]) -> list[int]:
-        """Bytes written or -errno, one per I/O. Returns when 3FS touches none of the pages any more."""
+        """Bytes written or -errno, one per I/O. Returns when 3FS touches none of the pages any
+        more.
+        """
         return self._transfer(ios, is_read=False)
 
     def _transfer(self, ios: Sequence[SlotIo], is_read: bool) -> list[int]:
@@ -83,7 +87,9 @@ class UsrbioArena:
         # What is prepared may be under way already, and cannot be called off.
         ring.submit()
         while num_prepared:
-            for done in ring.wait(max_results=num_prepared, min_results=num_prepared, timeout=_WAIT):
+            for done in ring.wait(
+                max_results=num_prepared, min_results=num_prepared, timeout=_WAIT
+            ):
                 results[done.userdata] = done.result
                 num_prepared -= 1
         with self._lock:
@@ -94,7 +100,9 @@ class UsrbioArena:
         with self._lock:
             if self._idle[is_read]:
                 return self._idle[is_read].pop()
-        return self._api.make_ioring(self._mount, _RING_ENTRIES, for_read=is_read, flags=_FAIL_ON_HOLES)
+        return self._api.make_ioring(
+            self._mount, _RING_ENTRIES, for_read=is_read, flags=_FAIL_ON_HOLES
+        )
 
     def close(self) -> None:
         """Take the arena back from 3FS; nothing may be under way."""
@@ -106,14 +114,17 @@ def _name_file(descriptor: int, name: str) -> None:
     """Give an open file without a name one in SHARED_MEMORY."""
     folder = os.open(SHARED_MEMORY, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # A folder's descriptor is what makes CPython call linkat, without which the link in /proc is not followed.
+        # A folder's descriptor is what makes CPython call linkat, without which the link in /proc
+        # is not followed.
         os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 
 
 def _descriptor_of(memory: memoryview) -> int:
-    """The descriptor of the file that `memory` maps from its start. Raises OSError if this process holds none."""
+    """The descriptor of the file that `memory` maps from its start. Raises OSError if this process
+    holds none.
+    """
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for line in Path("/proc/self/maps").read_text().splitlines():
         extent, _, _, device, inode, *_ = line.split()

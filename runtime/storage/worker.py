@@ -1,4 +1,6 @@
-"""Carries out HostMemory's orders on a backend: moves bytes, fills and verifies headers, answers per object."""
+"""Carries out HostMemory's orders on a backend: moves bytes, fills and verifies headers, answers
+per object.
+"""
 
 import logging
 import threading
@@ -28,8 +30,8 @@ from raydix.runtime.tiers.host_arena import HostArena
 logger = logging.getLogger(__name__)
 
 _SLICE_BYTES = 16 << 20
-"""Between slices of a batch, of this size or a little more, cancellation and deadline are looked at. Libraries are
-fast with many objects at a time."""
+"""Between slices of a batch, of this size or a little more, cancellation and deadline are looked
+at. Libraries are fast with many objects at a time."""
 _TIDY_EVERY_S = 0.25
 
 Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
@@ -46,9 +48,10 @@ _OPERATIONS: Mapping[type[Order], Operation] = {
 class StorageWorker:
     """Owns: the threads that use the backend, and which batches are under way.
 
-    Every order is answered by exactly one `ObjectsDone`, handed to `on_done` in one of those threads; no page of the
-    batch is touched after that. `on_done` must not raise. Searches have a thread of their own, so that they do not
-    wait behind reads, and so has what the backend does while nobody waits for it.
+    Every order is answered by exactly one `ObjectsDone`, handed to `on_done` in one of those
+    threads; no page of the batch is touched after that. `on_done` must not raise. Searches have a
+    thread of their own, so that they do not wait behind reads, and so has what the backend does
+    while nobody waits for it.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class StorageWorker:
         self._tidy_thread.start()
 
     def submit(self, message: Order | CancelBatch) -> None:
-        """Take an order, or cancel one; returns at once. Cancelling what is done or unknown changes nothing."""
+        """Take an order, or cancel one; returns at once. Cancelling what is done or unknown changes
+        nothing.
+        """
         if isinstance(message, CancelBatch):
             with self._idle:
                 if message.batch_id in self._active:
@@ -105,7 +110,9 @@ class StorageWorker:
         return self._backend
 
     def stats(self) -> dict[str, int | float]:
-        """Of the backend, what was ordered and what became of it, and how many batches are under way."""
+        """Of the backend, what was ordered and what became of it, and how many batches are under
+        way.
+        """
         with self._idle:
             own = self._counts.figures() | {"active_batches": len(self._active)}
         return self._backend.stats() | own
@@ -131,7 +138,9 @@ class StorageWorker:
         started_s = self._clock()
         try:
             statuses = bytes(self._execute(order, ordered_s))
-        except Exception:  # the top of a thread: an order without an answer would hold its pages for ever
+        except (
+            Exception
+        ):  # the top of a thread: an order without an answer would hold its pages for ever
             logger.exception("the storage backend failed on batch %d", order.batch_id)
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
             statuses = bytes([ObjectStatus.IO_ERROR] * num_objects)
@@ -140,7 +149,9 @@ class StorageWorker:
         object_bytes = self._object_bytes(order.group) if isinstance(order, Transfer) else 0
         with self._idle:
             self._counts.add(operation, statuses, object_bytes, ended_s - started_s)
-        self._on_done(ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s))
+        self._on_done(
+            ObjectsDone(batch_id=order.batch_id, statuses=statuses, seconds=ended_s - ordered_s)
+        )
 
         # Only now: who has waited for quiet must not hear of an earlier batch afterwards.
         with self._idle:
@@ -186,14 +197,21 @@ class StorageWorker:
         offsets = self._arena.geometry.page_offsets(order.host_page_ids, group)
         new = tuple.__new__  # half of the time of the named tuples' own constructors
         return [
-            new(ObjectRef, (new(ObjectName, (key, group)), buffer[offset : offset + object_bytes], offset))
+            new(
+                ObjectRef,
+                (new(ObjectName, (key, group)), buffer[offset : offset + object_bytes], offset),
+            )
             for key, offset in zip(split_keys(order.keys), offsets, strict=True)
         ]
 
     def _read(self, refs: list[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        statuses = verify_objects(refs, self._backend.batch_get_into(refs, deadline_s), self._namespace)
+        statuses = verify_objects(
+            refs, self._backend.batch_get_into(refs, deadline_s), self._namespace
+        )
         if any(statuses):
-            bad = [ref.name for ref, status in zip(refs, statuses, strict=True) if status.is_bad_object]
+            bad = [
+                ref.name for ref, status in zip(refs, statuses, strict=True) if status.is_bad_object
+            ]
             # The next write of that page replaces it; kept, it would fail every reader.
             self._backend.delete(bad)
         return statuses

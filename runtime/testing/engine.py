@@ -1,4 +1,6 @@
-"""A whole engine in one process, without Ray: the real actors, links, threads and files. For tests and benchmarks."""
+"""A whole engine in one process, without Ray: the real actors, links, threads and files. For tests
+and benchmarks.
+"""
 
 import asyncio
 import os
@@ -34,9 +36,13 @@ _BUSY_HOST = ("lookups", "pages_reading", "leases", "l3_writes_pending", "pages_
 
 
 class InProcessEngine:
-    """A running engine and one client of it. Every method belongs to the loop that the engine runs on."""
+    """A running engine and one client of it. Every method belongs to the loop that the engine runs
+    on.
+    """
 
-    def __init__(self, supervisor: SupervisorActor, spawner: InProcessSpawner, facts: EngineFacts) -> None:
+    def __init__(
+        self, supervisor: SupervisorActor, spawner: InProcessSpawner, facts: EngineFacts
+    ) -> None:
         self._supervisor = supervisor
         self.spawner = spawner
         self.facts = facts
@@ -51,10 +57,14 @@ class InProcessEngine:
         """Another client with a link of its own; closed with the engine at the latest."""
         facts = self.facts
         name = f"client{len(self._clients)}"
-        hello = Hello(secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid())
+        hello = Hello(
+            secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid()
+        )
         link = await connect(facts.client_address, hello)
         model_facts = ModelFacts(
-            max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
         )
         client = EngineClient(link, model_facts, tokenizer=None)
         self._clients.append(client)
@@ -96,11 +106,17 @@ class InProcessEngine:
         num_quiet = 0
         while num_quiet < _NUM_QUIET_POLLS:
             if time.monotonic() > deadline_s:
-                raise AccountingError(f"the engine is not idle after {timeout_s} s: {_unsettled(previous)}")
+                raise AccountingError(
+                    f"the engine is not idle after {timeout_s} s: {_unsettled(previous)}"
+                )
             await asyncio.sleep(_POLL_S)
             stats = await self.stats()
             figures = {
-                who: {name: value for name, value in (own or {}).items() if name not in _CHANGING_FIGURES}
+                who: {
+                    name: value
+                    for name, value in (own or {}).items()
+                    if name not in _CHANGING_FIGURES
+                }
                 for who, own in stats.items()
             }
             num_quiet = num_quiet + 1 if figures == previous and not _unsettled(figures) else 0
@@ -108,7 +124,8 @@ class InProcessEngine:
         return previous
 
     async def check(self) -> dict[str, Any]:
-        """Settle, let every owner prove its invariants, and demand that nothing is held; the figures.
+        """Settle, let every owner prove its invariants, and demand that nothing is held; the
+        figures.
 
         Raises AccountingError.
         """
@@ -122,7 +139,9 @@ class InProcessEngine:
         host = stats.get("host")
         in_stock = stats["scheduler"]["l2_granted_pages"]
         if host is not None and not host["pages_filling"] == host["pages_granted"] == in_stock:
-            raise AccountingError(f"host pages are FILLING in an idle engine; the Scheduler holds {in_stock}: {host}")
+            raise AccountingError(
+                f"host pages are FILLING in an idle engine; the Scheduler holds {in_stock}: {host}"
+            )
         return stats
 
     async def close(self) -> None:
@@ -133,7 +152,9 @@ class InProcessEngine:
 
 def _unsettled(figures: dict[str, Any]) -> dict[str, Any]:
     """What keeps the engine from being idle, by actor and name."""
-    busy = {f"scheduler.{name}": figures.get("scheduler", {}).get(name, 0) for name in _BUSY_SCHEDULER}
+    busy = {
+        f"scheduler.{name}": figures.get("scheduler", {}).get(name, 0) for name in _BUSY_SCHEDULER
+    }
     host = figures.get("host", {})
     busy |= {f"host.{name}": host.get(name, 0) for name in _BUSY_HOST}
     if host.get("l3_breaker") == "open":
@@ -146,14 +167,18 @@ def _unsettled(figures: dict[str, Any]) -> dict[str, Any]:
 async def in_process_engine(
     config: EngineConfig, build_model: BuildModel = build_torch_model, drain_timeout_s: float = 10.0
 ) -> AsyncIterator[InProcessEngine]:
-    """Start an engine in this process; at the end L3 writes drain for `drain_timeout_s` at most and everything stops.
+    """Start an engine in this process; at the end L3 writes drain for `drain_timeout_s` at most and
+    everything stops.
 
-    `build_model`: what each GPU actor drives. An actor that cannot go on ends the engine, whose clients then fail.
+    `build_model`: what each GPU actor drives. An actor that cannot go on ends the engine, whose
+    clients then fail.
     Raises ConfigError or CheckpointError.
     """
     spawner = InProcessSpawner(build_model)
     supervision = Supervision(max_crashes=0, drain_timeout_s=drain_timeout_s)
-    supervisor = SupervisorActor(name="in-process", config=config, spawner=spawner, supervision=supervision)
+    supervisor = SupervisorActor(
+        name="in-process", config=config, spawner=spawner, supervision=supervision
+    )
     try:
         engine = InProcessEngine(supervisor, spawner, await supervisor.start())
         try:

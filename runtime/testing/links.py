@@ -1,4 +1,6 @@
-"""Links without a socket, for an engine in one process and for tests. Messages are still encoded and decoded."""
+"""Links without a socket, for an engine in one process and for tests. Messages are still encoded
+and decoded.
+"""
 
 import asyncio
 import contextlib
@@ -192,13 +194,19 @@ class InProcessBlockingLink:
 def in_process_pair(left: Hello, right: Hello) -> tuple[InProcessLink, InProcessLink]:
     """Two joined ends on one loop; the first belongs to `left`."""
     left_end, right_end = InProcessLink(right, _ignore), InProcessLink(left, _ignore)
-    left_end.join(_Peer(right_end.inbox.put, right_end.peer_ended, lambda: right_end.inbox.num_bytes))
+    left_end.join(
+        _Peer(right_end.inbox.put, right_end.peer_ended, lambda: right_end.inbox.num_bytes)
+    )
     right_end.join(_Peer(left_end.inbox.put, left_end.peer_ended, lambda: left_end.inbox.num_bytes))
     return left_end, right_end
 
 
-def in_process_blocking_pair(left: Hello, right: Hello) -> tuple[InProcessLink, InProcessBlockingLink]:
-    """Two joined ends; the first belongs to `left`, on the running loop, the second to `right`, for threads."""
+def in_process_blocking_pair(
+    left: Hello, right: Hello
+) -> tuple[InProcessLink, InProcessBlockingLink]:
+    """Two joined ends; the first belongs to `left`, on the running loop, the second to `right`, for
+    threads.
+    """
     blocking = InProcessBlockingLink(right, left, asyncio.get_running_loop())
     return blocking.peer, blocking
 

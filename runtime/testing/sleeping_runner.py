@@ -27,7 +27,9 @@ class SleepingOutput:
 
 
 class SleepingRunner:
-    """Takes `step_s` for any step with rows; each token is a function of the row's slot and position alone."""
+    """Takes `step_s` for any step with rows; each token is a function of the row's slot and
+    position alone.
+    """
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -41,7 +43,9 @@ class SleepingRunner:
             time.sleep(self._step_s)
         samples = plan.row_output_positions >= 0
         positions = plan.row_starts[samples] + plan.row_num_tokens[samples]
-        return SleepingOutput(int32_array((plan.row_slots[samples] * 7919 + positions * 104_729) % VOCAB_SIZE))
+        return SleepingOutput(
+            int32_array((plan.row_slots[samples] * 7919 + positions * 104_729) % VOCAB_SIZE)
+        )
 
 
 def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: float) -> GpuModel:
@@ -54,7 +58,9 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
         pid=os.getpid(),
         device="none",
         fingerprint=bytes(32),
-        layout=KvLayout(page_size=config.cache.page_size, dtype="float32", dtype_bytes=4, groups=(group,)),
+        layout=KvLayout(
+            page_size=config.cache.page_size, dtype="float32", dtype_bytes=4, groups=(group,)
+        ),
         num_pages=num_pages,
         weight_bytes=0,
         max_position_embeddings=MAX_POSITIONS,

@@ -15,9 +15,11 @@ _PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class ArenaRegistration:
-    """Owns: which part of an arena is registered with CUDA. A thread registers slab by slab, from the first on.
+    """Owns: which part of an arena is registered with CUDA. A thread registers slab by slab, from
+    the first on.
 
-    Until a slab is registered, copies of its pages are staged by the driver and block the thread that starts them.
+    Until a slab is registered, copies of its pages are staged by the driver and block the thread
+    that starts them.
     """
 
     def __init__(self, arena: HostArena, device: torch.device, on_error: OnError) -> None:
@@ -52,8 +54,14 @@ class ArenaRegistration:
             for slab in range(self._geometry.num_slabs):
                 if self._stop.is_set():
                     return
-                pointer = self.bytes.data_ptr() + self._geometry.slabs_offset + slab * self._geometry.slab_bytes
-                status = torch.cuda.cudart().cudaHostRegister(pointer, self._geometry.slab_bytes, _PORTABLE)
+                pointer = (
+                    self.bytes.data_ptr()
+                    + self._geometry.slabs_offset
+                    + slab * self._geometry.slab_bytes
+                )
+                status = torch.cuda.cudart().cudaHostRegister(
+                    pointer, self._geometry.slab_bytes, _PORTABLE
+                )
                 _check(status, "cudaHostRegister")
                 self._registered.append(pointer)
                 self.num_slabs = slab + 1

@@ -42,7 +42,9 @@ Bytes = NDArray[np.uint8]
 
 
 def payload_view(buffer: memoryview, geometry: ArenaGeometry, group: int) -> Bytes:
-    """`[slab, index, byte]`: the canonical pages of `group` in an arena, where their slab belongs to that group."""
+    """`[slab, index, byte]`: the canonical pages of `group` in an arena, where their slab belongs
+    to that group.
+    """
     whole = np.frombuffer(buffer, dtype=np.uint8)
     return as_strided(
         whole[geometry.slabs_offset + OBJECT_HEADER_BYTES :],
@@ -68,9 +70,9 @@ class _Job:
 class CpuTransfers:
     """A `TransferEngine` over host memory.
 
-    Each thread again and again takes a random transfer of those begun and copies its next layer: layers of one transfer
-    arrive in order, transfers overlap and end in any order that `seed` brings about. A page takes a random time of up
-    to `copy_delay_s` on top.
+    Each thread again and again takes a random transfer of those begun and copies its next layer:
+    layers of one transfer arrive in order, transfers overlap and end in any order that `seed`
+    brings about. A page takes a random time of up to `copy_delay_s` on top.
     """
 
     def __init__(
@@ -92,7 +94,9 @@ class CpuTransfers:
         self._codec = layout.codec
         self._pools = pools
         self._pool_bytes: list[Bytes] = [as_bytes(pool).numpy() for pool in pools]
-        self._payloads = [payload_view(arena.buffer, arena.geometry, group) for group in range(len(pools))]
+        self._payloads = [
+            payload_view(arena.buffer, arena.geometry, group) for group in range(len(pools))
+        ]
         self._on_done = on_done
         self._on_error = on_error
         self._copy_delay_s = copy_delay_s
@@ -104,7 +108,8 @@ class CpuTransfers:
         self._error: BaseException | None = None
         self._is_closing = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"copies-{index}", daemon=True) for index in range(num_threads)
+            threading.Thread(target=self._work, name=f"copies-{index}", daemon=True)
+            for index in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -203,7 +208,9 @@ class CpuTransfers:
             self._pool_bytes[copy.group][page_ids, copy.start : copy.stop] = layer_bytes
             return
         pool = self._pools[copy.group]
-        kv_XH2SD = decode_pages(torch.from_numpy(layer_bytes), self._codec, pool.shape[2:], pool.dtype)
+        kv_XH2SD = decode_pages(
+            torch.from_numpy(layer_bytes), self._codec, pool.shape[2:], pool.dtype
+        )
         pool[torch.from_numpy(page_ids.astype(np.int64)), copy.index] = kv_XH2SD
 
     def _put_back(self, job: _Job) -> None:

@@ -40,18 +40,27 @@ logger = logging.getLogger(__name__)
 _FIRST_WITH_FP8 = (8, 9)
 """Compute capability."""
 RUN_BYTES = 8 << 20
-"""Layers of a load share an event until they reach this size: fewer events, and still early ones."""
+"""Layers of a load share an event until they reach this size: fewer events, and still early ones.
+"""
 RUN_PIECE_BYTES = 128 << 10
-"""They do so, too, until they make up such a piece of each page: fewer copies, which the copy engine can carry out."""
+"""They do so, too, until they make up such a piece of each page: fewer copies, which the copy
+engine can carry out.
+"""
 MIN_RUNS = 8
-"""But not more than one layer in so many: a step as long as the load still has a run to compute when the load ends."""
+"""But not more than one layer in so many: a step as long as the load still has a run to compute
+when the load ends.
+"""
 
 
 class _Job:
     """A transfer on its way."""
 
-    def __init__(self, transfer: Transfer, started_s: float, after: torch.cuda.Event | None) -> None:
-        """`after`: what its copies wait for; loads wait for nothing, as their pages have left quarantine."""
+    def __init__(
+        self, transfer: Transfer, started_s: float, after: torch.cuda.Event | None
+    ) -> None:
+        """`after`: what its copies wait for; loads wait for nothing, as their pages have left
+        quarantine.
+        """
         self.transfer = transfer
         self.runs = layer_runs(transfer)
         self.started_s = started_s
@@ -75,9 +84,9 @@ _Jobs = queue.SimpleQueue[_Job | None]
 class CudaTransfers:
     """A `TransferEngine` whose copies the device carries out by itself.
 
-    `start` and `wait_layer` are called with the compute stream current. Per direction one thread enqueues copies, as a
-    copy engine takes about 1 us of the host per piece, and one waits for them. The caller waits only, in `wait_layer`,
-    for a copy that is not enqueued yet.
+    `start` and `wait_layer` are called with the compute stream current. Per direction one thread
+    enqueues copies, as a copy engine takes about 1 us of the host per piece, and one waits for
+    them. The caller waits only, in `wait_layer`, for a copy that is not enqueued yet.
     """
 
     def __init__(
@@ -110,9 +119,16 @@ class CudaTransfers:
             Direction.LOAD: torch.cuda.Stream(self._device, priority=-1),
             Direction.BACKUP: torch.cuda.Stream(self._device),
         }
-        self._begun, self._enqueued = ({direction: _Jobs() for direction in Direction} for _ in range(2))
+        self._begun, self._enqueued = (
+            {direction: _Jobs() for direction in Direction} for _ in range(2)
+        )
         self._threads = [
-            threading.Thread(target=self._guard, args=(body, direction), name=f"{name}-{direction.name}", daemon=True)
+            threading.Thread(
+                target=self._guard,
+                args=(body, direction),
+                name=f"{name}-{direction.name}",
+                daemon=True,
+            )
             for direction in Direction
             for name, body in (("enqueue", self._enqueue_all), ("complete", self._complete_all))
         ]
@@ -134,7 +150,9 @@ class CudaTransfers:
                 self._begun[transfer.direction].put(job)
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`. The current stream waits; the caller only until the copies are enqueued."""
+        """See `TransferEngine`. The current stream waits; the caller only until the copies are
+        enqueued.
+        """
         with self._changed:
             job = self._jobs.get(transfer_id)
             if job is None or not (num_runs := job.runs_until(layer)):
@@ -166,7 +184,7 @@ class CudaTransfers:
         if self._error is not None:
             raise RuntimeError("page copies have failed") from self._error
 
-    # Enqueueing threads ----------------------------------------------------------------------------------------------
+    # Enqueueing threads ---------------------------------------------------------------------------
 
     def _enqueue_all(self, direction: Direction) -> None:
         try:
@@ -205,11 +223,18 @@ class CudaTransfers:
             yield
 
     def _copy_layer(self, transfer: Transfer, copy: LayerCopy) -> None:
-        """One copy per page, far from the wire's speed: for memory that is not registered yet, or oddly aligned."""
+        """One copy per page, far from the wire's speed: for memory that is not registered yet, or
+        oddly aligned.
+        """
         pool = self._pools[copy.group]
         pages = transfer.groups[copy.group]
-        for page_id, host_page_id in zip(pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True):
-            start = self._geometry.page_offset(HostPageId(host_page_id), copy.group) + OBJECT_HEADER_BYTES
+        for page_id, host_page_id in zip(
+            pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True
+        ):
+            start = (
+                self._geometry.page_offset(HostPageId(host_page_id), copy.group)
+                + OBJECT_HEADER_BYTES
+            )
             host_bytes = self._registration.bytes[start + copy.start : start + copy.stop]
             page_layer = pool[page_id, copy.index]
             is_registered = self._geometry.slab_of(host_page_id) < self._registration.num_slabs
@@ -218,7 +243,7 @@ class CudaTransfers:
             else:
                 _back_up(page_layer, host_bytes, self._codec, non_blocking=is_registered)
 
-    # Completing threads ----------------------------------------------------------------------------------------------
+    # Completing threads ---------------------------------------------------------------------------
 
     def _complete_all(self, direction: Direction) -> None:
         ended_s = 0.0
@@ -243,7 +268,7 @@ class CudaTransfers:
             del self._jobs[job.transfer.transfer_id]
             self._changed.notify_all()
 
-    # All threads -----------------------------------------------------------------------------------------------------
+    # All threads ----------------------------------------------------------------------------------
 
     def _guard(self, body: Callable[[Direction], None], direction: Direction) -> None:
         try:
@@ -268,10 +293,16 @@ def _make_kernel_copies(
     from raydix.runtime.tiers.kernel_copies import KernelCopies, is_aligned
 
     if not is_aligned(pools):
-        logger.warning("pages are copied one by one, which is slow: a layer of a page is no multiple of 16 bytes")
+        logger.warning(
+            "pages are copied one by one, which is slow: a layer of a page is no multiple of 16 "
+            "bytes"
+        )
         return None
     if codec is Codec.FP8 and torch.cuda.get_device_capability(pools[0].device) < _FIRST_WITH_FP8:
-        logger.warning("pages are copied one by one, which is slow: this GPU has no fp8; cache.codec int8 is fast")
+        logger.warning(
+            "pages are copied one by one, which is slow: this GPU has no fp8; cache.codec int8 is "
+            "fast"
+        )
         return None
     return KernelCopies(codec, pools, slabs, geometry)
 
@@ -287,7 +318,11 @@ def _load(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking:
 
 def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:
     """One layer of a page, to the arena."""
-    encoded = page_layer.view(-1).view(torch.uint8) if codec is Codec.NONE else encode_pages(page_layer[None], codec)[0]
+    encoded = (
+        page_layer.view(-1).view(torch.uint8)
+        if codec is Codec.NONE
+        else encode_pages(page_layer[None], codec)[0]
+    )
     host_bytes.copy_(encoded, non_blocking=non_blocking)
 
 
@@ -308,6 +343,8 @@ def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
 
 
 def _is_long_enough(run: list[LayerCopy], transfer: Transfer, max_layers: int) -> bool:
-    num_bytes = sum((copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids) for copy in run)
+    num_bytes = sum(
+        (copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids) for copy in run
+    )
     piece_bytes = sum(copy.stop - copy.start for copy in run)
     return num_bytes >= RUN_BYTES and (piece_bytes >= RUN_PIECE_BYTES or len(run) >= max_layers)

@@ -10,7 +10,8 @@ from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
 
 def make_pools(layout: KvLayout, num_pages: int, device: torch.device) -> tuple[Tensor, ...]:
-    """One zeroed contiguous pool per KV group: `[num_pages + 1, L, H, 2, S, D]` (latent: `[num_pages + 1, L, S, D]`).
+    """One zeroed contiguous pool per KV group: `[num_pages + 1, L, H, 2, S, D]` (latent:
+    `[num_pages + 1, L, S, D]`).
 
     Page 0 is the padding page. `pool[page]` holds exactly the bytes of the canonical page.
     """

@@ -26,8 +26,9 @@ _SAFE_MEMORY_FRACTION = 0.8
 class HostArena:
     """Owns: one mapping of the arena and one file descriptor of it.
 
-    Who may write which page is decided by `HostIndex`; this class only finds the bytes. The memory lives as long as
-    any process holds a descriptor or a mapping, and has no name that could be left behind.
+    Who may write which page is decided by `HostIndex`; this class only finds the bytes. The memory
+    lives as long as any process holds a descriptor or a mapping, and has no name that could be left
+    behind.
     """
 
     def __init__(self, fd: int, geometry: ArenaGeometry) -> None:
@@ -40,11 +41,14 @@ class HostArena:
         self._generations: NDArray[np.int32] = table
 
     @classmethod
-    def create(cls, layout: KvLayout, size_bytes: int, num_threads: int = 4, folder: str | None = None) -> "HostArena":
-        """Make an arena with `size_bytes` of host pages and take its memory now, in `num_threads` threads.
+    def create(
+        cls, layout: KvLayout, size_bytes: int, num_threads: int = 4, folder: str | None = None
+    ) -> "HostArena":
+        """Make an arena with `size_bytes` of host pages and take its memory now, in `num_threads`
+        threads.
 
-        With `folder`, on a tmpfs, its file can be given a name there; it has none yet. Raises ConfigError if the
-        memory is not there.
+        With `folder`, on a tmpfs, its file can be given a name there; it has none yet. Raises
+        ConfigError if the memory is not there.
         """
         geometry = plan_arena(layout, size_bytes)
         _require_memory(geometry.size_bytes)
@@ -63,15 +67,19 @@ class HostArena:
 
     @classmethod
     def attach(cls, pid: int, fd: int, geometry: ArenaGeometry) -> "HostArena":
-        """Map descriptor `fd` of process `pid`, which runs under the same user, through a descriptor of our own.
+        """Map descriptor `fd` of process `pid`, which runs under the same user, through a
+        descriptor of our own.
 
-        Raises OSError if the process is gone, ValueError if the arena has another size than `geometry` says.
+        Raises OSError if the process is gone, ValueError if the arena has another size than
+        `geometry` says.
         """
         own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         size_bytes = os.fstat(own_fd).st_size
         if size_bytes != geometry.size_bytes:
             os.close(own_fd)
-            raise ValueError(f"the arena has {size_bytes} bytes; its geometry says {geometry.size_bytes}")
+            raise ValueError(
+                f"the arena has {size_bytes} bytes; its geometry says {geometry.size_bytes}"
+            )
         return cls(own_fd, geometry)
 
     @property
@@ -85,7 +93,9 @@ class HostArena:
         return self._generations
 
     def page(self, host_page_id: HostPageId, group: int) -> memoryview:
-        """Header and payload of a host page, without padding. Raises ValueError if `group` has no such page."""
+        """Header and payload of a host page, without padding. Raises ValueError if `group` has no
+        such page.
+        """
         start = self.geometry.page_offset(host_page_id, group)
         return self._bytes[start : start + OBJECT_HEADER_BYTES + self.geometry.payload_bytes[group]]
 
@@ -98,7 +108,9 @@ class HostArena:
         return self.geometry.page_offset(host_page_id, group) + OBJECT_HEADER_BYTES
 
     def close(self) -> None:
-        """Close the descriptor and drop the mapping; it goes with the last view of it that a caller still holds."""
+        """Close the descriptor and drop the mapping; it goes with the last view of it that a caller
+        still holds.
+        """
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -117,10 +129,14 @@ def _require_memory(size_bytes: int) -> None:
 
 
 def _populate(bytes_: NDArray[np.uint8], num_threads: int) -> None:
-    """Take memory for all of `bytes_`, in parallel: page faults while serving would be slow, or fatal."""
+    """Take memory for all of `bytes_`, in parallel: page faults while serving would be slow, or
+    fatal.
+    """
     starts = range(0, len(bytes_), _POPULATE_CHUNK_BYTES)
     with ThreadPoolExecutor(num_threads) as pool:
-        for _ in pool.map(lambda start: _populate_chunk(bytes_[start : start + _POPULATE_CHUNK_BYTES]), starts):
+        for _ in pool.map(
+            lambda start: _populate_chunk(bytes_[start : start + _POPULATE_CHUNK_BYTES]), starts
+        ):
             pass
 
 

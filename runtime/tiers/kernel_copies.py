@@ -1,4 +1,6 @@
-"""Page copies that a GPU carries out by itself, between its pools and the registered slabs of the arena."""
+"""Page copies that a GPU carries out by itself, between its pools and the registered slabs of the
+arena.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -33,13 +35,17 @@ def is_aligned(pools: Sequence[Tensor]) -> bool:
 
 
 class KernelCopies:
-    """Enqueues the runs of transfers: one kernel each, or one batched call of the copy engine if pieces are large.
+    """Enqueues the runs of transfers: one kernel each, or one batched call of the copy engine if
+    pieces are large.
 
     With a codec it is always a kernel, which encodes or restores, one for each KV group of a run.
-    `pools`: as `make_pools` returns them, `is_aligned`. `slabs`: uint8 view of the arena from its first slab on.
+    `pools`: as `make_pools` returns them, `is_aligned`. `slabs`: uint8 view of the arena from its
+    first slab on.
     """
 
-    def __init__(self, codec: Codec, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry) -> None:
+    def __init__(
+        self, codec: Codec, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
+    ) -> None:
         self._codec = codec
         self._pools = pools
         self._slabs = slabs
@@ -52,9 +58,13 @@ class KernelCopies:
                 compile_quantised_copies(pool, codec)
 
     def enqueue(self, transfer: Transfer, runs: Sequence[Sequence[LayerCopy]]) -> Iterator[None]:
-        """Enqueue run after run on the current stream, a side stream; yields after each. All slabs are registered."""
+        """Enqueue run after run on the current stream, a side stream; yields after each. All slabs
+        are registered.
+        """
         pages = {
-            group: PagePairs(page_ids=pairs.page_ids, arena_offsets=self._offsets(group, pairs.host_page_ids))
+            group: PagePairs(
+                page_ids=pairs.page_ids, arena_offsets=self._offsets(group, pairs.host_page_ids)
+            )
             for group, pairs in transfer.groups.items()
         }
         segments = [self._segments(run, pages) for run in runs]
@@ -62,7 +72,9 @@ class KernelCopies:
         if self._codec is not Codec.NONE:
             yield from self._enqueue_quantised(segments, direction)
             return
-        smallest_bytes = min(_piece_bytes(segment) for segment in segments[0])  # only the last run may be shorter
+        smallest_bytes = min(
+            _piece_bytes(segment) for segment in segments[0]
+        )  # only the last run may be shorter
         if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
             for run_segments in segments:
                 self._engine.copy_pages(run_segments, self._slabs, direction)
@@ -74,21 +86,31 @@ class KernelCopies:
             copy_pages(table, launch, self._slabs, direction)
             yield
 
-    def _enqueue_quantised(self, segments: list[list[CopySegment]], direction: CopyDirection) -> Iterator[None]:
+    def _enqueue_quantised(
+        self, segments: list[list[CopySegment]], direction: CopyDirection
+    ) -> Iterator[None]:
         """A launch for each segment: heads of KV groups may differ."""
         packed = pack_copies([[segment] for run in segments for segment in run])
         table, launches = self._table(packed), iter(packed.launches)
         for run in segments:
             for segment in run:
-                copy_quantised_pages(table, next(launches), self._slabs, direction, segment.pool, self._codec)
+                copy_quantised_pages(
+                    table, next(launches), self._slabs, direction, segment.pool, self._codec
+                )
             yield
 
     def _table(self, packed: PackedCopies) -> Tensor:
-        return torch.from_numpy(packed.words).pin_memory().to(self._pools[0].device, non_blocking=True)
+        return (
+            torch.from_numpy(packed.words).pin_memory().to(self._pools[0].device, non_blocking=True)
+        )
 
     def _offsets(self, group: int, host_page_ids: NDArray[np.int32]) -> NDArray[np.int64]:
         slabs, indices = np.divmod(host_page_ids.astype(np.int64), self._geometry.pages_per_slab)
-        return slabs * self._geometry.slab_bytes + indices * self._geometry.page_bytes[group] + OBJECT_HEADER_BYTES
+        return (
+            slabs * self._geometry.slab_bytes
+            + indices * self._geometry.page_bytes[group]
+            + OBJECT_HEADER_BYTES
+        )
 
     def _segments(self, run: Sequence[LayerCopy], pages: dict[int, PagePairs]) -> list[CopySegment]:
         """One segment for the run's layers of each group: they touch, as a run leaves out no layer."""

@@ -46,13 +46,16 @@ class TransferEngine(Protocol):
     """Copies whole pages between one rank's pools and the node's arena, beside the model's work."""
 
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
-        """Begin copies and return. A backup sees all that was enqueued before, on the calling thread's stream.
+        """Begin copies and return. A backup sees all that was enqueued before, on the calling
+        thread's stream.
 
-        Raises AccountingError if a page, host page or group does not exist, or a transfer id is in flight.
+        Raises AccountingError if a page, host page or group does not exist, or a transfer id is in
+        flight.
         """
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """Hold the caller's later work back until a load has brought `layer` (of the model) and all before it.
+        """Hold the caller's later work back until a load has brought `layer` (of the model) and all
+        before it.
 
         Returns at once if the transfer is complete or was never started.
         """
@@ -66,7 +69,9 @@ class TransferEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCopy:
-    """The part of a transfer that belongs to one layer: a byte range, the same in all host pages of one group."""
+    """The part of a transfer that belongs to one layer: a byte range, the same in all host pages of
+    one group.
+    """
 
     layer: int
     """The model's layer index."""
@@ -82,7 +87,9 @@ class LayerCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPages:
-    """The pages of one transfer in one KV group: entry i pairs `page_ids[i]` with `host_page_ids[i]`."""
+    """The pages of one transfer in one KV group: entry i pairs `page_ids[i]` with
+    `host_page_ids[i]`.
+    """
 
     page_ids: Int32Array
     host_page_ids: Int32Array
@@ -105,15 +112,22 @@ class Transfer:
         """Bytes of all its layers in all its pages if it is a load, else 0."""
         if self.direction is Direction.BACKUP:
             return 0
-        return sum((copy.stop - copy.start) * len(self.groups[copy.group].page_ids) for copy in self.layer_copies)
+        return sum(
+            (copy.stop - copy.start) * len(self.groups[copy.group].page_ids)
+            for copy in self.layer_copies
+        )
 
     def is_stale(self, generations: NDArray[np.int32]) -> bool:
-        """Does the arena's table name another generation for one of its host pages? Ask after the bytes have moved."""
+        """Does the arena's table name another generation for one of its host pages? Ask after the
+        bytes have moved.
+        """
         return not np.array_equal(generations[self.host_page_ids], self.generations)
 
 
 Delay = Callable[[Transfer], None]
-"""Called in a thread of the engine, the copies' stream current, before it copies some layers: tests hold them up."""
+"""Called in a thread of the engine, the copies' stream current, before it copies some layers: tests
+hold them up.
+"""
 
 
 def no_delay(transfer: Transfer) -> None:
@@ -152,7 +166,9 @@ class TransferTable:
             transfer_id=int(copies.transfer_ids[part.start]),
             direction=direction,
             groups={
-                group: GroupPages(page_ids=page_ids[groups == group], host_page_ids=host_page_ids[groups == group])
+                group: GroupPages(
+                    page_ids=page_ids[groups == group], host_page_ids=host_page_ids[groups == group]
+                )
                 for group in present
             },
             host_page_ids=host_page_ids,
@@ -164,10 +180,14 @@ class TransferTable:
         _check_range("KV group", copies.groups, 0, self._geometry.num_groups)
         _check_range("GPU page", copies.page_ids, 1, self._num_pages + 1)
         _check_range("host page", copies.host_page_ids, 0, self._geometry.num_host_pages)
-        slab_pages = np.array([self._geometry.slab_pages(group) for group in range(self._geometry.num_groups)])
+        slab_pages = np.array(
+            [self._geometry.slab_pages(group) for group in range(self._geometry.num_groups)]
+        )
         indices = copies.host_page_ids % self._geometry.pages_per_slab
         if (indices >= slab_pages[copies.groups]).any():
-            raise AccountingError(f"a plan copies host pages that no slab of their group has: {copies}")
+            raise AccountingError(
+                f"a plan copies host pages that no slab of their group has: {copies}"
+            )
 
 
 def _check_range(what: str, ids: Int32Array, start: int, stop: int) -> None:
@@ -180,6 +200,8 @@ def _layer_copies(layout: KvLayout, group: int) -> list[LayerCopy]:
     layers = layout.groups[group].layers
     layer_bytes = layout.payload_bytes(group) // len(layers)
     return [
-        LayerCopy(layer=layer, group=group, start=index * layer_bytes, stop=(index + 1) * layer_bytes)
+        LayerCopy(
+            layer=layer, group=group, start=index * layer_bytes, stop=(index + 1) * layer_bytes
+        )
         for index, layer in enumerate(layers)
     ]

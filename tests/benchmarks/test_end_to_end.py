@@ -1,4 +1,6 @@
-"""The end-to-end benchmarks, tiny and on the cpu: they measure what they say, whatever the figures are."""
+"""The end-to-end benchmarks, tiny and on the cpu: they measure what they say, whatever the figures
+are.
+"""
 
 import json
 from collections.abc import Callable
@@ -24,7 +26,9 @@ from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 TINY = Options(device="cpu", is_tiny=True, repeats=1)
 
 
-def figures_of(main: Callable[[Options], int], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+def figures_of(
+    main: Callable[[Options], int], capsys: pytest.CaptureFixture[str]
+) -> dict[str, dict[str, Any]]:
     """The figures of a tiny run, by name."""
     assert main(TINY) == 0
     [line] = capsys.readouterr().out.splitlines()
@@ -35,7 +39,13 @@ def figures_of(main: Callable[[Options], int], capsys: pytest.CaptureFixture[str
 
 def answer(**times: Any) -> Answer:
     """A stream of three tokens."""
-    fields = {"sent_s": 0.0, "first_s": 1.0, "ended_s": 3.0, "arrivals_s": (1.0, 2.0, 3.0), "num_tokens": 3}
+    fields = {
+        "sent_s": 0.0,
+        "first_s": 1.0,
+        "ended_s": 3.0,
+        "arrivals_s": (1.0, 2.0, 3.0),
+        "num_tokens": 3,
+    }
     return Answer(**{**fields, "tokens_by_source": {"l1": 4, "computed:last_token": 1}, **times})
 
 
@@ -43,9 +53,11 @@ def test_reload_measures_each_state_at_both_page_sizes(capsys: pytest.CaptureFix
     figures = figures_of(reload.main, capsys)
 
     for page_size in (16, 64):
-        assert {f"TTFT, L2 hit, page {page_size}", f"TTFT, L1 hit, page {page_size}", f"load, page {page_size}"} <= set(
-            figures
-        )
+        assert {
+            f"TTFT, L2 hit, page {page_size}",
+            f"TTFT, L1 hit, page {page_size}",
+            f"load, page {page_size}",
+        } <= set(figures)
     assert all(figure["value"] > 0 for figure in figures.values())
     assert not any("max_value" in figure or "min_value" in figure for figure in figures.values())
 
@@ -56,21 +68,32 @@ def test_cold_prefill_has_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
     assert figure["value"] > figure["baseline"] > 0
 
 
-def test_overlap_compares_both_with_the_longer_of_the_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overlap_compares_both_with_the_longer_of_the_two(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     figures = figures_of(overlap.main, capsys)
 
     for ratio in ("0.25", "1", "4"):
-        both, over = figures[f"compute {ratio} x load: both"], figures[f"compute {ratio} x load: both over the longer"]
+        both, over = (
+            figures[f"compute {ratio} x load: both"],
+            figures[f"compute {ratio} x load: both over the longer"],
+        )
         assert over["value"] == pytest.approx(both["value"] / both["baseline"], rel=0.01)
 
 
-def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_decoding_beside_copies_is_compared_with_the_same_tokens_without(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     figures = figures_of(decode_beside_copies.main, capsys)
 
     for page_size in (16, 64):
         for name in ("loads", "backups"):
             over = figures[f"TPOT beside {name} over its own, page {page_size}"]
-            [tpot] = [f for title, f in figures.items() if title.startswith(f"TPOT beside {name}, page {page_size}, ")]
+            [tpot] = [
+                f
+                for title, f in figures.items()
+                if title.startswith(f"TPOT beside {name}, page {page_size}, ")
+            ]
             assert over["value"] == pytest.approx(tpot["value"] / tpot["baseline"], rel=0.01)
 
 
@@ -87,7 +110,11 @@ def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[st
     figures = figures_of(decode_tpot.main, capsys)
 
     for batch in decode_tpot.TINY.max_ms:
-        assert figures[f"TPOT, batch {batch}"]["value"] > figures[f"TPOT, batch {batch}"]["baseline"] > 0
+        assert (
+            figures[f"TPOT, batch {batch}"]["value"]
+            > figures[f"TPOT, batch {batch}"]["baseline"]
+            > 0
+        )
     ratios = [figures[f"TPOT over greedy, batch 4, {mode.name}"] for mode in decode_tpot.MODES]
     assert all(figure["value"] > 0 for figure in ratios)
 
@@ -96,7 +123,9 @@ def test_gpu_idle_is_a_part_of_the_time(capsys: pytest.CaptureFixture[str]) -> N
     figures = figures_of(gpu_idle.main, capsys)
 
     assert all(
-        0 <= figure["value"] < 1 for name, figure in figures.items() if name in ("idle, batch 1", "idle, batch 4")
+        0 <= figure["value"] < 1
+        for name, figure in figures.items()
+        if name in ("idle, batch 1", "idle, batch 4")
     )
 
 
@@ -104,16 +133,24 @@ def test_bf16_is_compared_with_that_of_transformers(capsys: pytest.CaptureFixtur
     figures = figures_of(bf16_accuracy.main, capsys)
 
     for model in ("dense", "MoE"):
-        assert figures[f"{model}: median of the largest probability"]["value"] >= bf16_accuracy.MIN_TOP1
+        assert (
+            figures[f"{model}: median of the largest probability"]["value"]
+            >= bf16_accuracy.MIN_TOP1
+        )
         ratio = figures[f"{model}: median divergence over that of transformers"]["value"]
         assert 0.1 < ratio < 2 * bf16_accuracy.MAX_RATIO
 
 
-def test_codecs_change_logits_and_their_absence_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_codecs_change_logits_and_their_absence_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     figures = figures_of(codec_logits.main, capsys)
 
     for page_size in codec_logits.PAGE_SIZES:
-        none, int8, fp8 = (figures[f"{codec}, page {page_size}: divergence, mean"] for codec in ("none", "int8", "fp8"))
+        none, int8, fp8 = (
+            figures[f"{codec}, page {page_size}: divergence, mean"]
+            for codec in ("none", "int8", "fp8")
+        )
         assert none["value"] == 0
         assert 0 < int8["value"] < fp8["value"]
 
@@ -125,11 +162,15 @@ def test_bf16_is_as_near_to_float32_as_that_of_transformers(tmp_path: Path) -> N
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_actors_are_compared_with_one_process(ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_actors_are_compared_with_one_process(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = figures_of(actor_overhead.main, capsys)
 
     assert set(figures) == {
-        f"{what}, {streams}" for what in ("TTFT", "throughput") for streams in ("1 stream", "4 streams")
+        f"{what}, {streams}"
+        for what in ("TTFT", "throughput")
+        for streams in ("1 stream", "4 streams")
     }
     assert all(figure["value"] > 0 and figure["baseline"] > 0 for figure in figures.values())
 
@@ -183,6 +224,8 @@ def test_floor_counts_each_expert_once_however_large_the_batch() -> None:
     model = decode_tpot.MOE_TINY
     few, many = (decode_tpot.floor_ms(model, batch, 0, 1.0) for batch in (1, 1000))
 
-    per_expert = 3 * model["hidden_size"] * model["moe_intermediate_size"] * decode_tpot.ELEMENT_BYTES / 1e6
+    per_expert = (
+        3 * model["hidden_size"] * model["moe_intermediate_size"] * decode_tpot.ELEMENT_BYTES / 1e6
+    )
     num_more = model["num_hidden_layers"] * (model["num_experts"] - model["num_experts_per_tok"])
     assert many - few == pytest.approx(num_more * per_expert)

@@ -8,8 +8,12 @@ import pytest
 from benchmarks.record import Figure, commit, report
 
 
-def test_the_record_is_one_line_of_json_with_all_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    status = report("sums", {"size": 3}, [Figure(name="time", value=1.23456, unit="us", max_value=2.0)])
+def test_the_record_is_one_line_of_json_with_all_its_parts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = report(
+        "sums", {"size": 3}, [Figure(name="time", value=1.23456, unit="us", max_value=2.0)]
+    )
 
     out, err = capsys.readouterr()
     record = json.loads(out)
@@ -22,10 +26,18 @@ def test_the_record_is_one_line_of_json_with_all_its_parts(capsys: pytest.Captur
     assert record["commit"] == commit()
 
 
-def test_a_kept_record_is_the_printed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kept_record_is_the_printed_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "results"
 
-    report("sums", {"size": 3}, [Figure(name="time", value=1.0, unit="us")], keep_in=folder, at_commit="abc")
+    report(
+        "sums",
+        {"size": 3},
+        [Figure(name="time", value=1.0, unit="us")],
+        keep_in=folder,
+        at_commit="abc",
+    )
 
     kept = json.loads((folder / "sums.json").read_text())
     assert kept == json.loads(capsys.readouterr().out)
@@ -33,10 +45,20 @@ def test_a_kept_record_is_the_printed_one(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_baseline_goes_with_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    report("sums", {}, [Figure(name="time", value=2.0, unit="us", baseline=1.23456, baseline_name="the wire")])
+    report(
+        "sums",
+        {},
+        [Figure(name="time", value=2.0, unit="us", baseline=1.23456, baseline_name="the wire")],
+    )
 
     [figure] = json.loads(capsys.readouterr().out)["figures"]
-    assert figure == {"name": "time", "value": 2.0, "unit": "us", "baseline": 1.235, "baseline_name": "the wire"}
+    assert figure == {
+        "name": "time",
+        "value": 2.0,
+        "unit": "us",
+        "baseline": 1.235,
+        "baseline_name": "the wire",
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,6 +72,8 @@ def test_a_baseline_goes_with_its_figure(capsys: pytest.CaptureFixture[str]) -> 
         (Figure(name="a", value=1e9, unit="us"), 0),
     ],
 )
-def test_a_missed_bar_is_exit_status_one(figure: Figure, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missed_bar_is_exit_status_one(
+    figure: Figure, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report("sums", {}, [Figure(name="b", value=0, unit="us"), figure]) == status
     assert ("BELOW THE BAR" in capsys.readouterr().err) == bool(status)

@@ -53,7 +53,9 @@ def test_traffic_is_the_same_for_the_same_seed_alone() -> None:
     )
 
 
-def seen(at_s: float, ttft_ms: float | None, *, is_known: bool = True, hit_fraction: float = 1.0) -> Seen:
+def seen(
+    at_s: float, ttft_ms: float | None, *, is_known: bool = True, hit_fraction: float = 1.0
+) -> Seen:
     return Seen(Arrival(at_s, 0, is_known), ttft_ms, hit_fraction)
 
 
@@ -65,7 +67,11 @@ def test_requests_count_from_the_end_of_the_grace_on() -> None:
 
 
 def test_hit_rate_is_of_known_documents() -> None:
-    mixed = [seen(0, 1.0, hit_fraction=0.5), seen(0, 1.0), seen(0, 1.0, is_known=False, hit_fraction=0.0)]
+    mixed = [
+        seen(0, 1.0, hit_fraction=0.5),
+        seen(0, 1.0),
+        seen(0, 1.0, is_known=False, hit_fraction=0.0),
+    ]
 
     assert hit_rate(mixed) == 0.75
 

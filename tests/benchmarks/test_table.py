@@ -11,7 +11,14 @@ RECORD: Record = {
     "machine": {"processor": "a processor"},
     "config": {"gpu": "a GPU"},
     "figures": [
-        {"name": "fast", "value": 1.5, "unit": "ms", "max_value": 2.0, "baseline": 1.25, "baseline_name": "the wire"},
+        {
+            "name": "fast",
+            "value": 1.5,
+            "unit": "ms",
+            "max_value": 2.0,
+            "baseline": 1.25,
+            "baseline_name": "the wire",
+        },
         {"name": "slow", "value": 0.5, "unit": "1", "min_value": 0.75},
         {"name": "shown elsewhere", "value": 3.0, "unit": "ms"},
     ],
@@ -42,7 +49,9 @@ def test_only_the_text_between_the_markers_changes() -> None:
     assert insert(text, "new") == f"above\n{BEGIN}\nnew\n{END}\nbelow\n"
 
 
-@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"])
+@pytest.mark.parametrize(
+    "text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"]
+)
 def test_markers_that_are_not_there_once_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="each once"):
         insert(text, "new")

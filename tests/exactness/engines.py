@@ -26,7 +26,11 @@ def make_prompts(seed: int, lengths: Sequence[int], num_shared: int = 0) -> list
     rng = random.Random(seed)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(num_shared)]
     return [
-        tuple((shared + [rng.randrange(VOCAB_SIZE) for _ in range(max(length - num_shared, 0))])[:length])
+        tuple(
+            (shared + [rng.randrange(VOCAB_SIZE) for _ in range(max(length - num_shared, 0))])[
+                :length
+            ]
+        )
         for length in lengths
     ]
 

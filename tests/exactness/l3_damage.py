@@ -1,4 +1,6 @@
-"""Puts any bytes in the place of a stored object, through the backend's own protocol, under a running engine."""
+"""Puts any bytes in the place of a stored object, through the backend's own protocol, under a
+running engine.
+"""
 
 import time
 from collections.abc import Sequence
@@ -20,12 +22,15 @@ _DEADLINE_S = 30.0
 class StoredObjects:
     """What the L3 of an idle engine holds of prompts, group 0; for reading and for replacing.
 
-    Bytes travel by way of the arena's last pages, since some backends know no other memory; nobody may hold those.
-    Not for an event loop's thread, from which backends are never called.
+    Bytes travel by way of the arena's last pages, since some backends know no other memory; nobody
+    may hold those. Not for an event loop's thread, from which backends are never called.
     """
 
     def __init__(self, engine: InProcessEngine) -> None:
-        storage, host = engine.spawner.latest(ActorKind.STORAGE), engine.spawner.latest(ActorKind.HOST_MEMORY)
+        storage, host = (
+            engine.spawner.latest(ActorKind.STORAGE),
+            engine.spawner.latest(ActorKind.HOST_MEMORY),
+        )
         assert storage is not None
         assert host is not None
         self._worker = storage.plain._worker
@@ -78,7 +83,9 @@ class StoredObjects:
         core = self._host._core
         assert all(core._index.state(page) is PageState.FREE for page in (first, first + 1))
         offset = geometry.page_offset(HostPageId(first), 0)
-        return ObjectRef(ObjectName(key, 0), self._worker._arena.buffer[offset : offset + num_bytes], offset)
+        return ObjectRef(
+            ObjectName(key, 0), self._worker._arena.buffer[offset : offset + num_bytes], offset
+        )
 
     def _deadline_s(self) -> float:
         return time.monotonic() + _DEADLINE_S

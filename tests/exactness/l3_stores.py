@@ -1,4 +1,6 @@
-"""Every L3 backend with a store of its own, as the configuration of an engine in this process names it."""
+"""Every L3 backend with a store of its own, as the configuration of an engine in this process names
+it.
+"""
 
 import os
 import sys
@@ -18,19 +20,34 @@ from tests.runtime.storage.moto_server import MotoServer
 from tests.runtime.storage.plugin_package import install_documented_package
 from tests.runtime.storage.redis_server import RedisServer
 
-L3_BACKENDS = ("file", "fake", "redis", "mooncake", "nixl", "aibrix", "s3", "hf3fs_emulated", "hf3fs", "plugin")
+L3_BACKENDS = (
+    "file",
+    "fake",
+    "redis",
+    "mooncake",
+    "nixl",
+    "aibrix",
+    "s3",
+    "hf3fs_emulated",
+    "hf3fs",
+    "plugin",
+)
 EMPTY_IS_REFUSED = ("mooncake", "hf3fs_emulated", "hf3fs")
 """Their services store no object without bytes."""
 
 
 @contextmanager
 def l3_store(backend: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Section `cache.l3` for an empty store, which lasts as long as the block. Skips where it cannot run."""
+    """Section `cache.l3` for an empty store, which lasts as long as the block. Skips where it
+    cannot run.
+    """
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         yield _start(backend, folder, stack, patch)
 
 
-def _start(backend: str, folder: Path, stack: ExitStack, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def _start(
+    backend: str, folder: Path, stack: ExitStack, patch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     path = str(folder / "l3")
     match backend:
         case "fake":
@@ -51,7 +68,11 @@ def _start(backend: str, folder: Path, stack: ExitStack, patch: pytest.MonkeyPat
         case "plugin":
             name = install_documented_package(folder / "site")
             patch.setattr(sys, "path", [str(folder / "site"), *sys.path])
-            return {"backend": "plugin", "name": name, "options": {"path": str(folder / "objects.db")}}
+            return {
+                "backend": "plugin",
+                "name": name,
+                "options": {"path": str(folder / "objects.db")},
+            }
         case "hf3fs_emulated":
             usrbio = UsrbioEmulator(folder)
             patch.setattr(hf3fs, "_import_usrbio", lambda: usrbio)
@@ -60,7 +81,10 @@ def _start(backend: str, folder: Path, stack: ExitStack, patch: pytest.MonkeyPat
             mount = os.environ.get("HF3FS_MOUNT")
             if mount is None:
                 pytest.skip("HF3FS_MOUNT does not name a 3FS mount")
-            return {"backend": "hf3fs", "path": stack.enter_context(tempfile.TemporaryDirectory(dir=mount))}
+            return {
+                "backend": "hf3fs",
+                "path": stack.enter_context(tempfile.TemporaryDirectory(dir=mount)),
+            }
         case "nixl":
             pytest.importorskip("nixl._api", reason="nixl is not installed", exc_type=ImportError)
         case "aibrix":

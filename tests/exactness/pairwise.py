@@ -28,7 +28,10 @@ def pairwise(factors: Mapping[str, Sequence[Any]], seed: int) -> list[Case]:
 
 
 def _extend(
-    chosen: dict[str, int], factors: Mapping[str, Sequence[Any]], uncovered: set[Pair], rng: random.Random
+    chosen: dict[str, int],
+    factors: Mapping[str, Sequence[Any]],
+    uncovered: set[Pair],
+    rng: random.Random,
 ) -> dict[str, int]:
     """Give each other factor, in random order, the value that covers most new pairs."""
     others = [name for name in factors if name not in chosen]
@@ -36,7 +39,9 @@ def _extend(
     for name in others:
         indices = list(range(len(factors[name])))
         rng.shuffle(indices)
-        chosen[name] = max(indices, key=lambda i: len(uncovered.intersection(_pairs({**chosen, name: i}, factors))))
+        chosen[name] = max(
+            indices, key=lambda i: len(uncovered.intersection(_pairs({**chosen, name: i}, factors)))
+        )
     return chosen
 
 

@@ -39,7 +39,9 @@ def object_path(root: Path, prompt: Prompt, page: int) -> Path:
     return path
 
 
-def poison(engine: InProcessEngine, l3: Path, state: State, kind: Poison, prompt: Prompt, other: Prompt) -> None:
+def poison(
+    engine: InProcessEngine, l3: Path, state: State, kind: Poison, prompt: Prompt, other: Prompt
+) -> None:
     """Replace the second page of `prompt` in the tier of `state`."""
     match state:
         case State.L1:
@@ -47,7 +49,11 @@ def poison(engine: InProcessEngine, l3: Path, state: State, kind: Poison, prompt
             target.copy_(source if kind is Poison.ANOTHER else torch.zeros_like(target))
         case State.L2:
             payload = _host_payload(engine, prompt)
-            payload[:] = bytes(_host_payload(engine, other)) if kind is Poison.ANOTHER else bytes(len(payload))
+            payload[:] = (
+                bytes(_host_payload(engine, other))
+                if kind is Poison.ANOTHER
+                else bytes(len(payload))
+            )
         case State.L3:
             path, other_path = object_path(l3, prompt, 1), object_path(l3, other, 1)
             _rewrite(path, other_path if kind is Poison.ANOTHER else None, page_key(prompt, 1))
@@ -56,7 +62,10 @@ def poison(engine: InProcessEngine, l3: Path, state: State, kind: Poison, prompt
 
 
 def _gpu_page(engine: InProcessEngine, prompt: Prompt) -> torch.Tensor:
-    scheduler, gpu = engine.spawner.latest(ActorKind.SCHEDULER), engine.spawner.latest(ActorKind.GPU)
+    scheduler, gpu = (
+        engine.spawner.latest(ActorKind.SCHEDULER),
+        engine.spawner.latest(ActorKind.GPU),
+    )
     assert scheduler is not None
     assert gpu is not None
     tree = scheduler.plain._core._replica.lanes[0].tree
@@ -74,7 +83,11 @@ def _host_payload(engine: InProcessEngine, prompt: Prompt) -> memoryview:
 def _rewrite(path: Path, source: Path | None, key: PageKey) -> None:
     page = bytearray(path.read_bytes())
     namespace = bytes(page[_NAMESPACE])
-    payload = bytes(len(page) - OBJECT_HEADER_BYTES) if source is None else source.read_bytes()[OBJECT_HEADER_BYTES:]
+    payload = (
+        bytes(len(page) - OBJECT_HEADER_BYTES)
+        if source is None
+        else source.read_bytes()[OBJECT_HEADER_BYTES:]
+    )
     page[OBJECT_HEADER_BYTES:] = payload
     fill_header(memoryview(page), ObjectIdentity(namespace, 0, key))
     path.write_bytes(page)

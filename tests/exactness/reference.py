@@ -20,7 +20,9 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Expected:
-    """The greedy continuation of a prompt. `gaps`: at each position, the reference's largest logit less the second."""
+    """The greedy continuation of a prompt. `gaps`: at each position, the reference's largest logit
+    less the second.
+    """
 
     prompt: Prompt
     token_ids: list[int]
@@ -38,7 +40,9 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
         self._known: dict[Prompt, Expected] = {}
 
     def expect(self, prompts: Iterable[Prompt]) -> list[Expected]:
@@ -94,7 +98,8 @@ async def generate(
 async def assert_exact(client: EngineClient, expected: Expected, token_ids: Sequence[int]) -> int:
     """Compare with the reference; returns how many positions were decided, the others may differ.
 
-    Past a position where rounding chose another token, the comparison goes on with the reference's tokens as prompt.
+    Past a position where rounding chose another token, the comparison goes on with the reference's
+    tokens as prompt.
     """
     num_tokens = len(token_ids)
     offset = 0
@@ -104,7 +109,8 @@ async def assert_exact(client: EngineClient, expected: Expected, token_ids: Sequ
         if wanted == found:
             continue
         assert not expected.is_decided(position), (
-            f"token {position} is {found}, not {wanted}; the reference's gap is {expected.gaps[position]}"
+            f"token {position} is {found}, not {wanted}; the reference's gap is "
+            f"{expected.gaps[position]}"
         )
         offset = position + 1
         if offset < num_tokens:

@@ -12,7 +12,9 @@ _FILLER_SEED = 99
 
 
 class State(StrEnum):
-    """Where the pages of a prompt are when it comes again. RETRACTION: nowhere, and L1 is too small for the batch."""
+    """Where the pages of a prompt are when it comes again. RETRACTION: nowhere, and L1 is too small
+    for the batch.
+    """
 
     COLD = "cold"
     L1 = "l1"
@@ -21,7 +23,9 @@ class State(StrEnum):
     RETRACTION = "retraction"
 
 
-async def reach(engine: InProcessEngine, config: EngineConfig, state: State, prompts: Sequence[Prompt]) -> None:
+async def reach(
+    engine: InProcessEngine, config: EngineConfig, state: State, prompts: Sequence[Prompt]
+) -> None:
     """Bring the engine, which is new, into a state."""
     if state in (State.COLD, State.RETRACTION):
         return
@@ -36,7 +40,11 @@ async def reach(engine: InProcessEngine, config: EngineConfig, state: State, pro
 
 async def compute(engine: InProcessEngine, config: EngineConfig, prompts: Sequence[Prompt]) -> None:
     """Compute prompts as often as the write policy wants before it keeps their pages."""
-    for _ in range(config.cache.write_threshold if config.cache.write_policy == "write_through_selective" else 1):
+    for _ in range(
+        config.cache.write_threshold
+        if config.cache.write_policy == "write_through_selective"
+        else 1
+    ):
         await run(engine, prompts, 1)
     await engine.settle()
 
@@ -56,4 +64,6 @@ async def displace_l1(engine: InProcessEngine, config: EngineConfig) -> None:
 
 async def occupy_slots(engine: InProcessEngine, config: EngineConfig) -> list[Prompt]:
     """Short prompts that take every slot of every rank, so that what comes next has to wait."""
-    return make_prompts(_FILLER_SEED + 1, [5] * config.parallel.dp * config.scheduler.max_running_requests)
+    return make_prompts(
+        _FILLER_SEED + 1, [5] * config.parallel.dp * config.scheduler.max_running_requests
+    )

@@ -59,7 +59,9 @@ async def test_attach_switch_and_detach_under_traffic_cost_no_request_and_no_tok
 async def change_under_traffic(
     engine: InProcessEngine, a: dict[str, Any], b: dict[str, Any]
 ) -> list[list[RequestOutput]]:
-    """Attach both, one after the other, detach twice, attach again; what was answered meanwhile, round by round."""
+    """Attach both, one after the other, detach twice, attach again; what was answered meanwhile,
+    round by round.
+    """
     is_over = asyncio.Event()
     answered: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
     rounds: list[list[RequestOutput]] = []
@@ -76,7 +78,9 @@ async def change_under_traffic(
     names = []
     for step in (a, b, None, None, a):
         await next_round()
-        names.append(await (engine.detach_storage() if step is None else engine.attach_storage(step)))
+        names.append(
+            await (engine.detach_storage() if step is None else engine.attach_storage(step))
+        )
     await next_round()
     is_over.set()
     await asking
@@ -133,7 +137,9 @@ async def test_pages_that_storage_lost_are_written_again_and_found_after_a_resta
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
 
 
-async def test_3fs_is_not_attached_to_an_arena_that_it_cannot_map(references: References, tmp_path: Path) -> None:
+async def test_3fs_is_not_attached_to_an_arena_that_it_cannot_map(
+    references: References, tmp_path: Path
+) -> None:
     with l3_store("hf3fs_emulated", tmp_path) as section:
         async with in_process_engine(engine_config(references(Family.QWEN3).folder)) as engine:
             with pytest.raises(ConfigError, match="/dev/shm"):
@@ -162,12 +168,17 @@ async def test_failed_attach_changes_nothing(references: References, tmp_path: P
 
 @pytest.mark.parametrize(
     ("cache", "words"),
-    [({"l2": None}, "cache.l3 needs cache.l2"), ({"prefix_caching": False}, "cache.prefix_caching is false")],
+    [
+        ({"l2": None}, "cache.l3 needs cache.l2"),
+        ({"prefix_caching": False}, "cache.prefix_caching is false"),
+    ],
 )
 async def test_attach_to_an_engine_that_cannot_use_it_is_refused(
     references: References, tmp_path: Path, cache: dict[str, Any], words: str
 ) -> None:
-    async with in_process_engine(engine_config(references(Family.QWEN3).folder, cache=cache)) as engine:
+    async with in_process_engine(
+        engine_config(references(Family.QWEN3).folder, cache=cache)
+    ) as engine:
         with pytest.raises(ConfigError, match=words):
             await engine.attach_storage(file_section(tmp_path))
 
@@ -187,7 +198,10 @@ async def test_storage_that_cannot_be_kept_is_given_up_and_the_engine_goes_on(
         assert "is given up" in caplog.text
         outputs = await run_cold(engine)
         assert count_tokens(outputs, "l3") == 0
-        assert await engine.attach_storage(file_section(tmp_path)) == {"attached": "file", "detached": None}
+        assert await engine.attach_storage(file_section(tmp_path)) == {
+            "attached": "file",
+            "detached": None,
+        }
         outputs = await run_cold(engine)
         assert count_tokens(outputs, "l3") == NUM_CACHEABLE
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)

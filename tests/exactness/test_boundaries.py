@@ -6,7 +6,14 @@ import pytest
 
 from raydix.runtime.model.spec import Family
 from raydix.runtime.testing.engine import in_process_engine
-from tests.exactness.engines import PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
+from tests.exactness.engines import (
+    PAGE_SIZE,
+    assert_all_exact,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
 from tests.exactness.reference import References
 from tests.exactness.states import State, reach
 
@@ -16,7 +23,9 @@ NUM_TOKENS = 24
 
 
 @pytest.mark.parametrize("state", [State.L1, State.L2, State.L3])
-async def test_match_ends_at_each_page_boundary(state: State, references: References, tmp_path: Path) -> None:
+async def test_match_ends_at_each_page_boundary(
+    state: State, references: References, tmp_path: Path
+) -> None:
     reference = references(Family.QWEN3)
     config = engine_config(reference.folder, tmp_path)
 

@@ -1,4 +1,6 @@
-"""Pages quantised in L2 and L3, through the whole engine: near the cold run, counted as hits, never mixed up."""
+"""Pages quantised in L2 and L3, through the whole engine: near the cold run, counted as hits, never
+mixed up.
+"""
 
 import shutil
 from pathlib import Path
@@ -32,7 +34,9 @@ MAX_LOGPROB_ERROR = {"int8": 0.25, "fp8": 1.0}
 """Of the likeliest tokens; the reference model is far more sensitive than a trained one."""
 
 
-def codec_config(folder: Path, codec: str, l3: Path | None = None, device: str = "cpu") -> EngineConfig:
+def codec_config(
+    folder: Path, codec: str, l3: Path | None = None, device: str = "cpu"
+) -> EngineConfig:
     model = {"device": device, "dtype": "float32"}
     return engine_config(folder, l3, model=model, cache={"codec": codec, "load": "always"})
 
@@ -42,7 +46,10 @@ def logprob_errors(cold: list[RequestOutput], warm: list[RequestOutput]) -> list
     errors = []
     for left, right in zip(cold, warm, strict=True):
         [before, *_], [after, *_] = left.outputs[0].logprobs, right.outputs[0].logprobs
-        errors += [abs(before[token].logprob - after[token].logprob) for token in before.keys() & after.keys()]
+        errors += [
+            abs(before[token].logprob - after[token].logprob)
+            for token in before.keys() & after.keys()
+        ]
     return errors
 
 
@@ -52,7 +59,9 @@ async def ask(engine: InProcessEngine) -> list[RequestOutput]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_hit_in_l2_is_counted_and_near_the_cold_run(references: References, codec: str, device: str) -> None:
+async def test_a_hit_in_l2_is_counted_and_near_the_cold_run(
+    references: References, codec: str, device: str
+) -> None:
     config = codec_config(references(Family.QWEN3).folder, codec, device=device)
     async with in_process_engine(config) as engine:
         cold = await ask(engine)
@@ -67,7 +76,9 @@ async def test_a_hit_in_l2_is_counted_and_near_the_cold_run(references: Referenc
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_wrong_page_would_be_noticed(references: References, codec: str, tmp_path: Path) -> None:
+async def test_a_wrong_page_would_be_noticed(
+    references: References, codec: str, tmp_path: Path
+) -> None:
     """The poisoned control of the test above."""
     config = codec_config(references(Family.QWEN3).folder, codec)
     async with in_process_engine(config) as engine:
@@ -90,7 +101,9 @@ async def test_what_never_left_l1_is_exact(references: References) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_restart_finds_the_same_pages_in_l3(references: References, codec: str, tmp_path: Path) -> None:
+async def test_a_restart_finds_the_same_pages_in_l3(
+    references: References, codec: str, tmp_path: Path
+) -> None:
     config = codec_config(references(Family.QWEN3).folder, codec, tmp_path)
     async with in_process_engine(config) as engine:
         await run(engine, PROMPTS, 1)
@@ -110,7 +123,9 @@ async def test_a_restart_finds_the_same_pages_in_l3(references: References, code
     assert object_bytes[6:8] == {"int8": b"\1\0", "fp8": b"\2\0"}[codec]
 
 
-async def test_codecs_do_not_see_each_others_objects(references: References, tmp_path: Path) -> None:
+async def test_codecs_do_not_see_each_others_objects(
+    references: References, tmp_path: Path
+) -> None:
     folder = references(Family.QWEN3).folder
     for codec in ("none", "int8", "fp8"):
         async with in_process_engine(codec_config(folder, codec, tmp_path)) as engine:
@@ -121,7 +136,9 @@ async def test_codecs_do_not_see_each_others_objects(references: References, tmp
     assert len(list(tmp_path.glob("*/manifest.json"))) == 3
 
 
-async def test_an_object_of_another_codec_is_a_counted_miss(references: References, tmp_path: Path) -> None:
+async def test_an_object_of_another_codec_is_a_counted_miss(
+    references: References, tmp_path: Path
+) -> None:
     folder = references(Family.QWEN3).folder
     for codec in CODECS:
         async with in_process_engine(codec_config(folder, codec, tmp_path / codec)) as engine:

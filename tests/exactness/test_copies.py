@@ -14,7 +14,14 @@ from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.transfers import Transfer
-from tests.exactness.engines import DEVICES, assert_all_exact, count_tokens, engine_config, make_prompts, run
+from tests.exactness.engines import (
+    DEVICES,
+    assert_all_exact,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
 from tests.exactness.reference import Reference, References
 from tests.exactness.states import State, reach
 
@@ -41,7 +48,9 @@ def slow_config(reference: Reference, device: str) -> EngineConfig:
     """Every page that L2 has is loaded, however long it takes."""
     l1 = {"num_pages": 128} | ({"copy_delay_s": 4e-3} if device == "cpu" else {})
     return engine_config(
-        reference.folder, model={"device": device, "dtype": "float32"}, cache={"l1": l1, "load": "always"}
+        reference.folder,
+        model={"device": device, "dtype": "float32"},
+        cache={"l1": l1, "load": "always"},
     )
 
 

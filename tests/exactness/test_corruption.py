@@ -1,4 +1,6 @@
-"""Every kind of bad object in every backend: a counted miss, the cold run's tokens, and a prefix that heals."""
+"""Every kind of bad object in every backend: a counted miss, the cold run's tokens, and a prefix
+that heals.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -69,12 +71,18 @@ class Victim:
         await self.engine.check()
         after = await self._num_reads()
         await self.engine.flush()
-        return output, {status: after[status] - before.get(status, 0) for status in after if after[status]}
+        return output, {
+            status: after[status] - before.get(status, 0) for status in after if after[status]
+        }
 
     async def _num_reads(self) -> dict[str, int]:
         host = (await self.engine.stats())["host"]
         prefix = "l3_reads_"
-        return {name.removeprefix(prefix): count for name, count in host.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): count
+            for name, count in host.items()
+            if name.startswith(prefix)
+        }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=L3_BACKENDS)
@@ -91,7 +99,9 @@ async def victim(
 
 
 async def assert_counted_and_healed(victim: Victim, status: ObjectStatus, reason: str) -> None:
-    """The bad page is a miss that is counted under `status`; afterwards L3 holds the whole prompt again."""
+    """The bad page is a miss that is counted under `status`; afterwards L3 holds the whole prompt
+    again.
+    """
     output, reads = await victim.ask()
 
     assert output.outputs[0].token_ids == victim.cold.outputs[0].token_ids
@@ -158,7 +168,9 @@ async def test_object_gone_between_search_and_read(victim: Victim) -> None:
     await assert_counted_and_healed(victim, ObjectStatus.MISSING, "not_found")
 
 
-async def test_comparison_fails_on_wrong_bytes_under_a_right_header(victim: Victim, references: References) -> None:
+async def test_comparison_fails_on_wrong_bytes_under_a_right_header(
+    victim: Victim, references: References
+) -> None:
     await victim.store()
     payload = (await victim.read(OTHER, BAD_PAGE))[OBJECT_HEADER_BYTES:]
     poison = victim.stored.signed(payload, page_key(PROMPT, BAD_PAGE), victim.stored.namespace)

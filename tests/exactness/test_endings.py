@@ -17,7 +17,9 @@ from tests.exactness.states import State, reach
 PROMPTS = make_prompts(71, [100, 64, 37, 81], num_shared=16)
 
 
-async def start_streams(client: EngineClient, prompts: list[Prompt]) -> list[asyncio.Task[RequestOutput]]:
+async def start_streams(
+    client: EngineClient, prompts: list[Prompt]
+) -> list[asyncio.Task[RequestOutput]]:
     """Submit long requests and let them go on in the background."""
     tasks = [asyncio.create_task(generate(client, prompt, NUM_TOKENS)) for prompt in prompts]
     await asyncio.sleep(0)
@@ -46,7 +48,9 @@ async def test_vanished_client_leaves_nothing_behind(references: References) -> 
         stats = await engine.check()
         assert stats["scheduler"]["finished_abort"] == len(lost)
         assert stats["scheduler"]["num_clients"] == 1
-        await assert_all_exact(engine, reference.expect(PROMPTS), await run(engine, PROMPTS, NUM_TOKENS))
+        await assert_all_exact(
+            engine, reference.expect(PROMPTS), await run(engine, PROMPTS, NUM_TOKENS)
+        )
 
 
 async def test_deadline_raises_with_the_exact_output_so_far(references: References) -> None:
@@ -64,14 +68,18 @@ async def test_deadline_raises_with_the_exact_output_so_far(references: Referenc
 
 async def test_overload_is_told_at_once_and_hurts_nobody_else(references: References) -> None:
     reference = references(Family.QWEN2)
-    config = engine_config(reference.folder, scheduler={"max_running_requests": 1, "max_waiting_requests": 2})
+    config = engine_config(
+        reference.folder, scheduler={"max_running_requests": 1, "max_waiting_requests": 2}
+    )
 
     async with in_process_engine(config) as engine:
         tasks = await start_streams(engine.client, PROMPTS + make_prompts(72, [50] * 8))
         results = await asyncio.gather(*tasks, return_exceptions=True)
 
         refused = [result for result in results if isinstance(result, Overloaded)]
-        answered = [index for index, result in enumerate(results) if not isinstance(result, BaseException)]
+        answered = [
+            index for index, result in enumerate(results) if not isinstance(result, BaseException)
+        ]
         assert all(each.retry_after_s > 0 for each in refused)
         assert len(refused) + len(answered) == len(results)
         assert len(refused) >= len(results) - 4
@@ -82,8 +90,12 @@ async def test_overload_is_told_at_once_and_hurts_nobody_else(references: Refere
 
 
 @pytest.mark.parametrize("state", [State.COLD, State.L1, State.L2, State.L3])
-async def test_abort_at_any_moment_leaves_nothing_behind(state: State, references: References, tmp_path: Path) -> None:
-    """Slow copies and a few running requests: some are aborted in the queue, some loading, some with tokens."""
+async def test_abort_at_any_moment_leaves_nothing_behind(
+    state: State, references: References, tmp_path: Path
+) -> None:
+    """Slow copies and a few running requests: some are aborted in the queue, some loading, some
+    with tokens.
+    """
     reference = references(Family.QWEN3_MOE)
     config = engine_config(
         reference.folder,
@@ -109,7 +121,9 @@ async def test_abort_at_any_moment_leaves_nothing_behind(state: State, reference
         await engine.check()
 
 
-async def test_an_id_used_again_at_once_never_gets_tokens_of_its_earlier_prompt(references: References) -> None:
+async def test_an_id_used_again_at_once_never_gets_tokens_of_its_earlier_prompt(
+    references: References,
+) -> None:
     reference = references(Family.LLAMA)
     expected = reference.expect(PROMPTS)
     params = {"max_tokens": NUM_TOKENS, "temperature": 0.0}
@@ -122,7 +136,9 @@ async def test_an_id_used_again_at_once_never_gets_tokens_of_its_earlier_prompt(
             await left.aclose()
 
             other = (index + 1) % len(PROMPTS)
-            *_, output = [each async for each in engine.client.generate(PROMPTS[other], params, "again")]
+            *_, output = [
+                each async for each in engine.client.generate(PROMPTS[other], params, "again")
+            ]
             assert output.outputs[0].finish_reason == "length"
             await assert_exact(engine.client, expected[other], output.outputs[0].token_ids)
 

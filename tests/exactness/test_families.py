@@ -29,7 +29,9 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
     reference = references(family)
     expected = reference.expect(PROMPTS)
     config = engine_config(
-        reference.folder, tmp_path_factory.mktemp("l3"), model={"device": device, "dtype": "float32"}
+        reference.folder,
+        tmp_path_factory.mktemp("l3"),
+        model={"device": device, "dtype": "float32"},
     )
 
     async with in_process_engine(config) as engine:
@@ -71,12 +73,16 @@ async def test_logprobs_equal_those_of_transformers(family: Family, references: 
 
     async with in_process_engine(engine_config(reference.folder)) as engine:
         for _ in range(2):  # cold, then from L1
-            [output] = [output async for output in engine.client.generate(list(PROMPTS[-1]), params)]
+            [output] = [
+                output async for output in engine.client.generate(list(PROMPTS[-1]), params)
+            ]
             found = output.outputs[0].logprobs
             assert found is not None
             wanted = torch.log_softmax(expected.logits, dim=-1)
             tolerance = 2 * LOGITS_TOLERANCE * float(expected.logits.abs().max())
             for position in range(num_decided):
                 for token_id, each in found[position].items():
-                    assert each.logprob == pytest.approx(float(wanted[position, token_id]), abs=tolerance)
+                    assert each.logprob == pytest.approx(
+                        float(wanted[position, token_id]), abs=tolerance
+                    )
         await engine.check()

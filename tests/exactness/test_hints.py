@@ -1,4 +1,6 @@
-"""A prefetch brings pages from L3 to L2, where the request finds them, with the tokens of a cold run."""
+"""A prefetch brings pages from L3 to L2, where the request finds them, with the tokens of a cold
+run.
+"""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +16,9 @@ IN_L3 = {"l3": NUM_CACHED, "computed:partial_page": len(PROMPT) - NUM_CACHED}
 NUM_TOKENS = 12
 
 
-async def test_request_after_a_prefetch_is_a_hit_in_l2(references: References, tmp_path: Path) -> None:
+async def test_request_after_a_prefetch_is_a_hit_in_l2(
+    references: References, tmp_path: Path
+) -> None:
     reference = references(Family.QWEN3)
     async with in_process_engine(engine_config(reference.folder, tmp_path)) as engine:
         await run(engine, [PROMPT], 1)
@@ -51,5 +55,9 @@ async def test_without_l3_a_prefetch_tells_what_l1_and_l2_hold(references: Refer
     async with in_process_engine(engine_config(reference.folder)) as engine:
         await run(engine, [PROMPT[:PAGE_SIZE]], 1)
         missing = NUM_CACHED - PAGE_SIZE
-        expected = {"l1": PAGE_SIZE, "computed:not_found": missing, "computed:partial_page": len(PROMPT) - NUM_CACHED}
+        expected = {
+            "l1": PAGE_SIZE,
+            "computed:not_found": missing,
+            "computed:partial_page": len(PROMPT) - NUM_CACHED,
+        }
         assert await engine.client.prefetch(list(PROMPT)) == expected

@@ -1,4 +1,6 @@
-"""Families × states × policies × strategies × chunks × concurrency, pairwise: always the tokens of transformers."""
+"""Families × states × policies × strategies × chunks × concurrency, pairwise: always the tokens of
+transformers.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +13,15 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.spec import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
-from tests.exactness.engines import DEVICES, PAGE_SIZE, assert_all_exact, count_tokens, engine_config, make_prompts, run
+from tests.exactness.engines import (
+    DEVICES,
+    PAGE_SIZE,
+    assert_all_exact,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
 from tests.exactness.pairwise import Case, pairwise
 from tests.exactness.reference import Prompt, References
 from tests.exactness.states import State, occupy_slots, reach
@@ -43,7 +53,9 @@ def case_id(case: Case) -> str:
 
 
 def case_config(case: Case, folder: Path, l3: Path, device: str) -> EngineConfig:
-    """The configuration of a case. A timeout never passes: whether it does would depend on this machine's speed."""
+    """The configuration of a case. A timeout never passes: whether it does would depend on this
+    machine's speed.
+    """
     num_pages = RETRACTION_PAGES if case["state"] is State.RETRACTION else NUM_L1_PAGES
     return engine_config(
         folder,
@@ -67,11 +79,19 @@ def case_prompts(case: Case) -> list[Prompt]:
     if num_prompts == 1:
         return make_prompts(5, LENGTHS[:1])
     groups = range(num_prompts // len(LENGTHS))
-    return [prompt for group in groups for prompt in make_prompts(50 + group, LENGTHS, num_shared=2 * PAGE_SIZE)]
+    return [
+        prompt
+        for group in groups
+        for prompt in make_prompts(50 + group, LENGTHS, num_shared=2 * PAGE_SIZE)
+    ]
 
 
-async def measure(engine: InProcessEngine, config: EngineConfig, case: Case, num_tokens: int) -> list[RequestOutput]:
-    """Run the prompts of a case; with `best_effort` they have to wait, lest nothing can arrive in time."""
+async def measure(
+    engine: InProcessEngine, config: EngineConfig, case: Case, num_tokens: int
+) -> list[RequestOutput]:
+    """Run the prompts of a case; with `best_effort` they have to wait, lest nothing can arrive in
+    time.
+    """
     prompts = case_prompts(case)
     if case["state"] is not State.L3 or case["strategy"] != "best_effort":
         return await run(engine, prompts, num_tokens)
@@ -90,7 +110,8 @@ def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestO
     if state is State.RETRACTION:
         assert stats["scheduler"]["retracted_requests"] > 0
     elif state is State.COLD:
-        # Together, requests share what one of them has computed, in whatever tier it is when they are looked up.
+        # Together, requests share what one of them has computed, in whatever tier it is when they
+        # are looked up.
         assert case["num_requests"] > 1 or not any(found.values())
     else:
         assert found[state.value] > 0, found

@@ -4,7 +4,13 @@ import itertools
 
 from tests.exactness.pairwise import pairwise
 
-FACTORS = {"a": [1, 2, 3, 4, 5], "b": ["x", "y", "z"], "c": [True, False], "d": [None, 0, 1], "e": [1, 32]}
+FACTORS = {
+    "a": [1, 2, 3, 4, 5],
+    "b": ["x", "y", "z"],
+    "c": [True, False],
+    "d": [None, 0, 1],
+    "e": [1, 32],
+}
 
 
 def test_every_pair_of_values_meets_in_some_case() -> None:

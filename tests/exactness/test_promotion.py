@@ -23,6 +23,8 @@ async def test_parts_loaded_while_others_are_awaited_are_exact(references: Refer
         await engine.flush()
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
-        assert count_tokens(outputs, "l3") == sum(len(prompt) // 2 * 2 for prompt in PROMPTS) - len(PROMPTS)
+        assert count_tokens(outputs, "l3") == sum(len(prompt) // 2 * 2 for prompt in PROMPTS) - len(
+            PROMPTS
+        )
         assert (await engine.stats())["scheduler"]["promoted_pages"] > 0
         await engine.check()

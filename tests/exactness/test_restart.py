@@ -22,7 +22,9 @@ NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
-async def test_clean_stop_keeps_the_pages(write_policy: str, references: References, tmp_path: Path) -> None:
+async def test_clean_stop_keeps_the_pages(
+    write_policy: str, references: References, tmp_path: Path
+) -> None:
     reference = references(Family.MIXTRAL)
     config = engine_config(reference.folder, tmp_path, cache={"write_policy": write_policy})
     async with in_process_engine(config) as engine:

@@ -26,7 +26,9 @@ NUM_IN_FULL_PAGES = sum(len(prompt) // PAGE_SIZE * PAGE_SIZE for prompt in PROMP
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
 
 
-async def test_without_prefix_caching_nothing_is_kept(references: References, tmp_path: Path) -> None:
+async def test_without_prefix_caching_nothing_is_kept(
+    references: References, tmp_path: Path
+) -> None:
     reference = references(Family.QWEN2)
     config = engine_config(reference.folder, tmp_path, cache={"prefix_caching": False})
 
@@ -48,7 +50,9 @@ async def test_salts_keep_prefixes_apart(references: References) -> None:
     async with in_process_engine(engine_config(reference.folder)) as engine:
         found = []
         for salt in ("a", "b", "a", None):
-            outputs = await run(engine, PROMPTS, NUM_TOKENS, options=RequestOptions(cache_salt=salt))
+            outputs = await run(
+                engine, PROMPTS, NUM_TOKENS, options=RequestOptions(cache_salt=salt)
+            )
             await assert_all_exact(engine, expected, outputs)
             found.append(sum(output.num_cached_tokens for output in outputs))
             await engine.settle()
@@ -58,7 +62,9 @@ async def test_salts_keep_prefixes_apart(references: References) -> None:
 
 
 @pytest.mark.parametrize("load", ["always", "never", "auto"])
-async def test_loading_and_computing_give_the_same_tokens(load: str, references: References) -> None:
+async def test_loading_and_computing_give_the_same_tokens(
+    load: str, references: References
+) -> None:
     reference = references(Family.MIXTRAL)
     config = engine_config(reference.folder, cache={"load": load})
 
@@ -68,7 +74,10 @@ async def test_loading_and_computing_give_the_same_tokens(load: str, references:
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
         await engine.check()
 
-    loaded, computed = count_tokens(outputs, "l2"), count_tokens(outputs, "computed:recompute_cheaper")
+    loaded, computed = (
+        count_tokens(outputs, "l2"),
+        count_tokens(outputs, "computed:recompute_cheaper"),
+    )
     if load == "always":
         assert (loaded, computed) == (NUM_CACHEABLE, 0)
     elif load == "never":
@@ -77,7 +86,9 @@ async def test_loading_and_computing_give_the_same_tokens(load: str, references:
         assert loaded > 0 or computed > 0
 
 
-async def test_a_seed_gives_the_same_sample_in_every_state(references: References, tmp_path: Path) -> None:
+async def test_a_seed_gives_the_same_sample_in_every_state(
+    references: References, tmp_path: Path
+) -> None:
     reference = references(Family.LLAMA)
     config = engine_config(reference.folder, tmp_path)
     samples = []
@@ -97,11 +108,14 @@ async def test_a_seed_gives_the_same_sample_in_every_state(references: Reference
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"])
-async def test_tokens_do_not_depend_on_what_is_evicted(eviction: str, references: References) -> None:
+async def test_tokens_do_not_depend_on_what_is_evicted(
+    eviction: str, references: References
+) -> None:
     """Conversations of two turns in an L1 and an L2 that hold less than half of them."""
     reference = references(Family.LLAMA)
     config = engine_config(
-        reference.folder, cache={"eviction": eviction, "l1": {"num_pages": 20}, "l2": {"bytes_per_node": "128KiB"}}
+        reference.folder,
+        cache={"eviction": eviction, "l1": {"num_pages": 20}, "l2": {"bytes_per_node": "128KiB"}},
     )
     turns = make_prompts(43, [60] * 8, num_shared=PAGE_SIZE)
 

@@ -22,7 +22,9 @@ NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize("backend", [name for name in L3_BACKENDS if name not in ("file", "fake")])
-async def test_restart_goes_on_from_what_is_stored(backend: str, references: References, tmp_path: Path) -> None:
+async def test_restart_goes_on_from_what_is_stored(
+    backend: str, references: References, tmp_path: Path
+) -> None:
     reference = references(Family.QWEN3)
     with l3_store(backend, tmp_path) as l3:
         config = engine_config(reference.folder, cache={"l3": l3})

@@ -41,7 +41,9 @@ async def store(config: EngineConfig) -> None:
         await engine.check()
 
 
-async def ask(config: EngineConfig, reference: Reference) -> tuple[RequestOutput, dict[str, Any], dict[str, Any]]:
+async def ask(
+    config: EngineConfig, reference: Reference
+) -> tuple[RequestOutput, dict[str, Any], dict[str, Any]]:
     """Start anew and ask for the first prompt: its exact output, the figures, the explanation."""
     async with in_process_engine(config, drain_timeout_s=0.1) as engine:
         outputs = await run(engine, [PROMPT], NUM_TOKENS)
@@ -59,7 +61,9 @@ async def test_bad_file_is_a_counted_miss_and_replaced(
     if backend == "nixl":
         pytest.importorskip("nixl._api", reason="nixl is not installed", exc_type=ImportError)
     reference = references(Family.QWEN3)
-    config = engine_config(reference.folder, cache={"l3": {"backend": backend, "path": str(tmp_path)}})
+    config = engine_config(
+        reference.folder, cache={"l3": {"backend": backend, "path": str(tmp_path)}}
+    )
     await store(config)
     path = object_path(tmp_path, PROMPT, BAD_PAGE)
     path.write_bytes(corrupt(path.read_bytes(), kind))
@@ -70,12 +74,18 @@ async def test_bad_file_is_a_counted_miss_and_replaced(
     assert output.num_cached_tokens == num_good
     assert count_tokens([output], "computed:bad_object") == NUM_CACHEABLE - num_good
     assert stats["host"][f"l3_reads_{FOUND_AS[kind].name.lower()}"] == 1
-    assert {"start": num_good, "end": NUM_CACHEABLE, "source": "computed:bad_object"} in explanation["ranges"]
+    assert {
+        "start": num_good,
+        "end": NUM_CACHEABLE,
+        "source": "computed:bad_object",
+    } in explanation["ranges"]
     healed, _, _ = await ask(config, reference)
     assert count_tokens([healed], "l3") == NUM_CACHEABLE
 
 
-async def test_another_prompts_file_under_this_name_is_refused(references: References, tmp_path: Path) -> None:
+async def test_another_prompts_file_under_this_name_is_refused(
+    references: References, tmp_path: Path
+) -> None:
     reference = references(Family.QWEN3)
     config = engine_config(reference.folder, tmp_path)
     await store(config)
@@ -107,10 +117,14 @@ async def test_another_models_objects_are_not_seen(references: References, tmp_p
 
     assert output.num_cached_tokens == 0
     assert not any(name.startswith("l3_reads_") for name in stats["host"])
-    assert len([folder for folder in tmp_path.iterdir() if folder.is_dir()]) == 2, "one namespace per model"
+    assert len([folder for folder in tmp_path.iterdir() if folder.is_dir()]) == 2, (
+        "one namespace per model"
+    )
 
 
-def test_folder_that_cannot_be_made_is_refused_at_start(references: References, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_refused_at_start(
+    references: References, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     config = engine_config(references(Family.QWEN3).folder, tmp_path / "file" / "l3")
 
@@ -139,7 +153,9 @@ async def test_disk_that_takes_nothing_costs_only_the_writes(
         _, stats, _ = await ask(config, reference)
 
     assert stats["host"][counter] > 0
-    assert not [path for path in tmp_path.glob("*/*/*") if path.is_file()], "nothing is left half written"
+    assert not [path for path in tmp_path.glob("*/*/*") if path.is_file()], (
+        "nothing is left half written"
+    )
     output, _, _ = await ask(config, reference)
     assert output.num_cached_tokens == 0
 
@@ -156,10 +172,13 @@ async def test_store_of_no_size_takes_nothing(references: References, tmp_path: 
 
 @pytest.mark.parametrize("fault", ["failure_fraction", "corrupt_fraction"])
 @pytest.mark.parametrize("fraction", [0.3, 1.0])
-async def test_unreliable_backend_never_changes_a_token(fault: str, fraction: float, references: References) -> None:
+async def test_unreliable_backend_never_changes_a_token(
+    fault: str, fraction: float, references: References
+) -> None:
     reference = references(Family.QWEN3_MOE)
     config = engine_config(
-        reference.folder, cache={"l3": {"backend": "fake", "max_delay_s": 0.002, "seed": 5, fault: fraction}}
+        reference.folder,
+        cache={"l3": {"backend": "fake", "max_delay_s": 0.002, "seed": 5, fault: fraction}},
     )
     expected = reference.expect([PROMPT, OTHER])
 

@@ -1,4 +1,6 @@
-"""Real actors, tiny tiers, and storage that never stays the same: every answer is exact, and nothing is left."""
+"""Real actors, tiny tiers, and storage that never stays the same: every answer is exact, and
+nothing is left.
+"""
 
 import asyncio
 import contextlib
@@ -40,8 +42,12 @@ def set_weather(engine: InProcessEngine, faults: Faults) -> None:
     backend.set_faults(faults)
 
 
-async def stream(engine: InProcessEngine, draw: random.Random, index: int) -> tuple[int, str, list[RequestOutput]]:
-    """One request for a random prompt: which one, how it ended, and its outputs, the last one complete."""
+async def stream(
+    engine: InProcessEngine, draw: random.Random, index: int
+) -> tuple[int, str, list[RequestOutput]]:
+    """One request for a random prompt: which one, how it ended, and its outputs, the last one
+    complete.
+    """
     which = draw.randrange(len(PROMPTS))
     params: dict[str, Any] = {"max_tokens": draw.randrange(1, 24), **GREEDY}
     deadline_s = 0.001 if draw.random() < 0.05 else None
@@ -100,4 +106,7 @@ async def test_no_answer_differs_whatever_storage_does(references: References) -
     assert endings["left"] > 0
     assert stats["host"]["leases"] == 0
     assert stats["host"]["l3_reads_ok"] > 0
-    print(endings, {name: count for name, count in stats["host"].items() if name.startswith("l3_") and count})
+    print(
+        endings,
+        {name: count for name, count in stats["host"].items() if name.startswith("l3_") and count},
+    )

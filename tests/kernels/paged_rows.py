@@ -10,7 +10,9 @@ LAYER, NUM_LAYERS = 1, 2
 
 
 class PagedRows:
-    """Rows with the given contexts, of which the last `num_tokens` are queries; unused slots hold NaN."""
+    """Rows with the given contexts, of which the last `num_tokens` are queries; unused slots hold
+    NaN.
+    """
 
     def __init__(
         self,
@@ -33,7 +35,9 @@ class PagedRows:
             pool[table_N[slots // page_size], :, :, :, slots % page_size] = torch.nan
         firsts = [sum(num_tokens[:row]) for row in range(len(num_tokens))]
         self.rows = tuple(
-            PrefillRow(row=row, first_token=firsts[row], num_tokens=num_tokens[row], context_tokens=context)
+            PrefillRow(
+                row=row, first_token=firsts[row], num_tokens=num_tokens[row], context_tokens=context
+            )
             for row, context in enumerate(contexts)
         )
         self.scale = self.dim**-0.5
@@ -54,7 +58,9 @@ class PagedRows:
         )
         is_float32 = self.q_TQD.dtype == torch.float32
         tolerance = 1e-5 if is_float32 else 2e-2
-        torch.testing.assert_close(self.out_TQD.float(), expected_TQD, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            self.out_TQD.float(), expected_TQD, atol=tolerance, rtol=tolerance
+        )
 
     def column(self, values: list[int]) -> Tensor:
         """int64 values on the device."""

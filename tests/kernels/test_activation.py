@@ -18,7 +18,9 @@ def test_activation_matches_its_twin(device: torch.device, size: int, dtype: tor
     torch.testing.assert_close(out, reference.silu_mul(gate_up), atol=1e-6, rtol=rtol)
 
 
-@pytest.mark.parametrize("gate_up", [torch.zeros(2, 7), torch.zeros(8, 2).T, torch.zeros(2, 8, dtype=torch.float16)])
+@pytest.mark.parametrize(
+    "gate_up", [torch.zeros(2, 7), torch.zeros(8, 2).T, torch.zeros(2, 8, dtype=torch.float16)]
+)
 def test_bad_inputs_are_refused(gate_up: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected"):
         silu_mul(gate_up)

@@ -17,13 +17,19 @@ class Layer:
     device: torch.device
     dtype: torch.dtype
 
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """x, gate_up, down, weights, expert ids."""
         num_tokens, hidden, intermediate, num_experts, choices = self.shape
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(num_tokens, hidden, generator=generator)
-        gate_up = torch.randn(num_experts, 2 * intermediate, hidden, generator=generator) / hidden**0.5
-        down = torch.randn(num_experts, hidden, intermediate, generator=generator) / intermediate**0.5
+        gate_up = (
+            torch.randn(num_experts, 2 * intermediate, hidden, generator=generator) / hidden**0.5
+        )
+        down = (
+            torch.randn(num_experts, hidden, intermediate, generator=generator) / intermediate**0.5
+        )
         logits = torch.randn(num_tokens, num_experts, generator=generator)
         weights, expert_ids = reference.topk_gating(logits, choices, renormalise=True)
         model = [tensor.to(self.device, self.dtype) for tensor in (x, gate_up, down)]
@@ -34,7 +40,9 @@ SHAPES = [(3, 32, 16, 4, 2), (20, 64, 40, 8, 2), (37, 96, 48, 5, 3), (1, 32, 64,
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_experts_match_the_twin(device: torch.device, shape: tuple[int, int, int, int, int]) -> None:
+def test_experts_match_the_twin(
+    device: torch.device, shape: tuple[int, int, int, int, int]
+) -> None:
     tensors = Layer(shape, device, torch.float32).tensors()
 
     out = fused_experts(*tensors)
@@ -43,7 +51,9 @@ def test_experts_match_the_twin(device: torch.device, shape: tuple[int, int, int
 
 
 def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
-    x, gate_up, down, weights, expert_ids = Layer((9, 32, 16, 4, 2), device, torch.float32).tensors()
+    x, gate_up, down, weights, expert_ids = Layer(
+        (9, 32, 16, 4, 2), device, torch.float32
+    ).tensors()
     kept = weights.clone()
     kept[::2, 0] = 0.0
     expected = reference.fused_experts(x, gate_up, down, kept, expert_ids)
@@ -63,12 +73,18 @@ def test_no_tokens_give_no_rows(device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [1, 16, 100, 300, 1000, 3000])
 @pytest.mark.parametrize("layer", [(2048, 768, 128, 8), (1024, 1408, 8, 2), (200, 72, 6, 3)])
-def test_every_bucket_is_as_exact_as_bfloat16_allows(num_tokens: int, layer: tuple[int, int, int, int]) -> None:
-    x, gate_up, down, weights, expert_ids = Layer((num_tokens, *layer), torch.device("cuda"), torch.bfloat16).tensors()
+def test_every_bucket_is_as_exact_as_bfloat16_allows(
+    num_tokens: int, layer: tuple[int, int, int, int]
+) -> None:
+    x, gate_up, down, weights, expert_ids = Layer(
+        (num_tokens, *layer), torch.device("cuda"), torch.bfloat16
+    ).tensors()
 
     out = fused_experts(x, gate_up, down, weights, expert_ids)
 
-    expected = reference.fused_experts(x.float(), gate_up.float(), down.float(), weights, expert_ids)
+    expected = reference.fused_experts(
+        x.float(), gate_up.float(), down.float(), weights, expert_ids
+    )
     assert (out.float() - expected).norm() / expected.norm() < 5e-3
 
 
@@ -90,14 +106,19 @@ def test_a_captured_graph_follows_its_inputs() -> None:
 
 
 def test_buckets_cover_every_number_of_rows() -> None:
-    rows = [choose_tiles(slots, 128, torch.bfloat16).block_rows for slots in (1, 1024, 4096, 16384, 1 << 20)]
+    rows = [
+        choose_tiles(slots, 128, torch.bfloat16).block_rows
+        for slots in (1, 1024, 4096, 16384, 1 << 20)
+    ]
 
     assert rows == sorted(rows)
     assert rows[0] == 16
 
 
 def test_bad_inputs_are_refused() -> None:
-    x, gate_up, down, weights, ids = Layer((3, 32, 16, 4, 2), torch.device("cpu"), torch.float32).tensors()
+    x, gate_up, down, weights, ids = Layer(
+        (3, 32, 16, 4, 2), torch.device("cpu"), torch.float32
+    ).tensors()
     for tensors in [
         (x.double(), gate_up, down, weights, ids),
         (x, gate_up.bfloat16(), down, weights, ids),

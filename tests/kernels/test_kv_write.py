@@ -19,9 +19,13 @@ def seed() -> None:
 
 
 class Inputs:
-    """A step's projections of `heads` = (query heads, KV heads, head dim), and its tables and slots."""
+    """A step's projections of `heads` = (query heads, KV heads, head dim), and its tables and
+    slots.
+    """
 
-    def __init__(self, heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.heads = heads
         num_query_heads, num_heads, head_dim = heads
         width = (num_query_heads + 2 * num_heads) * head_dim
@@ -29,7 +33,9 @@ class Inputs:
         half = 10 * torch.randn(TOKENS, head_dim // 2)
         angles = torch.cat((half, half), dim=-1)
         self.rope = RopeTables(
-            cos_XD=angles.cos().to(device, dtype), sin_XD=angles.sin().to(device, dtype), positions_T=None
+            cos_XD=angles.cos().to(device, dtype),
+            sin_XD=angles.sin().to(device, dtype),
+            positions_T=None,
         )
         weights = torch.randn(2, head_dim).to(device, dtype)
         self.norm = QkNorm(q_weight_D=weights[0], k_weight_D=weights[1], eps=EPS)
@@ -75,7 +81,9 @@ def test_queries_and_keys_are_normed_first(
     rotate_and_write_kv(inputs.qkv, inputs.rope, inputs.norm, inputs.pool, LAYER, inputs.slots)
 
     # A sum in another order may round to the other side; the sum of two such products may cancel.
-    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 2**-6}
+    tolerance = (
+        {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 2**-6}
+    )
     out_q = inputs.qkv[:, : heads[0] * heads[2]].view(expected_q.shape)
     torch.testing.assert_close(out_q, expected_q, **tolerance)
     torch.testing.assert_close(inputs.pool, expected_pool, **tolerance)

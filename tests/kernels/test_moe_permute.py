@@ -21,7 +21,9 @@ def used(blocks: ExpertBlocks) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("block_rows", [16, 64])
-@pytest.mark.parametrize("shape", [(1, 128, 8), (16, 128, 8), (130, 128, 8), (300, 8, 2), (50, 3, 3), (1100, 20, 4)])
+@pytest.mark.parametrize(
+    "shape", [(1, 128, 8), (16, 128, 8), (130, 128, 8), (300, 8, 2), (50, 3, 3), (1100, 20, 4)]
+)
 def test_slots_are_sorted_by_expert_and_cut_into_blocks(
     device: torch.device, shape: tuple[int, int, int], block_rows: int
 ) -> None:
@@ -78,6 +80,8 @@ def test_no_tokens_need_no_block(device: torch.device) -> None:
         (torch.zeros(2, 2, dtype=torch.int32), 4, 24),
     ],
 )
-def test_bad_inputs_are_refused(expert_ids: torch.Tensor, num_experts: int, block_rows: int) -> None:
+def test_bad_inputs_are_refused(
+    expert_ids: torch.Tensor, num_experts: int, block_rows: int
+) -> None:
     with pytest.raises(ValueError, match="expected"):
         permute_by_expert(expert_ids, num_experts, block_rows)

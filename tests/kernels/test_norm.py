@@ -15,7 +15,9 @@ def seed() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 2048), (3, 96), (1, 2560)])
-def test_norm_matches_its_twin(device: torch.device, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_norm_matches_its_twin(
+    device: torch.device, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     x = (3 * torch.randn(shape)).to(device, dtype)
     weight = torch.randn(shape[1]).to(device, dtype)
 
@@ -24,7 +26,9 @@ def test_norm_matches_its_twin(device: torch.device, shape: tuple[int, int], dty
     assert_close(out, reference.rms_norm(x, weight, EPS))
 
 
-def test_residual_takes_the_sum_and_the_sum_is_normed(device: torch.device, dtype: torch.dtype) -> None:
+def test_residual_takes_the_sum_and_the_sum_is_normed(
+    device: torch.device, dtype: torch.dtype
+) -> None:
     x, residual = torch.randn(4, 200).to(device, dtype), torch.randn(4, 200).to(device, dtype)
     weight = torch.randn(200).to(device, dtype)
     total = residual + x
@@ -53,12 +57,16 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
         (torch.zeros(2, 8), torch.zeros(8), torch.zeros(3, 8)),
     ],
 )
-def test_bad_inputs_are_refused(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
+def test_bad_inputs_are_refused(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None
+) -> None:
     with pytest.raises(ValueError, match="expected"):
         rms_norm(x, weight, EPS, residual_TC=residual)
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """bfloat16: one unit in the last place, where a float32 sum in another order falls on the other side."""
+    """bfloat16: one unit in the last place, where a float32 sum in another order falls on the other
+    side.
+    """
     rtol = 1e-5 if out.dtype == torch.float32 else 2**-7
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=rtol)

@@ -72,7 +72,9 @@ def test_the_norms_twin_adds_to_the_residual_in_place() -> None:
 def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     device = torch.device("cuda")
-    pool = torch.randn(1 + 4 * PAGES_PER_ROW, 2, KV_HEADS, 2, PAGE_SIZE, DIM, device=device, dtype=dtype)
+    pool = torch.randn(
+        1 + 4 * PAGES_PER_ROW, 2, KV_HEADS, 2, PAGE_SIZE, DIM, device=device, dtype=dtype
+    )
     tables = (torch.randperm(4 * PAGES_PER_ROW, device=device) + 1).int().view(4, -1)
     prefill = (
         PrefillRow(row=0, first_token=0, num_tokens=200, context_tokens=211),
@@ -86,7 +88,9 @@ def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(dtype: t
     )
     q = torch.randn(220, QUERY_HEADS, DIM, device=device, dtype=dtype)
     ops = make_ops("cuda", dtype)
-    tiles_X4, extensions_4Y = (torch.from_numpy(table.copy()).to(device) for table in ops.plan_tiles(prefill))
+    tiles_X4, extensions_4Y = (
+        torch.from_numpy(table.copy()).to(device) for table in ops.plan_tiles(prefill)
+    )
     rows_Y, first_tokens_Y, counts_Y, contexts_Y = extensions_4Y
     extensions = DecodeRows(
         rows_B=rows_Y,

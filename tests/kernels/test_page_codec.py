@@ -32,9 +32,13 @@ def pages(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> Tensor:
     dtype = draw(st.sampled_from(dtypes))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     low, high = (-80, 80) if dtype is not torch.float16 else (-8, 8)
-    exponents = torch.tensor(draw(st.lists(st.integers(low, high), min_size=12, max_size=12))).view(3, 2, 2, 1, 1)
+    exponents = torch.tensor(draw(st.lists(st.integers(low, high), min_size=12, max_size=12))).view(
+        3, 2, 2, 1, 1
+    )
     values = torch.randn(SHAPE, generator=generator) * torch.exp2(exponents.float())
-    is_zero = torch.tensor(draw(st.lists(st.booleans(), min_size=12, max_size=12))).view(3, 2, 2, 1, 1)
+    is_zero = torch.tensor(draw(st.lists(st.booleans(), min_size=12, max_size=12))).view(
+        3, 2, 2, 1, 1
+    )
     return values.masked_fill(is_zero & (exponents > 0), 0.0).to(dtype)
 
 
@@ -111,7 +115,9 @@ def test_a_page_of_zeros_or_almost_stays_zero(codec: Codec, value: float) -> Non
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_holds_no_number_is_restored_as_nan_and_its_neighbours_are_not(codec: Codec, value: float) -> None:
+def test_what_holds_no_number_is_restored_as_nan_and_its_neighbours_are_not(
+    codec: Codec, value: float
+) -> None:
     kv = torch.randn(SHAPE)
     kv[1, 0, 1, 3, 7] = value
 

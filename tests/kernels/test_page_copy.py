@@ -27,7 +27,9 @@ def seed() -> None:
 
 
 class Tiers:
-    """A pool with this rank's heads and an arena whose canonical pages hold `num_ranks` times as many."""
+    """A pool with this rank's heads and an arena whose canonical pages hold `num_ranks` times as
+    many.
+    """
 
     def __init__(self, device: torch.device, *, heads: int, num_ranks: int, rank: int) -> None:
         self.pool = torch.randn(9, NUM_LAYERS, heads, 2, PAGE, DIM, device=device)
@@ -39,7 +41,9 @@ class Tiers:
         if device.type == "cuda":
             self.arena = self.arena.pin_memory()
 
-    def segment(self, page_ids: list[int], host_pages: list[int], first_layer: int, num_layers: int) -> CopySegment:
+    def segment(
+        self, page_ids: list[int], host_pages: list[int], first_layer: int, num_layers: int
+    ) -> CopySegment:
         return CopySegment(
             pool=self.pool,
             pages=PagePairs(
@@ -53,8 +57,17 @@ class Tiers:
         )
 
     def host_layer(self, host_page: int, layer: int) -> Tensor:
-        start = host_page * self.page_bytes + HEADER_BYTES + layer * self.canonical_layer_bytes + self.rank_offset_bytes
-        return self.arena[start : start + self.layer_bytes].view(torch.float32).view(self.pool.shape[2:])
+        start = (
+            host_page * self.page_bytes
+            + HEADER_BYTES
+            + layer * self.canonical_layer_bytes
+            + self.rank_offset_bytes
+        )
+        return (
+            self.arena[start : start + self.layer_bytes]
+            .view(torch.float32)
+            .view(self.pool.shape[2:])
+        )
 
 
 def is_same(left: Tensor, right: Tensor) -> bool:
@@ -71,7 +84,9 @@ def copy(tiers: Tiers, launches: list[list[CopySegment]], direction: CopyDirecti
         torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize(("heads", "num_ranks", "rank"), [(2, 1, 0), (1, 4, 2), (9, 1, 0), (40, 2, 1)])
+@pytest.mark.parametrize(
+    ("heads", "num_ranks", "rank"), [(2, 1, 0), (1, 4, 2), (9, 1, 0), (40, 2, 1)]
+)
 @pytest.mark.parametrize("direction", CopyDirection)
 def test_a_run_of_layers_moves_and_nothing_else(
     device: torch.device, heads: int, num_ranks: int, rank: int, direction: CopyDirection
@@ -136,8 +151,18 @@ def test_equal_page_lists_are_stored_once() -> None:
         ({"num_layers": 0}, "Layers 0 to 0"),
         ({"rank_offset_bytes": 16}, "outside a canonical layer"),
         ({"canonical_layer_bytes": 520, "rank_offset_bytes": 8}, "not aligned"),
-        ({"pages": PagePairs(page_ids=np.zeros(1, np.int32), arena_offsets=np.array([8]))}, "not aligned"),
-        ({"pages": PagePairs(page_ids=np.zeros(0, np.int32), arena_offsets=np.zeros(0, np.int64))}, "0 page ids"),
+        (
+            {"pages": PagePairs(page_ids=np.zeros(1, np.int32), arena_offsets=np.array([8]))},
+            "not aligned",
+        ),
+        (
+            {
+                "pages": PagePairs(
+                    page_ids=np.zeros(0, np.int32), arena_offsets=np.zeros(0, np.int64)
+                )
+            },
+            "0 page ids",
+        ),
         ({"pool": torch.zeros(2, 8, 3).transpose(1, 2)}, "not contiguous"),
     ],
 )
@@ -181,14 +206,18 @@ def test_the_copy_engine_moves_the_same_bytes(direction: CopyDirection) -> None:
 
     if not has_copy_engine():
         pytest.skip("this PyTorch has no CUDA 13")
-    by_kernel, by_engine = (Tiers(torch.device("cuda"), heads=1, num_ranks=4, rank=2) for _ in range(2))
+    by_kernel, by_engine = (
+        Tiers(torch.device("cuda"), heads=1, num_ranks=4, rank=2) for _ in range(2)
+    )
     by_engine.pool.copy_(by_kernel.pool)
     by_engine.arena.copy_(by_kernel.arena)
     copy(by_kernel, [[by_kernel.segment([3, 1], [7, 2], 1, 2)]], direction)
 
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        CopyEngine().copy_pages([by_engine.segment([3, 1], [7, 2], 1, 2)], by_engine.arena, direction)
+        CopyEngine().copy_pages(
+            [by_engine.segment([3, 1], [7, 2], 1, 2)], by_engine.arena, direction
+        )
     torch.cuda.synchronize()
 
     assert is_same(by_engine.pool, by_kernel.pool)

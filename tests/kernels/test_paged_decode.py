@@ -33,7 +33,9 @@ def tiles_of(rows: PagedRows, tokens_per_tile: int) -> DecodeTiles:
         rows_B=rows.column([row.row for row in rows.rows]),
         tokens_B=rows.column([row.first_token for row in rows.rows]),
         context_tokens_B=rows.column([row.context_tokens for row in rows.rows]),
-        num_tokens_B=None if tokens_per_tile == 1 else rows.column([row.num_tokens for row in rows.rows]),
+        num_tokens_B=None
+        if tokens_per_tile == 1
+        else rows.column([row.num_tokens for row in rows.rows]),
         tokens_per_tile=tokens_per_tile,
     )
 
@@ -52,17 +54,27 @@ def test_one_query_per_row_sees_its_whole_context(
 
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("page_size", [64, 16])
-def test_several_queries_of_a_row_are_causal(device: torch.device, page_size: int, num_splits: int) -> None:
-    rows = PagedRows((2, 4, 64, page_size), CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device)
+def test_several_queries_of_a_row_are_causal(
+    device: torch.device, page_size: int, num_splits: int
+) -> None:
+    rows = PagedRows(
+        (2, 4, 64, page_size), CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device
+    )
 
     decode(rows, tiles_of(rows, 8), num_splits)
 
     rows.assert_out()
 
 
-def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(device: torch.device) -> None:
+def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(
+    device: torch.device,
+) -> None:
     rows = PagedRows((1, 2, 16, 4), (9, 6, 7), (2, 1, 1), dtype=torch.float32, device=device)
-    tiles = DecodeTiles(rows_B=rows.column([1, 2]), tokens_B=rows.column([2, 3]), context_tokens_B=rows.column([6, 0]))
+    tiles = DecodeTiles(
+        rows_B=rows.column([1, 2]),
+        tokens_B=rows.column([2, 3]),
+        context_tokens_B=rows.column([6, 0]),
+    )
 
     decode(rows, tiles, 2)
 
@@ -71,8 +83,12 @@ def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(device
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_splits", [1, 4])
-@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 256, 16)])
-def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int], num_splits: int) -> None:
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 256, 16)]
+)
+def test_bfloat16_is_as_exact_as_its_rounding(
+    shape: tuple[int, int, int, int], num_splits: int
+) -> None:
     rows = PagedRows(shape, CONTEXTS, NUM_TOKENS, dtype=torch.bfloat16, device=torch.device("cuda"))
 
     decode(rows, tiles_of(rows, 8), num_splits)
@@ -82,7 +98,9 @@ def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int], 
 
 @pytest.mark.gpu
 def test_a_captured_graph_reads_new_lengths_and_tables() -> None:
-    rows = PagedRows((2, 4, 64, 16), CONTEXTS, (1, 1, 1, 1, 1), dtype=torch.float32, device=torch.device("cuda"))
+    rows = PagedRows(
+        (2, 4, 64, 16), CONTEXTS, (1, 1, 1, 1, 1), dtype=torch.float32, device=torch.device("cuda")
+    )
     tiles = tiles_of(rows, 1)
     contexts_B, tables_RN = tiles.context_tokens_B.clone(), rows.tables_RN.clone()
     decode(rows, tiles, 3)
@@ -111,7 +129,9 @@ def test_a_captured_graph_reads_new_lengths_and_tables() -> None:
         ((1, 1, 10**7), MAX_SPLITS),
     ],
 )
-def test_splits_fill_the_device_and_bound_the_longest_row(figures: tuple[int, int, int], num_splits: int) -> None:
+def test_splits_fill_the_device_and_bound_the_longest_row(
+    figures: tuple[int, int, int], num_splits: int
+) -> None:
     assert choose_num_splits(*figures, num_sms=132) == num_splits
 
 

@@ -17,7 +17,15 @@ def seed() -> None:
 
 def prefill(rows: PagedRows) -> None:
     tiles_X4 = torch.from_numpy(plan_tiles(rows.rows, rows.q_TQD.dtype)).to(rows.q_TQD.device)
-    paged_prefill(rows.q_TQD, rows.pool_PLH2SD, LAYER, rows.tables_RN, tiles_X4, scale=rows.scale, out_TQD=rows.out_TQD)
+    paged_prefill(
+        rows.q_TQD,
+        rows.pool_PLH2SD,
+        LAYER,
+        rows.tables_RN,
+        tiles_X4,
+        scale=rows.scale,
+        out_TQD=rows.out_TQD,
+    )
 
 
 def make_row(num_tokens: int, context_tokens: int) -> PrefillRow:
@@ -36,7 +44,9 @@ def test_queries_see_their_prefix_and_what_precedes_them(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 96, 128)])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 128, 64), (2, 4, 128, 16), (2, 3, 80, 16), (1, 8, 64, 4), (2, 2, 96, 128)]
+)
 def test_bfloat16_is_as_exact_as_its_rounding(shape: tuple[int, int, int, int]) -> None:
     contexts, num_tokens = (700, 5, 1300, 256, 129), (300, 1, 1300, 130, 129)
     rows = PagedRows(shape, contexts, num_tokens, dtype=torch.bfloat16, device=torch.device("cuda"))

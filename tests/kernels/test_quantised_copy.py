@@ -57,7 +57,9 @@ def skip_if_rounding_differs(device: torch.device, codec: Codec) -> None:
 class Tiers:
     """A pool with this rank's heads, and an arena with the canonical pages of all ranks."""
 
-    def __init__(self, shape: Shape, codec: Codec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: Shape, codec: Codec, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.codec = codec
         size = (7, NUM_LAYERS, shape.heads, 2, shape.page_size, shape.head_dim)
         magnitudes = torch.exp2(torch.randint(-20, 20, (*size[:4], 1, 1)).float())
@@ -70,12 +72,15 @@ class Tiers:
         if device.type == "cuda":
             self.arena = self.arena.pin_memory()
 
-    def segment(self, first_layer: int, num_layers: int, pairs: dict[int, int] = PAIRS) -> CopySegment:
+    def segment(
+        self, first_layer: int, num_layers: int, pairs: dict[int, int] = PAIRS
+    ) -> CopySegment:
         return CopySegment(
             pool=self.pool,
             pages=PagePairs(
                 page_ids=np.array(list(pairs), dtype=np.int32),
-                arena_offsets=np.array(list(pairs.values()), dtype=np.int64) * self.page_bytes + HEADER_BYTES,
+                arena_offsets=np.array(list(pairs.values()), dtype=np.int64) * self.page_bytes
+                + HEADER_BYTES,
             ),
             first_layer=first_layer,
             num_layers=num_layers,
@@ -86,7 +91,12 @@ class Tiers:
 
     def host_layer(self, arena: Tensor, host_page: int, layer: int) -> Tensor:
         """[1, bytes], a view."""
-        start = host_page * self.page_bytes + HEADER_BYTES + layer * self.canonical_layer_bytes + self.rank_offset_bytes
+        start = (
+            host_page * self.page_bytes
+            + HEADER_BYTES
+            + layer * self.canonical_layer_bytes
+            + self.rank_offset_bytes
+        )
         return arena[None, start : start + self.layer_bytes]
 
     def fill_host_pages(self) -> None:
@@ -94,7 +104,9 @@ class Tiers:
         for host_page in PAIRS.values():
             for layer in range(NUM_LAYERS):
                 other = torch.randn_like(self.pool[:1, layer].float()).to(self.pool.dtype)
-                self.host_layer(self.arena, host_page, layer)[:] = encode_pages(other, self.codec).cpu()
+                self.host_layer(self.arena, host_page, layer)[:] = encode_pages(
+                    other, self.codec
+                ).cpu()
 
     def copy(self, launches: list[list[CopySegment]], direction: CopyDirection) -> None:
         packed = pack_copies(launches)
@@ -120,7 +132,9 @@ def test_pages_are_encoded_as_the_twin_does_and_nothing_else_changes(
     pool, expected = tiers.pool.clone(), tiers.arena.clone()
     for page, host_page in PAIRS.items():
         for layer in (1, 2):
-            tiers.host_layer(expected, host_page, layer)[:] = encode_pages(pool[page : page + 1, layer].cpu(), codec)
+            tiers.host_layer(expected, host_page, layer)[:] = encode_pages(
+                pool[page : page + 1, layer].cpu(), codec
+            )
 
     tiers.copy([[tiers.segment(1, 2)]], CopyDirection.TO_ARENA)
 
@@ -156,13 +170,18 @@ def test_several_launches_share_a_table(device: torch.device, codec: Codec) -> N
                 encoded = encode_pages(tiers.pool[page : page + 1, layer].cpu(), codec)
                 tiers.host_layer(expected, host_page, layer)[:] = encoded
 
-    tiers.copy([[tiers.segment(0, 1)], [tiers.segment(1, 2), tiers.segment(2, 1, {6: 2})]], CopyDirection.TO_ARENA)
+    tiers.copy(
+        [[tiers.segment(0, 1)], [tiers.segment(1, 2), tiers.segment(2, 1, {6: 2})]],
+        CopyDirection.TO_ARENA,
+    )
 
     assert torch.equal(tiers.arena, expected)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2.0**-101, 3e38])
-def test_extreme_values_are_encoded_as_the_twin_does(device: torch.device, codec: Codec, value: float) -> None:
+def test_extreme_values_are_encoded_as_the_twin_does(
+    device: torch.device, codec: Codec, value: float
+) -> None:
     skip_if_rounding_differs(device, codec)
     tiers = Tiers(SHAPES[2], codec, torch.float32, device)
     tiers.pool[3, :, 1, 0] = 0.0
@@ -185,7 +204,9 @@ def test_segments_outside_an_encoded_layer_are_refused() -> None:
     with pytest.raises(ValueError, match="outside a canonical layer"):
         pack_copies([[replace(segment, canonical_layer_bytes=tiers.layer_bytes - 16)]])
     with pytest.raises(ValueError, match="not aligned"):
-        pack_copies([[replace(segment, rank_offset_bytes=8, canonical_layer_bytes=tiers.layer_bytes + 8)]])
+        pack_copies(
+            [[replace(segment, rank_offset_bytes=8, canonical_layer_bytes=tiers.layer_bytes + 8)]]
+        )
 
 
 def test_impossible_launches_are_refused() -> None:

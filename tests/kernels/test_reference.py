@@ -15,7 +15,9 @@ def seed() -> None:
 
 
 def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """q [T, Q, D] are the last T of the S tokens of k and v [S, H, D]; one query and head at a time."""
+    """q [T, Q, D] are the last T of the S tokens of k and v [S, H, D]; one query and head at a
+    time.
+    """
     out = torch.empty_like(q)
     for t in range(q.shape[0]):
         visible = k.shape[0] - q.shape[0] + t + 1
@@ -44,7 +46,9 @@ def test_paged_attention_matches_the_definition(
 
     out = reference.paged_attention(q, pool, 1, tables, make_rows(num_tokens, contexts), DIM**-0.5)
 
-    expected = [naive_attention(part, k[row], v[row]) for row, part in enumerate(q.split(num_tokens))]
+    expected = [
+        naive_attention(part, k[row], v[row]) for row, part in enumerate(q.split(num_tokens))
+    ]
     torch.testing.assert_close(out, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -65,9 +69,13 @@ def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
         PrefillRow(row=2, first_token=9, num_tokens=7, context_tokens=17),
     )
 
-    out = reference.paged_attention(q, pool, 1, tables, AttentionRows(prefill=(), decode=(tiles,)), DIM**-0.5)
+    out = reference.paged_attention(
+        q, pool, 1, tables, AttentionRows(prefill=(), decode=(tiles,)), DIM**-0.5
+    )
 
-    expected = reference.paged_attention(q, pool, 1, tables, AttentionRows(prefill=whole, decode=()), DIM**-0.5)
+    expected = reference.paged_attention(
+        q, pool, 1, tables, AttentionRows(prefill=whole, decode=()), DIM**-0.5
+    )
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -82,7 +90,9 @@ def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> Attenti
     )
     return AttentionRows(
         prefill=tuple(
-            PrefillRow(row=row, first_token=firsts[row], num_tokens=count, context_tokens=contexts[row])
+            PrefillRow(
+                row=row, first_token=firsts[row], num_tokens=count, context_tokens=contexts[row]
+            )
             for row, count in enumerate(num_tokens)
             if count > 1
         ),
@@ -104,7 +114,11 @@ def test_skipped_tokens_touch_the_padding_page_alone() -> None:
 
 
 def naive_experts(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
 ) -> torch.Tensor:
     out = torch.zeros_like(x)
     for t in range(x.shape[0]):
@@ -121,7 +135,9 @@ def test_experts_match_the_definition(num_tokens: int) -> None:
 
     out = reference.fused_experts(x, gate_up, down, weights, ids)
 
-    torch.testing.assert_close(out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_all_tokens_may_choose_one_expert() -> None:
@@ -130,7 +146,9 @@ def test_all_tokens_may_choose_one_expert() -> None:
 
     out = reference.fused_experts(x, gate_up, down, weights, ids)
 
-    torch.testing.assert_close(out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("renormalise", [True, False])

@@ -23,7 +23,9 @@ def test_noise_depends_on_seed_and_position_alone() -> None:
     sampling = [DeviceSampling(seed=seed, temperature=3.0) for seed, _ in rows]
     together = sample(logits, sampling, [position for _, position in rows])
 
-    alone = [sample(logits[:1], [sampling[i]], [position])[0] for i, (_, position) in enumerate(rows)]
+    alone = [
+        sample(logits[:1], [sampling[i]], [position])[0] for i, (_, position) in enumerate(rows)
+    ]
 
     assert together == alone
     assert together[0] == together[3]
@@ -61,10 +63,13 @@ def test_samples_are_distributed_as_the_softmax() -> None:
 
 
 def test_positions_of_one_seed_are_independent_of_those_of_the_next() -> None:
-    """Neither rows nor neighbouring positions share noise: pairs of equal tokens are as rare as chance has them."""
+    """Neither rows nor neighbouring positions share noise: pairs of equal tokens are as rare as
+    chance has them.
+    """
     logits = torch.zeros(4000, VOCAB)
     first, second = (
-        torch.tensor(sample(logits, [DeviceSampling(seed=s, temperature=1.0)] * 4000, range(4000))) for s in (7, 8)
+        torch.tensor(sample(logits, [DeviceSampling(seed=s, temperature=1.0)] * 4000, range(4000)))
+        for s in (7, 8)
     )
 
     assert (first == second).float().mean().item() == pytest.approx(1 / VOCAB, abs=0.012)
@@ -84,21 +89,27 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1] + [0.0] * (VOCAB - 4))
 
     for top_p, kept in ((0.65, 2), (0.75, 3), (0.05, 1), (1.0, 4)):
-        observed = frequencies(probabilities.log()[None], DeviceSampling(seed=2, temperature=1.0, top_p=top_p), 500)
+        observed = frequencies(
+            probabilities.log()[None], DeviceSampling(seed=2, temperature=1.0, top_p=top_p), 500
+        )
         assert observed.nonzero().flatten().tolist() == list(range(kept))
 
 
 def test_min_p_drops_tokens_below_its_share_of_the_most_likely() -> None:
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05] + [0.0] * (VOCAB - 4))
 
-    observed = frequencies(probabilities.log()[None], DeviceSampling(seed=2, temperature=1.0, min_p=0.25), 500)
+    observed = frequencies(
+        probabilities.log()[None], DeviceSampling(seed=2, temperature=1.0, min_p=0.25), 500
+    )
 
     assert observed.nonzero().flatten().tolist() == [0, 1, 2]
 
 
 def test_top_k_of_one_row_leaves_other_rows_alone() -> None:
     logits = torch.zeros(300, VOCAB)
-    sampling = [DeviceSampling(seed=i, temperature=1.0, top_k=1 if i == 0 else 0) for i in range(300)]
+    sampling = [
+        DeviceSampling(seed=i, temperature=1.0, top_k=1 if i == 0 else 0) for i in range(300)
+    ]
 
     token_ids = sample(logits, sampling, [0] * 300)
 
@@ -106,7 +117,8 @@ def test_top_k_of_one_row_leaves_other_rows_alone() -> None:
 
 
 def test_equals_at_the_edge_of_top_p_share_what_is_left() -> None:
-    # Of five equal tokens top-p 0.5 keeps three at 1/5 each, which are drawn: all five are as likely as before.
+    # Of five equal tokens top-p 0.5 keeps three at 1/5 each, which are drawn: all five are as
+    # likely as before.
     logits = torch.full((1, VOCAB), -30.0)
     logits[:, 3], logits[:, 5:10] = 1.0, 0.0
     weight = np.exp(-1.0)
@@ -117,7 +129,9 @@ def test_equals_at_the_edge_of_top_p_share_what_is_left() -> None:
     num_kept = np.ceil((0.7 * (1 + 5 * weight) - 1) / weight)
     assert observed.nonzero().flatten().tolist() == [3, 5, 6, 7, 8, 9]
     assert observed[3].item() == pytest.approx(1 / (1 + num_kept * weight), abs=0.01)
-    assert observed[5:10].tolist() == pytest.approx([num_kept * weight / 5 / (1 + num_kept * weight)] * 5, abs=0.01)
+    assert observed[5:10].tolist() == pytest.approx(
+        [num_kept * weight / 5 / (1 + num_kept * weight)] * 5, abs=0.01
+    )
 
 
 def test_noise_is_finite_at_both_ends_of_the_bits() -> None:
@@ -138,6 +152,8 @@ def test_temperatures_that_float32_cannot_divide_by_are_greedy() -> None:
 def test_nan_and_masks_are_never_chosen() -> None:
     logits = torch.full((4, VOCAB), torch.nan)
     logits[1::2, 9] = -5.0
-    sampling = [DeviceSampling(seed=1)] * 2 + [DeviceSampling(seed=1, temperature=1.0, top_p=0.5)] * 2
+    sampling = [DeviceSampling(seed=1)] * 2 + [
+        DeviceSampling(seed=1, temperature=1.0, top_p=0.5)
+    ] * 2
 
     assert sample(logits, sampling, [0] * 4) == [0, 9, 0, 9]

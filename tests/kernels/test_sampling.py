@@ -53,7 +53,9 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def columns_of(sampling: Sequence[DeviceSampling], positions: Sequence[int], device: torch.device) -> SamplingColumns:
+def columns_of(
+    sampling: Sequence[DeviceSampling], positions: Sequence[int], device: torch.device
+) -> SamplingColumns:
     slots = SlotSampling(len(sampling))
     for slot, each in enumerate(sampling):
         slots.put(slot, each)
@@ -74,7 +76,10 @@ def by_the_twins(logits: torch.Tensor, columns: SamplingColumns) -> list[int]:
 
 
 def compare(
-    logits: torch.Tensor, sampling: Sequence[DeviceSampling], positions: Sequence[int], device: torch.device
+    logits: torch.Tensor,
+    sampling: Sequence[DeviceSampling],
+    positions: Sequence[int],
+    device: torch.device,
 ) -> int:
     """The number of rows whose tokens differ: one in some thousands may, where rounding decides."""
     tokens = by_the_kernels(logits.to(device), columns_of(sampling, positions, device))
@@ -89,7 +94,10 @@ def mixed(num_rows: int) -> list[DeviceSampling]:
 
 def awkward_logits(num_rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
     """Of other spreads by row; some with many equals, masks, NaN or infinities."""
-    logits = torch.randn(num_rows, vocab_size) * torch.tensor([3.0, 0.2, 8.0])[torch.arange(num_rows) % 3, None]
+    logits = (
+        torch.randn(num_rows, vocab_size)
+        * torch.tensor([3.0, 0.2, 8.0])[torch.arange(num_rows) % 3, None]
+    )
     for row in range(num_rows):
         match row % 7:
             case 1:
@@ -108,7 +116,8 @@ def awkward_logits(num_rows: int, vocab_size: int, dtype: torch.dtype) -> torch.
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "logits_dtype"), [(1, torch.bfloat16), (40, torch.float32), (2100, torch.bfloat16)]
+    ("vocab_size", "logits_dtype"),
+    [(1, torch.bfloat16), (40, torch.float32), (2100, torch.bfloat16)],
 )
 def test_tokens_of_a_mixed_batch_match_the_twins(
     device: torch.device, vocab_size: int, logits_dtype: torch.dtype
@@ -125,7 +134,8 @@ def test_rows_of_many_groups_match_the_twins_whether_or_not_their_candidates_can
     device: torch.device, monkeypatch: pytest.MonkeyPatch, max_depth: int, logits_dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(cut_search, "_DEPTH", max_depth)
-    # Few enough for the largest logits of the 36 groups to bound them; too many for that; none; all with top-p too.
+    # Few enough for the largest logits of the 36 groups to bound them; too many for that; none; all
+    # with top-p too.
     settings = [(top_k, top_p) for top_k in (10, 500, 0) for top_p in (1.0, 0.8)]
     sampling = [
         DeviceSampling(seed=i, temperature=1.2, top_k=top_k, top_p=top_p, min_p=0.01 * (i % 2))
@@ -139,7 +149,9 @@ def test_rows_of_many_groups_match_the_twins_whether_or_not_their_candidates_can
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_rows", "vocab_size"), GPU_SHAPES)
 @pytest.mark.parametrize("logits_dtype", [torch.float32, torch.bfloat16])
-def test_tokens_of_all_shapes_match_the_twins(num_rows: int, vocab_size: int, logits_dtype: torch.dtype) -> None:
+def test_tokens_of_all_shapes_match_the_twins(
+    num_rows: int, vocab_size: int, logits_dtype: torch.dtype
+) -> None:
     sampling = mixed(num_rows)
     logits = awkward_logits(num_rows, vocab_size, logits_dtype)
 
@@ -187,13 +199,21 @@ def test_greedy_rows_take_the_first_of_equals(device: torch.device) -> None:
     logits[1] = float("-inf")
     logits[2, 4999] = 20.0
 
-    assert by_the_kernels(logits, columns_of([DeviceSampling(seed=1)] * 3, [0] * 3, device)) == [7, 0, 4999]
+    assert by_the_kernels(logits, columns_of([DeviceSampling(seed=1)] * 3, [0] * 3, device)) == [
+        7,
+        0,
+        4999,
+    ]
 
 
-def test_nan_is_never_chosen_and_a_row_of_nothing_else_gives_the_first_id(device: torch.device) -> None:
+def test_nan_is_never_chosen_and_a_row_of_nothing_else_gives_the_first_id(
+    device: torch.device,
+) -> None:
     logits = torch.full((4, 50), torch.nan, device=device)
     logits[1::2, 31] = -5.0
-    sampling = [DeviceSampling(seed=1)] * 2 + [DeviceSampling(seed=1, temperature=1.0, top_p=0.5)] * 2
+    sampling = [DeviceSampling(seed=1)] * 2 + [
+        DeviceSampling(seed=1, temperature=1.0, top_p=0.5)
+    ] * 2
 
     assert by_the_kernels(logits, columns_of(sampling, [0] * 4, device)) == [0, 31, 0, 31]
 

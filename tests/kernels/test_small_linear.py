@@ -22,7 +22,12 @@ def test_it_is_as_near_to_float32_as_cublas(num_tokens: int, outputs: int, input
 
 def test_other_shapes_and_dtypes_are_refused() -> None:
     x, weight = (torch.randn(size, 512, device="cuda", dtype=torch.bfloat16) for size in (4, 64))
-    refused = [(x.float(), weight), (x[:, :256], weight[:, :256]), (x.repeat(5, 1), weight), (x, weight[:40])]
+    refused = [
+        (x.float(), weight),
+        (x[:, :256], weight[:, :256]),
+        (x.repeat(5, 1), weight),
+        (x, weight[:40]),
+    ]
 
     assert fits(x, weight)
     for some_x, some_weight in refused:

@@ -14,7 +14,11 @@ def test_choices_match_the_twin(
 ) -> None:
     num_tokens, num_experts, choices = shape
     # Distinct logits, also in bfloat16: the twin leaves the order of equals open.
-    logits = torch.stack([torch.randperm(num_experts) for _ in range(num_tokens)]).div(8).to(device, dtype)
+    logits = (
+        torch.stack([torch.randperm(num_experts) for _ in range(num_tokens)])
+        .div(8)
+        .to(device, dtype)
+    )
 
     weights, expert_ids = topk_gating(logits, choices, renormalise=renormalise)
 

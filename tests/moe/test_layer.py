@@ -28,5 +28,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         expected = torch.zeros(8)
         for weight, expert in zip(weights / weights.sum(), ids, strict=True):
             gate, up = (layer.experts.gate_up_EIC[expert] @ x[t]).chunk(2)
-            expected += weight * (layer.experts.down_ECI[expert] @ (torch.nn.functional.silu(gate) * up))
+            expected += weight * (
+                layer.experts.down_ECI[expert] @ (torch.nn.functional.silu(gate) * up)
+            )
         torch.testing.assert_close(out[t], expected, atol=1e-4, rtol=1e-4)

@@ -4,7 +4,13 @@ from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.ranks import expected_output
 
-_WAITS = ("leases_wanted", "lookups_open", "lookups_due", "l2_claimed_pages", "num_requests_waiting")
+_WAITS = (
+    "leases_wanted",
+    "lookups_open",
+    "lookups_due",
+    "l2_claimed_pages",
+    "num_requests_waiting",
+)
 """Figures of the Scheduler that say what it waits for, ..."""
 _HOLDS = ("transfers_in_flight", "l1_locked_pages", "num_requests_running")
 """... and what it holds."""
@@ -12,7 +18,9 @@ _HOST_HOLDS = ("leases", "pages_quarantined", "lookups", "pages_reading", "pages
 
 
 def check_answers(cluster: Cluster) -> None:
-    """Every answer is a prefix of what the tokens alone demand, complete unless it was ended, and accounted for."""
+    """Every answer is a prefix of what the tokens alone demand, complete unless it was ended, and
+    accounted for.
+    """
     for answer in cluster.history:
         _check_answer(answer, cluster.settings.max_model_len)
 
@@ -30,16 +38,24 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
     stops = [index for index, token in enumerate(answer.tokens) if token in submit.stop_token_ids]
     assert stops in ([], [len(answer.tokens) - 1]), f"{name} went on after a stop token"
     if answer.ending == "length":
-        assert len(answer.tokens) == max_tokens, f"{name} has {len(answer.tokens)} of {max_tokens} tokens"
+        assert len(answer.tokens) == max_tokens, (
+            f"{name} has {len(answer.tokens)} of {max_tokens} tokens"
+        )
 
     if answer.tokens or answer.ending == "abort":
         assert answer.sources is not None, f"{name} was not told where its prompt came from"
-        assert sum(answer.sources.values()) == len(prompt), f"{name}: {answer.sources}, {len(prompt)} tokens"
+        assert sum(answer.sources.values()) == len(prompt), (
+            f"{name}: {answer.sources}, {len(prompt)} tokens"
+        )
 
 
 def check_idle(cluster: Cluster) -> None:
-    """Nothing is held or waited for by anybody once all has ended, and everything that was asked is answered."""
-    unanswered = [answer.asked for answer in (*cluster.history, *cluster.hints) if answer.ending is None]
+    """Nothing is held or waited for by anybody once all has ended, and everything that was asked is
+    answered.
+    """
+    unanswered = [
+        answer.asked for answer in (*cluster.history, *cluster.hints) if answer.ending is None
+    ]
     assert not unanswered, unanswered
     assert cluster.num_overdue_kills == 0, "a healthy rank was killed for being late"
     _check_core(cluster)
@@ -52,7 +68,9 @@ def _check_core(cluster: Cluster) -> None:
     stats = core.stats()
     assert core.is_idle, stats
     assert stats["ranks_attached"] == len(cluster.ranks)
-    assert not any(stats[name] for name in (*_WAITS, *_HOLDS)), {name: stats[name] for name in (*_WAITS, *_HOLDS)}
+    assert not any(stats[name] for name in (*_WAITS, *_HOLDS)), {
+        name: stats[name] for name in (*_WAITS, *_HOLDS)
+    }
     assert stats["l1_used_pages"] == stats["l1_cached_pages"]
 
 

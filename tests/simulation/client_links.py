@@ -1,4 +1,6 @@
-"""One link of a client: what it asks, what the Scheduler keeps for it while it does not read, what it hears."""
+"""One link of a client: what it asks, what the Scheduler keeps for it while it does not read, what
+it hears.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ class ClientLink:
         self._reads_again_s = 0.0
         link.listen(End.DIALLER, self._hear, lambda: self._end_all(CUT_OFF))
 
-    # The client ------------------------------------------------------------------------------------------------
+    # The client -----------------------------------------------------------------------------------
 
     def next_asking(self) -> AskingId:
         """A number that was not used on this link."""
@@ -130,7 +132,7 @@ class ClientLink:
                 answer.ending = ending
                 self._cluster.on_ending(answer)
 
-    # The Scheduler ---------------------------------------------------------------------------------------------
+    # The Scheduler --------------------------------------------------------------------------------
 
     def add(self, delta: RequestDelta) -> None:
         """The core has news."""
@@ -150,7 +152,9 @@ class ClientLink:
             )
 
     def flush(self) -> None:
-        """Send all news, merged, as one frame; a client that has read nothing of very much is given up."""
+        """Send all news, merged, as one frame; a client that has read nothing of very much is given
+        up.
+        """
         if not self._unsent or not self.link.is_open:
             return
         if self._cluster.now_s >= self._reads_again_s:
@@ -159,7 +163,10 @@ class ClientLink:
             return
 
         num_tokens = sum(len(delta.token_ids) for delta in self._unsent.values())
-        if len(self._unsent) * _DELTA_BYTES + num_tokens * _TOKEN_BYTES > self._cluster.faults.outbox_bytes:
+        if (
+            len(self._unsent) * _DELTA_BYTES + num_tokens * _TOKEN_BYTES
+            > self._cluster.faults.outbox_bytes
+        ):
             self._cluster.num_faults["client given up"] += 1
             self.link.close()
 

@@ -33,7 +33,9 @@ class Clock:
         return self.random.uniform(0.1, 1.9) * mean_s * scale
 
     def run(self, until: Callable[[], bool] | None, limit_s: float) -> bool:
-        """Go on until `until` holds or nothing is left to happen. False: that did not come before `limit_s`."""
+        """Go on until `until` holds or nothing is left to happen. False: that did not come before
+        `limit_s`.
+        """
         while self._queue and not (until is not None and until()):
             time_s, _, action = heapq.heappop(self._queue)
             if time_s > limit_s:

@@ -1,8 +1,10 @@
-"""A whole engine on a virtual clock: the real Scheduler and HostMemory cores around modelled GPU ranks and storage.
+"""A whole engine on a virtual clock: the real Scheduler and HostMemory cores around modelled GPU
+ranks and storage.
 
-Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that place. A rank reads what
-its block table names, so that a page reused, published or loaded too early shows as a `WrongHit`. Every delay is drawn
-from one seeded generator: the order of copies, steps and messages differs with the seed.
+Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that
+place. A rank reads what its block table names, so that a page reused, published or loaded too early
+shows as a `WrongHit`. Every delay is drawn from one seeded generator: the order of copies, steps
+and messages differs with the seed.
 """
 
 import itertools
@@ -53,7 +55,9 @@ MakeRank = Callable[["Cluster", int, int], ClusterRank]
 
 
 class Cluster:
-    """One replica, its node's HostMemory and one storage actor. Owns: the arena's bytes, and all that was asked."""
+    """One replica, its node's HostMemory and one storage actor. Owns: the arena's bytes, and all
+    that was asked.
+    """
 
     def __init__(
         self,
@@ -93,9 +97,13 @@ class Cluster:
         """By seed."""
         self._clients: dict[str, ClientLink] = {}
 
-        self.geometry: ArenaGeometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
+        self.geometry: ArenaGeometry = plan_arena(
+            settings.layout, l2_pages * settings.layout.host_page_bytes(0)
+        )
         empty_page: PagePart = (None,) * settings.page_size
-        self.arena = [[empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)]
+        self.arena = [
+            [empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)
+        ]
         """What each host page holds, per rank of a lane. It outlives HostMemory."""
         self.generations = np.zeros(self.geometry.num_host_pages, dtype=np.int32)
 
@@ -109,7 +117,7 @@ class Cluster:
             self.start_rank(rank)
         self.run(lambda: self.core.is_attached)
 
-    # Time ------------------------------------------------------------------------------------------------------
+    # Time -----------------------------------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
@@ -139,7 +147,7 @@ class Cluster:
         """How long somebody who has lost a link waits before dialling anew."""
         return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)
 
-    # Cores -----------------------------------------------------------------------------------------------------
+    # Cores ----------------------------------------------------------------------------------------
 
     @property
     def core(self) -> SchedulerCore:
@@ -164,10 +172,12 @@ class Cluster:
         """A counter of the Scheduler's, over all its lives."""
         return self.scheduler.lost_counters[counter] + self.core.stats().get(counter, 0)
 
-    # Clients ---------------------------------------------------------------------------------------------------
+    # Clients --------------------------------------------------------------------------------------
 
     def client(self, name: str) -> ClientLink:
-        """The link of a client, which connects anew if it has lost its last one; the Scheduler is up."""
+        """The link of a client, which connects anew if it has lost its last one; the Scheduler is
+        up.
+        """
         assert self.scheduler.is_up
         known = self._clients.get(name)
         if known is not None and known.link.is_open:
@@ -200,7 +210,7 @@ class Cluster:
         """The salt of the request that a rank knows by this."""
         return self._salts[sampling.seed]
 
-    # GPU ranks -------------------------------------------------------------------------------------------------
+    # GPU ranks ------------------------------------------------------------------------------------
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""

@@ -1,9 +1,10 @@
-"""Ranks whose pages are real: pools on a device, an arena, the transfer engine between them, steps on a stream.
+"""Ranks whose pages are real: pools on a device, an arena, the transfer engine between them, steps
+on a stream.
 
-Scheduler, HostMemory and links run on the cluster's virtual clock as ever, and it says when a copy may begin, when a
-step is enqueued, and when they are reported, which waits for the device. Until then the device goes on by itself; on a
-GPU random delays on its streams bring copies and steps out of step. A page holds, in every element of a token's place,
-the hash of all tokens up to there.
+Scheduler, HostMemory and links run on the cluster's virtual clock as ever, and it says when a copy
+may begin, when a step is enqueued, and when they are reported, which waits for the device. Until
+then the device goes on by itself; on a GPU random delays on its streams bring copies and steps out
+of step. A page holds, in every element of a token's place, the hash of all tokens up to there.
 """
 
 import os
@@ -50,7 +51,9 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one row of a step found. `num_wrong`: elements read that hold something else, on the device."""
+    """What one row of a step found. `num_wrong`: elements read that hold something else, on the
+    device.
+    """
 
     slot: int
     load: int
@@ -101,7 +104,9 @@ class DeviceWorld:
 class DeviceRank:
     """Owns: the pool, slots and copies of one rank. Stands in for `SimulatedRank`."""
 
-    def __init__(self, world: DeviceWorld, cluster: Cluster, arena: HostArena, *, rank: int, incarnation: int) -> None:
+    def __init__(
+        self, world: DeviceWorld, cluster: Cluster, arena: HostArena, *, rank: int, incarnation: int
+    ) -> None:
         self.rank = rank
         self.incarnation = incarnation
         self.pid = cluster.processes.start()
@@ -116,7 +121,9 @@ class DeviceRank:
         self._steps: deque[_Step] = deque()
         self._is_late = world.random.random() < 0.5
         """A busy device: a step runs just before it is reported, not when its plan arrives."""
-        self._gates: dict[Direction, dict[int, threading.Event]] = {direction: {} for direction in Direction}
+        self._gates: dict[Direction, dict[int, threading.Event]] = {
+            direction: {} for direction in Direction
+        }
         self._changed = threading.Condition()
         self._done: dict[int, TransferDone] = {}
         self._errors: list[BaseException] = []
@@ -132,7 +139,9 @@ class DeviceRank:
         arguments = {"on_done": self._note, "on_error": self._errors.append, "delay": self._hold}
         if self._stream is None:
             seed = self._world.random.randrange(1 << 30)
-            return CpuTransfers(layout, (pool,), self._arena, seed=seed, num_threads=_CPU_THREADS, **arguments)
+            return CpuTransfers(
+                layout, (pool,), self._arena, seed=seed, num_threads=_CPU_THREADS, **arguments
+            )
         torch.cuda.synchronize()
         transfers = CudaTransfers(layout, (pool,), self._arena, **arguments)
         transfers.wait_registered()
@@ -161,7 +170,8 @@ class DeviceRank:
         assert not self._errors, self._errors
 
     def _arrive(self, plan: StepPlan) -> None:
-        # Loads overtake the steps that are queued before them; backups see what those have computed.
+        # Loads overtake the steps that are queued before them; backups see what those have
+        # computed.
         self._start(plan.loads, Direction.LOAD)
         self._plans.append(plan)
         while not self._is_late and self._plans and self._may_launch(self._plans[0]):
@@ -171,7 +181,11 @@ class DeviceRank:
 
     def _may_launch(self, plan: StepPlan) -> bool:
         """Have the loads that its rows wait for been let go?"""
-        return all(self._gates[Direction.LOAD][load].is_set() for load in plan.row_loads.tolist() if load >= 0)
+        return all(
+            self._gates[Direction.LOAD][load].is_set()
+            for load in plan.row_loads.tolist()
+            if load >= 0
+        )
 
     def _launch(self) -> None:
         plan = self._plans.popleft()
@@ -191,14 +205,19 @@ class DeviceRank:
         for changes in plan.tables:
             ends = np.cumsum(changes.counts)
             for slot, first, page_ids in zip(
-                changes.slots.tolist(), changes.starts.tolist(), np.split(changes.page_ids, ends[:-1]), strict=True
+                changes.slots.tolist(),
+                changes.starts.tolist(),
+                np.split(changes.page_ids, ends[:-1]),
+                strict=True,
             ):
                 self._tables[slot].update(enumerate(page_ids.tolist(), first))
 
-    # Steps -----------------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------
 
     def _enqueue(self, plan: StepPlan) -> _Step:
-        """Read what each row's context should hold and write the row's own, layer by layer, behind their loads."""
+        """Read what each row's context should hold and write the row's own, layer by layer, behind
+        their loads.
+        """
         columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens, plan.row_write_starts)
         columns += (plan.row_output_positions, plan.row_loads)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -213,7 +232,9 @@ class DeviceRank:
                 wrong += self._num_wrong(slot, layer, first_written)
                 self._write(slot, layer, first_written, start + count)
         found = []
-        for (slot, start, count, _, output_position, load), wrong in zip(rows, num_wrong, strict=True):
+        for (slot, start, count, _, output_position, load), wrong in zip(
+            rows, num_wrong, strict=True
+        ):
             token = self._slots[slot].sample(start + count) if output_position >= 0 else None
             found.append(_Row(slot, load, wrong, token))
         return _Step(plan, tuple(found))
@@ -227,20 +248,29 @@ class DeviceRank:
         pages_T, offsets_T, hashes_T = self._places(slot, start, end)
         self._pool_PLH2SD[pages_T, layer, :, :, offsets_T] = hashes_T[:, None, None, None]
 
-    def _places(self, slot: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Page, place in the page and modelled content of positions that lie in pages of the block table."""
+    def _places(
+        self, slot: int, start: int, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Page, place in the page and modelled content of positions that lie in pages of the block
+        table.
+        """
         size, table = self._cluster.settings.page_size, self._tables[slot]
         hashes = self._slots[slot].hashes
         columns = [
-            (table[position // size], position % size, _as_int32(hashes[position])) for position in range(start, end)
+            (table[position // size], position % size, _as_int32(hashes[position]))
+            for position in range(start, end)
         ]
-        assert all(page for page, _, _ in columns), f"slot {slot} keeps its tokens in the padding page"
+        assert all(page for page, _, _ in columns), (
+            f"slot {slot} keeps its tokens in the padding page"
+        )
         on_host = torch.tensor(columns, dtype=torch.int64).reshape(-1, 3)
         pages_T, offsets_T, hashes_T = on_host.to(self._world.device, non_blocking=True).unbind(1)
         return pages_T, offsets_T, hashes_T.to(torch.int32)
 
     def _complete_later(self, plan: StepPlan) -> None:
-        duration_s = self._cluster.clock.draw(self._cluster.faults.step_s) if len(plan.row_slots) else 0.0
+        duration_s = (
+            self._cluster.clock.draw(self._cluster.faults.step_s) if len(plan.row_slots) else 0.0
+        )
         self._cluster.after(duration_s, lambda: self._complete(duration_s))
 
     def _complete(self, duration_s: float) -> None:
@@ -258,18 +288,24 @@ class DeviceRank:
             is_stale = row.load >= 0 and self._wait_done(row.load).is_stale
             if num_wrong and not is_stale:
                 raise WrongHit(
-                    f"rank {self.rank}, step {step.plan.step}, slot {row.slot}: {num_wrong} elements are wrong"
+                    f"rank {self.rank}, step {step.plan.step}, slot {row.slot}: {num_wrong} "
+                    f"elements are wrong"
                 )
             if row.token is not None:
                 # What is computed on top of a stale load must never count.
                 token_ids.append((row.token + is_stale) % VOCABULARY)
         self._send(
-            StepResult(rank=self.rank, step=step.plan.step, token_ids=int32_array(token_ids), compute_s=duration_s)
+            StepResult(
+                rank=self.rank,
+                step=step.plan.step,
+                token_ids=int32_array(token_ids),
+                compute_s=duration_s,
+            )
         )
         if self._steps or self._plans:
             self._complete_later(self._steps[0].plan if self._steps else self._plans[0])
 
-    # Copies ----------------------------------------------------------------------------------------------------
+    # Copies ---------------------------------------------------------------------------------------
 
     def _start(self, copies: PageCopies, direction: Direction) -> None:
         transfer_ids = list(dict.fromkeys(copies.transfer_ids.tolist()))
@@ -284,11 +320,15 @@ class DeviceRank:
             delay_s = self._cluster.clock.draw(self._cluster.faults.copy_s)
             begins_s = delay_s * self._world.random.choice([0.0, 0.5, 1.0])
             self._cluster.after(begins_s, partial(self._let_go, transfer_id, direction))
-            self._cluster.after(delay_s, partial(self._acknowledge, transfer_id, direction, delay_s))
+            self._cluster.after(
+                delay_s, partial(self._acknowledge, transfer_id, direction, delay_s)
+            )
 
     def _hold(self, transfer: Transfer) -> None:
         """In a thread of the engine: wait until the copy may begin."""
-        assert self._gates[transfer.direction][transfer.transfer_id].wait(_PATIENCE_S), "a copy is never let go"
+        assert self._gates[transfer.direction][transfer.transfer_id].wait(_PATIENCE_S), (
+            "a copy is never let go"
+        )
         self._world.spin()
 
     def _let_go(self, transfer_id: int, direction: Direction) -> None:
@@ -317,7 +357,9 @@ class DeviceRank:
 
     def _wait_done(self, transfer_id: int) -> TransferDone:
         with self._changed:
-            assert self._changed.wait_for(lambda: transfer_id in self._done, _PATIENCE_S), "a copy does not end"
+            assert self._changed.wait_for(lambda: transfer_id in self._done, _PATIENCE_S), (
+                "a copy does not end"
+            )
             return self._done[transfer_id]
 
     def _send(self, message: StepResult | TransfersDone) -> None:

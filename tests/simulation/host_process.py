@@ -46,11 +46,15 @@ class HostProcess:
             None if is_first else int32_array(cluster.generations),
         )
         self._watch = TouchOrderWatch()
-        self._turns = Turns(cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick())
+        self._turns = Turns(
+            cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick()
+        )
         self._dial_scheduler()
 
     def kill(self) -> None:
-        """SIGKILL: the index is lost, the arena stays. The next process waits for all copies to end."""
+        """SIGKILL: the index is lost, the arena stays. The next process waits for all copies to
+        end.
+        """
         if self.core is None:
             return
         self._cluster.num_faults["HostMemory killed"] += 1
@@ -88,7 +92,7 @@ class HostProcess:
         """A control call: the core, if there is one, takes this event at once."""
         self._turns.take_now(event)
 
-    # Links -----------------------------------------------------------------------------------------------------
+    # Links ----------------------------------------------------------------------------------------
 
     def _dial_scheduler(self) -> None:
         core = self.core
@@ -96,7 +100,9 @@ class HostProcess:
 
     def _use_scheduler(self, link: Link) -> None:
         self._scheduler = self._links[link.number] = link
-        link.listen(End.DIALLER, partial(self._hear_scheduler, link), partial(self._lose_scheduler, link))
+        link.listen(
+            End.DIALLER, partial(self._hear_scheduler, link), partial(self._lose_scheduler, link)
+        )
         link.carry(End.ACCEPTOR, partial(self._cluster.scheduler.accept_host, link))
         self._turns.post(host_events.SchedulerAttached(link.number))
 
@@ -115,7 +121,9 @@ class HostProcess:
         if self._storage is not None:
             self._storage.close()
         self._storage = self._links[link.number] = link
-        link.listen(End.ACCEPTOR, partial(self._hear_storage, link), partial(self._lose_storage, link))
+        link.listen(
+            End.ACCEPTOR, partial(self._hear_storage, link), partial(self._lose_storage, link)
+        )
         self._turns.post(host_events.StorageAttached(link.number, pid))
 
     def _hear_storage(self, link: Link, message: host_events.ObjectsDone) -> None:
@@ -129,7 +137,7 @@ class HostProcess:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
 
-    # The core --------------------------------------------------------------------------------------------------
+    # The core -------------------------------------------------------------------------------------
 
     def _take(self, event: host_events.HostEvent) -> None:
         assert self.core is not None
@@ -150,8 +158,14 @@ class HostProcess:
                 self._send(connection, End.DIALLER, message)
             case host_events.WatchProcess(pid):
                 turns = self._turns
-                self._cluster.processes.watch(pid, lambda: turns.post(host_events.ProcessExited(pid)))
-            case host_events.HostFlushed() | host_events.StorageFlushed() | host_events.StorageRetired():
+                self._cluster.processes.watch(
+                    pid, lambda: turns.post(host_events.ProcessExited(pid))
+                )
+            case (
+                host_events.HostFlushed()
+                | host_events.StorageFlushed()
+                | host_events.StorageRetired()
+            ):
                 pass
             case _:
                 assert_never(effect)

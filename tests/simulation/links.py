@@ -19,7 +19,8 @@ class End(Enum):
 class Link:
     """One connection. Owns: whether it is open, and in what order its messages arrive.
 
-    What is under way when it closes is lost, in both directions. Each end notices the close by itself.
+    What is under way when it closes is lost, in both directions. Each end notices the close by
+    itself.
     """
 
     def __init__(self, clock: Clock, faults: Faults, number: ConnectionId) -> None:
@@ -33,7 +34,9 @@ class Link:
         self._notice: dict[End, Callable[[], None]] = {}
 
     def listen(self, end: End, receive: Callable[[Any], None], notice: Callable[[], None]) -> None:
-        """From now on `end` takes messages by `receive`, and the news that the link has closed by `notice`."""
+        """From now on `end` takes messages by `receive`, and the news that the link has closed by
+        `notice`.
+        """
         self._receive[end], self._notice[end] = receive, notice
 
     def send(self, to: End, message: object) -> None:
@@ -44,7 +47,9 @@ class Link:
         """Run `action` when a message would arrive; never if the link closes before."""
         if not self.is_open:
             return
-        arrival_s = max(self._clock.now_s + self._clock.draw(self._faults.link_delay_s), self._free_s[to])
+        arrival_s = max(
+            self._clock.now_s + self._clock.draw(self._faults.link_delay_s), self._free_s[to]
+        )
         self._free_s[to] = arrival_s
         self._clock.at(arrival_s, lambda: action() if self.is_open else None)
 
@@ -64,8 +69,8 @@ class Link:
 class Turns:
     """Owns: the events that wait for a core, and when it wants a tick.
 
-    A link is known to its process as soon as it is there, while what it brought waits for the next turn: so a core
-    speaks to links that have been replaced in the meantime.
+    A link is known to its process as soon as it is there, while what it brought waits for the next
+    turn: so a core speaks to links that have been replaced in the meantime.
     """
 
     def __init__(
@@ -76,7 +81,9 @@ class Turns:
         next_deadline_s: Callable[[], float | None],
         tick: object,
     ) -> None:
-        """`take` gives the core one event; `tick` is the event that it asks for by `next_deadline_s`."""
+        """`take` gives the core one event; `tick` is the event that it asks for by
+        `next_deadline_s`.
+        """
         self._clock = clock
         self._faults = faults
         self._take = take

@@ -1,7 +1,9 @@
-"""Many requests through one simulated cluster under faults of every kind: `python -m tests.simulation.long_run`.
+"""Many requests through one simulated cluster under faults of every kind: `python -m
+tests.simulation.long_run`.
 
-Every answer must be exact and accounted for, every invariant hold, and nothing be held at the end. Prints what happened
-as JSON; 1 if anything is wrong. The weather (delays, failing, full and lying storage) changes as the run goes on.
+Every answer must be exact and accounted for, every invariant hold, and nothing be held at the end.
+Prints what happened as JSON; 1 if anything is wrong. The weather (delays, failing, full and lying
+storage) changes as the run goes on.
 """
 
 import argparse
@@ -47,7 +49,9 @@ _REQUESTS_PER_FAULT = {
 
 
 def make_workload(num_requests: int, seed: int) -> Workload:
-    """Three lanes with tiny pools, all tiers, and faults in proportion to the requests; settings are drawn."""
+    """Three lanes with tiny pools, all tiers, and faults in proportion to the requests; settings
+    are drawn.
+    """
     drawn = draw_workload(seed)
     settings = replace(
         drawn.settings,
@@ -68,7 +72,12 @@ def make_workload(num_requests: int, seed: int) -> Workload:
         l2_pages=64,
         num_requests=num_requests,
         num_prefixes=24,
-        faults=Faults(storage_failure_fraction=0.05, bad_object_fraction=0.1, lag_fraction=0.2, outbox_bytes=300),
+        faults=Faults(
+            storage_failure_fraction=0.05,
+            bad_object_fraction=0.1,
+            lag_fraction=0.2,
+            outbox_bytes=300,
+        ),
         span_s=num_requests / _REQUESTS_PER_S,
         **num_faults,
     )
@@ -87,7 +96,11 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "output_tokens": sum(len(answer.tokens) for answer in cluster.history),
         "prompt_tokens_by_source": sources_of(cluster),
         "faults": dict(cluster.num_faults),
-        "storage": {name: count for name, count in sorted(counters.items()) if name.startswith(("l3_", "storage_"))},
+        "storage": {
+            name: count
+            for name, count in sorted(counters.items())
+            if name.startswith(("l3_", "storage_"))
+        },
         "scheduler": {name: cluster.count(name) for name in _SCHEDULER_COUNTERS},
         "leases_at_the_end": cluster.host.stats()["leases"],
         "virtual_seconds": round(cluster.now_s, 1),
@@ -96,7 +109,9 @@ def describe(cluster: Cluster) -> dict[str, Any]:
 
 def main() -> int:
     """Run, prove, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -106,7 +121,11 @@ def main() -> int:
     except Exception:  # noqa: BLE001 -- whatever went wrong is the result
         traceback.print_exc()
         return 1
-    figures = {"seed": arguments.seed, **describe(cluster), "seconds": round(time.monotonic() - began_s, 1)}
+    figures = {
+        "seed": arguments.seed,
+        **describe(cluster),
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
     print(json.dumps(figures, indent=2))
     return 0
 

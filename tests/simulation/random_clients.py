@@ -25,8 +25,9 @@ _RETRY_S = 0.03
 class RandomClients:
     """Owns: what is still to be sent, and which names are free.
 
-    A name is free once its request's last delta was heard, or as soon as its abort was sent, and then often used at
-    once. A client whose link has closed connects anew and sends again what was open.
+    A name is free once its request's last delta was heard, or as soon as its abort was sent, and
+    then often used at once. A client whose link has closed connects anew and sends again what was
+    open.
     """
 
     def __init__(self, cluster: Cluster, workload: Workload) -> None:
@@ -43,7 +44,9 @@ class RandomClients:
         self._links: list[ClientLink] = []
         """Of which the Scheduler may not have noticed the end."""
         self._at_risk: set[Answer] = set()
-        """Sent while the Scheduler may still have had their names from an earlier link of their client."""
+        """Sent while the Scheduler may still have had their names from an earlier link of their
+        client.
+        """
         self._prefixes = [
             self._tokens(self._random, self._random.choice(workload.prefix_tokens))
             for _ in range(workload.num_prefixes)
@@ -56,7 +59,7 @@ class RandomClients:
         """Everything was sent and has ended."""
         return not self._num_pending
 
-    # Trouble ---------------------------------------------------------------------------------------------------
+    # Trouble --------------------------------------------------------------------------------------
 
     def lose_one(self) -> None:
         """The second client vanishes; what it sends later is sent by a new one of the same name."""
@@ -76,7 +79,7 @@ class RandomClients:
             self._cluster.num_faults["client rested"] += 1
             self._cluster.client(self._random.choice("ab")).rest(duration_s)
 
-    # Prompts ---------------------------------------------------------------------------------------------------
+    # Prompts --------------------------------------------------------------------------------------
 
     def _tokens(self, draw: random.Random, num_tokens: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(num_tokens)]
@@ -88,7 +91,9 @@ class RandomClients:
         if draw.random() < self._workload.hint_fraction:
             self._send_hint(draw)
 
-        suffix = self._tokens(self._random, self._random.randrange(self._workload.max_suffix_tokens + 1))
+        suffix = self._tokens(
+            self._random, self._random.randrange(self._workload.max_suffix_tokens + 1)
+        )
         prompt = self._random.choice(self._prefixes) + suffix
         is_salted = self._random.random() < self._workload.salt_fraction
         salt = self._random.choice(["salt", "pepper"]) if is_salted else None
@@ -100,7 +105,9 @@ class RandomClients:
         tokens = draw.choice(self._prefixes) + self._tokens(draw, draw.randrange(20))
         link = self._link(_HINTER)
         name = self._take_name(_HINTER)
-        hint = PrefetchPrompt(asking=link.next_asking(), request_id=name, token_ids=int32_array(tokens))
+        hint = PrefetchPrompt(
+            asking=link.next_asking(), request_id=name, token_ids=int32_array(tokens)
+        )
         answer = self._cluster.prefetch(hint, _HINTER)
         self._note_sent(answer, name)
         if draw.random() < self._workload.abort_fraction:
@@ -115,11 +122,15 @@ class RandomClients:
             token_ids=int32_array(prompt),
             sampling=DeviceSampling(seed=0),
             max_tokens=draw.choice([None, *range(1, workload.max_output_tokens)]),
-            stop_token_ids=(draw.randrange(VOCABULARY),) if draw.random() < workload.stop_fraction else (),
+            stop_token_ids=(draw.randrange(VOCABULARY),)
+            if draw.random() < workload.stop_fraction
+            else (),
             priority=draw.randrange(-2, 3) if draw.random() < workload.priority_fraction else 0,
             cache_salt=cache_salt,
             session_id=draw.choice([None, "s"]),
-            deadline_s=draw.uniform(0.05, 1.0) if draw.random() < workload.deadline_fraction else None,
+            deadline_s=draw.uniform(0.05, 1.0)
+            if draw.random() < workload.deadline_fraction
+            else None,
         )
         self._submit(client, message)
 
@@ -139,7 +150,9 @@ class RandomClients:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
 
     def _end_early(self, answer: Answer) -> None:
-        """Abort or stop, although it may have ended long ago; often the name is taken to be free at once."""
+        """Abort or stop, although it may have ended long ago; often the name is taken to be free at
+        once.
+        """
         end = self._random.choice([answer.link.abort, answer.link.stop])
         if isinstance(answer.asked, PrefetchPrompt):
             end = answer.link.abort
@@ -152,7 +165,7 @@ class RandomClients:
             self._num_pending += 1
             self._send_new(answer.link.name)
 
-    # Names and links -------------------------------------------------------------------------------------------
+    # Names and links ------------------------------------------------------------------------------
 
     def _take_name(self, client: str) -> RequestId:
         """The name that came free last, or a new one if none is."""
@@ -168,7 +181,10 @@ class RandomClients:
 
     def _link(self, client: str) -> ClientLink:
         link = self._cluster.client(client)
-        self._links = [*(known for known in self._links if not known.is_forgotten and known is not link), link]
+        self._links = [
+            *(known for known in self._links if not known.is_forgotten and known is not link),
+            link,
+        ]
         return link
 
     @property
@@ -182,7 +198,7 @@ class RandomClients:
         if any(known.name == link.name and known is not link for known in self._links):
             self._at_risk.add(answer)
 
-    # Endings ---------------------------------------------------------------------------------------------------
+    # Endings --------------------------------------------------------------------------------------
 
     def _on_ending(self, answer: Answer) -> None:
         self._free_name(answer)
@@ -193,7 +209,9 @@ class RandomClients:
             return
         if answer.ending in (_REFUSED, CUT_OFF):
             client, submit = answer.link.name, answer.submit
-            self._cluster.after(self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit))
+            self._cluster.after(
+                self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit)
+            )
         elif not self._follows_up(answer):
             self._num_pending -= 1
 
@@ -203,6 +221,10 @@ class RandomClients:
         wants_more = self._random.random() < self._workload.follow_up_fraction
         if answer.ending != "length" or not wants_more or room <= self._workload.max_suffix_tokens:
             return False
-        prompt += self._tokens(self._random, 1 + self._random.randrange(self._workload.max_suffix_tokens))
-        self._cluster.after(self._random.uniform(0, 0.5), lambda: self._send(prompt, answer.submit.cache_salt))
+        prompt += self._tokens(
+            self._random, 1 + self._random.randrange(self._workload.max_suffix_tokens)
+        )
+        self._cluster.after(
+            self._random.uniform(0, 0.5), lambda: self._send(prompt, answer.submit.cache_salt)
+        )
         return True

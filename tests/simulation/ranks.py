@@ -1,4 +1,6 @@
-"""A modelled GPU actor: pages hold hashes of token prefixes, copies take their time and finish out of order."""
+"""A modelled GPU actor: pages hold hashes of token prefixes, copies take their time and finish out
+of order.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,11 @@ def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None =
 
 
 class SimulatedRank:
-    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside them.
+    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside
+    them.
 
-    When its link breaks it finishes, unheard, what had arrived, forgets its requests and says hello again.
+    When its link breaks it finishes, unheard, what had arrived, forgets its requests and says hello
+    again.
     """
 
     def __init__(self, cluster: Cluster, rank: int, incarnation: int) -> None:
@@ -62,20 +66,24 @@ class SimulatedRank:
         self.exit_s = float("inf")
         self._link: Link | None = None
         size = cluster.settings.page_size
-        self.pages: list[list[int | None]] = [[None] * size for _ in range(cluster.settings.num_pages + 1)]
+        self.pages: list[list[int | None]] = [
+            [None] * size for _ in range(cluster.settings.num_pages + 1)
+        ]
         self.tokens: dict[int, list[int]] = {}
         self.hashes: dict[int, list[int]] = {}
         self.tables: dict[int, dict[int, int]] = {}
         self.loading: set[int] = set()
         self.stale: set[int] = set()
-        """Loads that read pages which had changed hands: what is computed on top of them must never count."""
+        """Loads that read pages which had changed hands: what is computed on top of them must never
+        count.
+        """
         self.plans: deque[StepPlan] = deque()
         self.is_stepping = False
         self._num_copying = 0
         """Transfers under way."""
         self._dial()
 
-    # Links -----------------------------------------------------------------------------------------------------
+    # Links ----------------------------------------------------------------------------------------
 
     def _dial(self) -> None:
         self.cluster.scheduler.connect(self._use, lambda: self.is_alive)
@@ -109,11 +117,12 @@ class SimulatedRank:
             kept.clear()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
 
-    # Plans -----------------------------------------------------------------------------------------------------
+    # Plans ----------------------------------------------------------------------------------------
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        # Loads overtake the steps that are queued before them; backups see what those have computed.
+        # Loads overtake the steps that are queued before them; backups see what those have
+        # computed.
         self._start_copies(plan.loads, is_load=True)
         if not self.is_stepping:
             self._next()
@@ -146,13 +155,15 @@ class SimulatedRank:
                 start += count
                 self.tables[slot].update({first + index: page for index, page in enumerate(ids)})
 
-    # Copies ----------------------------------------------------------------------------------------------------
+    # Copies ---------------------------------------------------------------------------------------
 
     def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
         started_s = self.cluster.now_s
         groups: dict[int, list[tuple[int, int, int]]] = {}
         columns = (copies.transfer_ids, copies.page_ids, copies.host_page_ids, copies.generations)
-        for transfer, page, host_page, generation in zip(*(column.tolist() for column in columns), strict=True):
+        for transfer, page, host_page, generation in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             groups.setdefault(transfer, []).append((page, host_page, generation))
         self._num_copying += len(groups)
         for transfer, entries in groups.items():
@@ -163,8 +174,12 @@ class SimulatedRank:
                 delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
                 last_s = max(last_s, delay_s)
                 copy = self._load_page if is_load else self._back_up_page
-                self.cluster.after(delay_s, lambda copy=copy, page=page, host_page=host_page: copy(page, host_page))
-            self.cluster.after(last_s, lambda t=transfer, e=entries: self._copied(t, e, is_load, started_s))
+                self.cluster.after(
+                    delay_s, lambda copy=copy, page=page, host_page=host_page: copy(page, host_page)
+                )
+            self.cluster.after(
+                last_s, lambda t=transfer, e=entries: self._copied(t, e, is_load, started_s)
+            )
 
     def _load_page(self, page: int, host_page: int) -> None:
         if self.is_alive:
@@ -174,7 +189,9 @@ class SimulatedRank:
         if self.cluster.now_s <= self.exit_s:
             self.cluster.arena[host_page][self.part] = tuple(self.pages[page])
 
-    def _copied(self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool, started_s: float) -> None:
+    def _copied(
+        self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool, started_s: float
+    ) -> None:
         if not self.is_alive:
             return
         is_stale = is_load and self.is_stale(entries)
@@ -185,7 +202,9 @@ class SimulatedRank:
             rank=self.rank,
             transfer_ids=int32_array((transfer,)),
             stale_transfer_ids=int32_array((transfer,) if is_stale else ()),
-            num_bytes=len(entries) * self.cluster.settings.layout.payload_bytes(0) if is_load else 0,
+            num_bytes=len(entries) * self.cluster.settings.layout.payload_bytes(0)
+            if is_load
+            else 0,
             seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
         # Another thread reports copies: steps on top of them may be reported before.
@@ -201,9 +220,12 @@ class SimulatedRank:
 
     def is_stale(self, entries: list[tuple[int, int, int]]) -> bool:
         """Did a host page change hands before all of (page, host page, generation) were read?"""
-        return any(self.cluster.generations[host_page] != generation for _, host_page, generation in entries)
+        return any(
+            self.cluster.generations[host_page] != generation
+            for _, host_page, generation in entries
+        )
 
-    # Steps -----------------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------
 
     def _wait_for_loads(self, plan: StepPlan) -> None:
         if self.loading.intersection(plan.row_loads.tolist()):
@@ -232,7 +254,9 @@ class SimulatedRank:
                 self.tokens[slot].append(token)
                 self.hashes[slot].append(hash((self.hashes[slot][-1], token)))
                 sampled.append(token)
-        result = StepResult(rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s)
+        result = StepResult(
+            rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
+        )
         self._send(result)
         self._next()
 
@@ -243,7 +267,10 @@ class SimulatedRank:
         for position in range(max(start, min(write_start, end))):
             page = table[position // size]
             if page == 0 or self.pages[page][position % size] != hashes[position]:
-                raise WrongHit(f"rank {self.rank}, slot {slot}, position {position}: page {page} holds something else")
+                raise WrongHit(
+                    f"rank {self.rank}, slot {slot}, position {position}: page {page} holds "
+                    f"something else"
+                )
 
     def _write_row(self, slot: int, start: int, end: int, write_start: int) -> None:
         size = self.cluster.settings.page_size

@@ -1,4 +1,6 @@
-"""Run more random workloads than the tests do: `python -m tests.simulation.run_seeds FIRST STOP`; 1 if any fails."""
+"""Run more random workloads than the tests do: `python -m tests.simulation.run_seeds FIRST STOP`; 1
+if any fails.
+"""
 
 import sys
 import traceback

@@ -68,7 +68,7 @@ class SchedulerProcess:
         """A control call: the core takes this event at once."""
         self._turns.take_now(event)
 
-    # Links -----------------------------------------------------------------------------------------------------
+    # Links ----------------------------------------------------------------------------------------
 
     def connect(self, use: Callable[[Link], None], is_wanted: Callable[[], bool]) -> None:
         """Somebody dials: `use` gets the link once the Scheduler is up, if it `is_wanted` by then."""
@@ -84,7 +84,9 @@ class SchedulerProcess:
     def accept_rank(self, link: Link, rank: ClusterRank) -> None:
         """A GPU actor says hello."""
         number, connection = rank.rank, link.number
-        attached = events.RankAttached(rank=number, connection=connection, incarnation=rank.incarnation, pid=rank.pid)
+        attached = events.RankAttached(
+            rank=number, connection=connection, incarnation=rank.incarnation, pid=rank.pid
+        )
         self._accept(f"rank {number}", link, attached)
         self._read(
             link,
@@ -110,8 +112,12 @@ class SchedulerProcess:
         self._links[link.number] = link
         self._turns.post(attached)
 
-    def _read(self, link: Link, event_of: Callable[[Any], events.Event], lost: events.Event) -> None:
-        """Post what a link brings, and its end. Some readers lag: they speak when the next link is there already."""
+    def _read(
+        self, link: Link, event_of: Callable[[Any], events.Event], lost: events.Event
+    ) -> None:
+        """Post what a link brings, and its end. Some readers lag: they speak when the next link is
+        there already.
+        """
         turns, cluster = self._turns, self._cluster
         lags = cluster.random.random() < cluster.faults.lag_fraction
         lag_s = cluster.clock.draw(cluster.faults.reconnect_s) if lags else 0.0
@@ -149,7 +155,7 @@ class SchedulerProcess:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
 
-    # The core --------------------------------------------------------------------------------------------------
+    # The core -------------------------------------------------------------------------------------
 
     def _take(self, event: events.Event) -> None:
         for effect in self.core.handle(event, self._cluster.now_s):

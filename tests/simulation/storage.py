@@ -1,4 +1,6 @@
-"""A modelled storage actor: objects by key, verified reads, random delays, failures and bad objects."""
+"""A modelled storage actor: objects by key, verified reads, random delays, failures and bad
+objects.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class _Process:
 
 
 class SimulatedStorage:
-    """Owns: L3's objects and the actor's process. Whether an object can be used is decided when it is read.
+    """Owns: L3's objects and the actor's process. Whether an object can be used is decided when it
+    is read.
 
     An actor whose link breaks finishes its batches, unheard, before it says hello again.
     """
@@ -63,7 +66,7 @@ class SimulatedStorage:
         """Some batch of the living actor may still touch the arena."""
         return bool(self._process.busy)
 
-    # Life ------------------------------------------------------------------------------------------------------
+    # Life -----------------------------------------------------------------------------------------
 
     def dial(self) -> None:
         """Say hello to HostMemory, once it is there."""
@@ -74,7 +77,9 @@ class SimulatedStorage:
             self._cluster.after(_REDIAL_S, self.dial)
             return
         link = process.link = self._cluster.new_link()
-        link.listen(End.DIALLER, partial(self._receive, process, link), partial(self._lose_link, process))
+        link.listen(
+            End.DIALLER, partial(self._receive, process, link), partial(self._lose_link, process)
+        )
         link.carry(End.ACCEPTOR, lambda: self._say_hello(host.core, link))
 
     def _say_hello(self, core: object, link: Link) -> None:
@@ -104,7 +109,9 @@ class SimulatedStorage:
             self._process.link.close()
 
     def switch(self) -> None:
-        """Retire the backend and end its actor, done or not; later attach another one, which may be empty."""
+        """Retire the backend and end its actor, done or not; later attach another one, which may be
+        empty.
+        """
         if self._process.is_alive:
             self._cluster.num_faults["storage switched"] += 1
             retired = self._process
@@ -139,7 +146,7 @@ class SimulatedStorage:
     def _draw_linger_s(self) -> float:
         return self._cluster.clock.draw(self._cluster.faults.linger_s)
 
-    # Orders ----------------------------------------------------------------------------------------------------
+    # Orders ---------------------------------------------------------------------------------------
 
     def _receive(self, process: _Process, link: Link, order: host_events.StorageOrder) -> None:
         """An order is carried out after a random delay, out of order."""
@@ -161,7 +168,11 @@ class SimulatedStorage:
         self._cluster.after(delay_s, lambda: self._finish(order.batch_id, process, link, carry_out))
 
     def _finish(
-        self, batch_id: BatchId, process: _Process, link: Link, carry_out: Callable[[], list[ObjectStatus]]
+        self,
+        batch_id: BatchId,
+        process: _Process,
+        link: Link,
+        carry_out: Callable[[], list[ObjectStatus]],
     ) -> None:
         if self._cluster.now_s > process.exit_s:
             return

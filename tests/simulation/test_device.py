@@ -1,7 +1,8 @@
-"""No page is published or reused before its copy has completed: random workloads over real pages and copies.
+"""No page is published or reused before its copy has completed: random workloads over real pages
+and copies.
 
-The mutants show that the comparison of contents would notice. Their bugs show only where copies and steps run beside
-the host, so they are looked for on a GPU.
+The mutants show that the comparison of contents would notice. Their bugs show only where copies and
+steps run beside the host, so they are looked for on a GPU.
 """
 
 from dataclasses import replace
@@ -34,7 +35,14 @@ LARGE_PAGES = KvLayout(
     groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=8, head_dim=512),),
 )
 """128 KiB per layer: the copy engine moves them."""
-CROWDED = Workload(seed=0, settings=SMALL_L1, l2_pages=8, storage=None, faults=LAZY_ACKNOWLEDGEMENTS, num_requests=60)
+CROWDED = Workload(
+    seed=0,
+    settings=SMALL_L1,
+    l2_pages=8,
+    storage=None,
+    faults=LAZY_ACKNOWLEDGEMENTS,
+    num_requests=60,
+)
 """Pages of both tiers change hands all the time."""
 
 
@@ -85,7 +93,9 @@ CASES = [
     NO_QUARANTINE,
     Case(
         mutant=commit_before_acknowledgement,
-        workload=Workload(seed=0, settings=BASE_SETTINGS, storage=None, faults=LAZY_ACKNOWLEDGEMENTS),
+        workload=Workload(
+            seed=0, settings=BASE_SETTINGS, storage=None, faults=LAZY_ACKNOWLEDGEMENTS
+        ),
     ),
     Case(
         mutant=no_generation_check,
@@ -94,7 +104,10 @@ CASES = [
     ),
     Case(mutant=early_lease_end, workload=CROWDED),
     Case(mutant=no_stream_waits, workload=CROWDED),
-    Case(mutant=early_acknowledgement, workload=replace(CROWDED, faults=Faults(copy_s=0.0005, link_delay_s=0.0005))),
+    Case(
+        mutant=early_acknowledgement,
+        workload=replace(CROWDED, faults=Faults(copy_s=0.0005, link_delay_s=0.0005)),
+    ),
 ]
 
 

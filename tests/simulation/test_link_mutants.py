@@ -1,4 +1,6 @@
-"""Tests of the tests: bugs about names, links and waiting that come again, each found by random workloads."""
+"""Tests of the tests: bugs about names, links and waiting that come again, each found by random
+workloads.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,11 @@ from tests.simulation.test_mutants import FROM_STORAGE, SMALL_L1, Case, find
 from tests.simulation.workload import BASE_SETTINGS, Workload
 
 FLAPS = Workload(
-    seed=0, settings=BASE_SETTINGS, faults=Faults(copy_s=0.1, lag_fraction=0.5), num_requests=48, num_flushes=2
+    seed=0,
+    settings=BASE_SETTINGS,
+    faults=Faults(copy_s=0.1, lag_fraction=0.5),
+    num_requests=48,
+    num_flushes=2,
 )
 
 
@@ -36,14 +42,18 @@ def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Scheduler tells HostMemories apart, not their links: one that lives comes back under its former number."""
+    """The Scheduler tells HostMemories apart, not their links: one that lives comes back under its
+    former number.
+    """
     use_scheduler, handle = HostProcess._use_scheduler, SchedulerCore.handle
     first: dict[object, ConnectionId] = {}
     numbers: dict[ConnectionId, ConnectionId] = {}
     latest: dict[ConnectionId, ConnectionId] = {}
 
     def use(self: HostProcess, link: Any) -> None:
-        numbers[link.number] = first.setdefault((self.core, self._cluster.scheduler.core), link.number)
+        numbers[link.number] = first.setdefault(
+            (self.core, self._cluster.scheduler.core), link.number
+        )
         use_scheduler(self, link)
 
     def handle_event(self: SchedulerCore, event: Any, now_s: float) -> Any:
@@ -53,7 +63,9 @@ def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             event = replace(event, connection=numbers[event.connection])
         effects = handle(self, event, now_s)
         return [
-            replace(effect, connection=latest[effect.connection]) if isinstance(effect, events.SendHost) else effect
+            replace(effect, connection=latest[effect.connection])
+            if isinstance(effect, events.SendHost)
+            else effect
             for effect in effects
         ]
 
@@ -62,7 +74,9 @@ def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def effects_to_any_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is for a link that has closed goes to the one that the same process, or its successor, has now."""
+    """What is for a link that has closed goes to the one that the same process, or its successor,
+    has now.
+    """
     accept, link_of = SchedulerProcess._accept, SchedulerProcess.link_of
     peers: dict[ConnectionId, str] = {}
 
@@ -71,7 +85,9 @@ def effects_to_any_link(monkeypatch: pytest.MonkeyPatch) -> None:
         accept(self, peer, link, *rest)
 
     def find_any(self: SchedulerProcess, connection: ConnectionId) -> Any:
-        return link_of(self, connection) or link_of(self, self._peers.get(peers[connection], connection))
+        return link_of(self, connection) or link_of(
+            self, self._peers.get(peers[connection], connection)
+        )
 
     monkeypatch.setattr(SchedulerProcess, "_accept", note)
     monkeypatch.setattr(SchedulerProcess, "link_of", find_any)
@@ -88,7 +104,9 @@ def reports_by_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
         return handle(self, event, now_s)
 
     def is_current(self: SchedulerCore, event: Any) -> bool:
-        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(event.rank)
+        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(
+            event.rank
+        )
         return attached is not None and attached.incarnation == incarnations[event.connection]
 
     monkeypatch.setattr(SchedulerCore, "handle", handle_event)
@@ -129,7 +147,9 @@ CASES = [
         workload=replace(FLAPS, faults=Faults(turn_s=0.02), num_rank_flaps=8, num_host_flaps=8),
     ),
     Case(mutant=reports_by_incarnation, workload=replace(FLAPS, num_rank_flaps=12)),
-    Case(mutant=followers_are_not_woken, workload=replace(FLAPS, num_prefixes=1, abort_fraction=0.5)),
+    Case(
+        mutant=followers_are_not_woken, workload=replace(FLAPS, num_prefixes=1, abort_fraction=0.5)
+    ),
     Case(mutant=claims_are_never_ended, workload=replace(FLAPS, settings=FROM_STORAGE)),
 ]
 

@@ -1,6 +1,8 @@
-"""Tests of the tests: each of these bugs, put into the engine, is found by random workloads on the simulated cluster.
+"""Tests of the tests: each of these bugs, put into the engine, is found by random workloads on the
+simulated cluster.
 
-A mutant's workload provokes what its rule protects against. The engine without the mutant passes the same seeds.
+A mutant's workload provokes what its rule protects against. The engine without the mutant passes
+the same seeds.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,9 @@ MAX_SEEDS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 SMALL_L1 = replace(BASE_SETTINGS, num_pages=30)
-FROM_STORAGE = replace(BASE_SETTINGS, prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE))
+FROM_STORAGE = replace(
+    BASE_SETTINGS, prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
+)
 SLOW_COPIES = Faults(copy_s=0.1, link_delay_s=0.0005)
 
 
@@ -34,7 +38,9 @@ def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A released GPU page is free at once, whatever steps in flight still do with it."""
     release = PagePool.release
     monkeypatch.setattr(
-        PagePool, "release", lambda self, page_ids, *, after_step: release(self, page_ids, after_step=-1)
+        PagePool,
+        "release",
+        lambda self, page_ids, *, after_step: release(self, page_ids, after_step=-1),
     )
 
 
@@ -75,7 +81,11 @@ def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     on_transfers_done = core.on_transfers_done
 
     def take_first(replica: Any, lane: Any, done: Any, now_s: float) -> None:
-        known = [transfer_id for transfer_id in done.transfer_ids.tolist() if transfer_id in lane.transfers]
+        known = [
+            transfer_id
+            for transfer_id in done.transfer_ids.tolist()
+            if transfer_id in lane.transfers
+        ]
         for transfer_id in known:
             lane.transfers[transfer_id].waiting_ranks = {done.rank}
         on_transfers_done(replica, lane, replace(done, transfer_ids=int32_array(known)), now_s)
@@ -91,7 +101,9 @@ def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
         loads = take_loads(replica, lane)
         for load in loads:
             replica.release_lease(load.lease_id, load.host_connection)
-            load.host_connection = ConnectionId(-1)  # nothing is left to be released when it is done
+            load.host_connection = ConnectionId(
+                -1
+            )  # nothing is left to be released when it is done
         return loads
 
     monkeypatch.setattr(planning, "_take_loads", take)
@@ -120,7 +132,9 @@ def never_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def head_first_touch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A use of a chain touches its first page first."""
     touch_chain = HostIndex.touch_chain
-    monkeypatch.setattr(HostIndex, "touch_chain", lambda self, group, keys: touch_chain(self, group, keys[::-1]))
+    monkeypatch.setattr(
+        HostIndex, "touch_chain", lambda self, group, keys: touch_chain(self, group, keys[::-1])
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,13 +169,22 @@ CASES = [
         mutant=no_generation_check,
         world=end_leases_when_granted,
         workload=Workload(
-            seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES, has_sound_leases=False
+            seed=0,
+            settings=SMALL_L1,
+            l2_pages=16,
+            storage=None,
+            faults=SLOW_COPIES,
+            has_sound_leases=False,
         ),
     ),
     Case(
         mutant=one_rank_acknowledgement,
         workload=Workload(
-            seed=0, settings=replace(SMALL_L1, ranks_per_lane=2), storage=None, faults=SLOW_COPIES, salt_fraction=0.0
+            seed=0,
+            settings=replace(SMALL_L1, ranks_per_lane=2),
+            storage=None,
+            faults=SLOW_COPIES,
+            salt_fraction=0.0,
         ),
     ),
     Case(
@@ -174,7 +197,9 @@ CASES = [
     ),
     Case(
         mutant=publish_parts_when_sent,
-        workload=Workload(seed=0, settings=FROM_STORAGE, faults=SLOW_COPIES, num_flushes=6, prefix_tokens=(40,)),
+        workload=Workload(
+            seed=0, settings=FROM_STORAGE, faults=SLOW_COPIES, num_flushes=6, prefix_tokens=(40,)
+        ),
     ),
     Case(
         mutant=never_give_way,

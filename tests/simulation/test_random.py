@@ -1,4 +1,6 @@
-"""Random workloads on the simulated cluster: every answer exact, every token accounted for, nothing left held."""
+"""Random workloads on the simulated cluster: every answer exact, every token accounted for, nothing
+left held.
+"""
 
 import pytest
 
@@ -24,6 +26,13 @@ def test_random_workloads_reach_every_tier_and_reason() -> None:
         reached.update(sources_of(cluster))
         num_promoted += cluster.count("promoted_pages")
     assert num_promoted
-    reasons = {"last_token", "partial_page", "not_found", "timed_out", "cancelled", "recompute_cheaper"}
+    reasons = {
+        "last_token",
+        "partial_page",
+        "not_found",
+        "timed_out",
+        "cancelled",
+        "recompute_cheaper",
+    }
     reasons |= {"bad_object", "io_error", "caching_off"}
     assert reached >= {"l1", "l2", "l3", *(f"computed:{reason}" for reason in reasons)}

@@ -29,10 +29,11 @@ def _short_keys(keys: bytes) -> list[bytes]:
 
 
 class TouchOrderWatch:
-    """Follows one HostMemory's messages. A page's use counts with the chain whose lookup touched it last.
+    """Follows one HostMemory's messages. A page's use counts with the chain whose lookup touched it
+    last.
 
-    Whatever else uses a page (commit, lease, write to L3) takes it out of its chain's order. Pages fetched from L3 are
-    not followed: they may be pinned until they are leased.
+    Whatever else uses a page (commit, lease, write to L3) takes it out of its chain's order. Pages
+    fetched from L3 are not followed: they may be pinned until they are leased.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,9 @@ class TouchOrderWatch:
                 pass
 
     def _forget(self) -> None:
-        """Another Scheduler's link: what was dropped in between was told to nobody, and its leases stay pinned."""
+        """Another Scheduler's link: what was dropped in between was told to nobody, and its leases
+        stay pinned.
+        """
         self._lookups.clear()
         self._leases.clear()
         self._ready.clear()
@@ -116,7 +119,9 @@ class TouchOrderWatch:
 
     def _follow(self, update: MirrorUpdate) -> None:
         width = MIRROR_KEY_BYTES
-        dropped = [update.dropped[start : start + width] for start in range(0, len(update.dropped), width)]
+        dropped = [
+            update.dropped[start : start + width] for start in range(0, len(update.dropped), width)
+        ]
         self._ready.difference_update(dropped)
         self._fetched.difference_update(dropped)
         for key in dropped:
@@ -124,7 +129,9 @@ class TouchOrderWatch:
             chain = self._chains.get(use, [])
             deeper = chain[chain.index(key) + 1 :] if chain else []
             if any(other in self._ready and self._uses.get(other) == use for other in deeper):
-                raise HeadDroppedFirst(f"page {chain.index(key)} of a chain of {len(chain)} went before its tail")
+                raise HeadDroppedFirst(
+                    f"page {chain.index(key)} of a chain of {len(chain)} went before its tail"
+                )
         for start in range(0, len(update.ready), width):
             key = update.ready[start : start + width]
             self._ready.add(key)

@@ -50,7 +50,9 @@ _FAULT_SPAN = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one run of the simulation does. Fractions are of the requests, `num_*` faults are in all."""
+    """What one run of the simulation does. Fractions are of the requests, `num_*` faults are in
+    all.
+    """
 
     seed: int
     settings: SchedulerSettings = BASE_SETTINGS
@@ -143,7 +145,9 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
-    """About a third of the workloads know no faults of a kind; faults for which there is no part do nothing."""
+    """About a third of the workloads know no faults of a kind; faults for which there is no part do
+    nothing.
+    """
     can_lose_ranks = workload.settings.ranks_per_lane == 1
     return replace(
         workload,
@@ -163,7 +167,9 @@ def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
 
 
 def _crowd(workload: Workload) -> Workload:
-    """Deep queues that wait for L3, with little room in L2: lookups wait for their turn, and some are repeated."""
+    """Deep queues that wait for L3, with little room in L2: lookups wait for their turn, and some
+    are repeated.
+    """
     prefetch = replace(workload.settings.prefetch, strategy=PrefetchStrategy.WAIT_COMPLETE)
     return replace(
         workload,
@@ -193,7 +199,9 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     _schedule_faults(cluster, workload, clients)
     cluster.run(clients.are_done, limit_s=workload.span_s + 1000.0)
     unanswered = [
-        f"{answer.submit.request_id} of {answer.link.client_id}" for answer in cluster.history if answer.ending is None
+        f"{answer.submit.request_id} of {answer.link.client_id}"
+        for answer in cluster.history
+        if answer.ending is None
     ]
     assert not unanswered, f"nothing happens any more, but these wait: {unanswered}"
     check_answers(cluster)
@@ -203,7 +211,9 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     cluster.run(lambda: cluster.now_s > end_s, limit_s=float("inf"))
     check_idle(cluster)
     num_stale = cluster.count("stale_loads")
-    assert not num_stale or not workload.has_sound_leases, f"{num_stale} loads read pages that had changed hands"
+    assert not num_stale or not workload.has_sound_leases, (
+        f"{num_stale} loads read pages that had changed hands"
+    )
     return cluster
 
 

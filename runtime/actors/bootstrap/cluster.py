@@ -1,4 +1,6 @@
-"""Joining a Ray cluster: an initialised one, the one named, the job's, else a private one that ends with us."""
+"""Joining a Ray cluster: an initialised one, the one named, the job's, else a private one that ends
+with us.
+"""
 
 import json
 import logging
@@ -12,7 +14,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import ray
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
 from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
@@ -29,7 +33,8 @@ _AUTHENTICATION_LOG = "ray._private.authentication"
 class PrivateCluster:
     """Owns: a Ray cluster on this host that this process started, and its folder.
 
-    When this process ends, however it ends, a reaper ends what Ray's own agents leave for half a minute.
+    When this process ends, however it ends, a reaper ends what Ray's own agents leave for half a
+    minute.
     """
 
     def __init__(self) -> None:
@@ -52,7 +57,9 @@ class PrivateCluster:
     def register(self, engine: str) -> None:
         """Let other processes of this user find the engine by its name."""
         address = ray.get_runtime_context().gcs_address
-        Path(self._folder.path, _REGISTER).write_text(json.dumps({"engine": engine, "address": address}))
+        Path(self._folder.path, _REGISTER).write_text(
+            json.dumps({"engine": engine, "address": address})
+        )
 
     def stop(self) -> None:
         """End the cluster."""
@@ -83,13 +90,14 @@ def find_cluster(address: str | None, engine: str) -> None:
     address = address or _job_address()
     if address is None:
         address = _registered_address(engine)
-        # As Ray does for a cluster that it finds by itself; a private one has token authentication by default, which
-        # Ray would announce with a warning.
+        # As Ray does for a cluster that it finds by itself; a private one has token authentication
+        # by default, which Ray would announce with a warning.
         logging.getLogger(_AUTHENTICATION_LOG).setLevel(logging.ERROR)
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if address is None:
         raise EngineDead(
-            f"no engine named {engine} was found on this host. Start one, or give the address of its Ray cluster."
+            f"no engine named {engine} was found on this host. Start one, or give the address of "
+            f"its Ray cluster."
         )
     _connect(address)
 
@@ -97,10 +105,13 @@ def find_cluster(address: str | None, engine: str) -> None:
 def _connect(address: str) -> None:
     _require_listener(address)
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+        )
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise ConfigError(
-            f"the Ray cluster at {address} refuses this process: {error}. If it has token authentication, set "
+            f"the Ray cluster at {address} refuses this process: {error}. If it has token "
+            f"authentication, set "
             "RAY_AUTH_MODE=token and provide its token; if it has not, set RAY_AUTH_MODE=disabled."
         ) from error
 
@@ -113,11 +124,15 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _DIAL_S).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"no Ray cluster answers at {address}: {error}. Start one, or correct the address.") from None
+        raise ConfigError(
+            f"no Ray cluster answers at {address}: {error}. Start one, or correct the address."
+        ) from None
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
-    """Call `start` on a thread that never ends: the kernel ends Ray's processes with the thread that made them."""
+    """Call `start` on a thread that never ends: the kernel ends Ray's processes with the thread
+    that made them.
+    """
     result: Future[object] = Future()
 
     def run() -> None:

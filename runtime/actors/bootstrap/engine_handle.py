@@ -28,7 +28,9 @@ def typed_error(error: RayError, who: str) -> RaydixError:
 
 
 def find_supervisor(engine: str) -> Any:
-    """The Ray handle of an engine's Supervisor. Raises EngineDead if this cluster has none of that name."""
+    """The Ray handle of an engine's Supervisor. Raises EngineDead if this cluster has none of that
+    name.
+    """
     try:
         return ray.get_actor(actor_name(engine, ActorKind.SUPERVISOR), namespace=NAMESPACE)
     except ValueError as error:
@@ -36,7 +38,9 @@ def find_supervisor(engine: str) -> Any:
 
 
 class EngineHandle:
-    """One running engine. Control calls go to its Supervisor, which passes them on to whom they concern."""
+    """One running engine. Control calls go to its Supervisor, which passes them on to whom they
+    concern.
+    """
 
     def __init__(
         self,
@@ -45,8 +49,8 @@ class EngineHandle:
         placement: Placement | None = None,
         cluster: PrivateCluster | None = None,
     ) -> None:
-        """`supervisor`: the Ray handle; the starter's keeps the engine alive. `placement` and `cluster`: what the
-        starter made for this engine, to be given back at its end.
+        """`supervisor`: the Ray handle; the starter's keeps the engine alive. `placement` and
+        `cluster`: what the starter made for this engine, to be given back at its end.
         """
         self.name = facts.name
         self.client_address = facts.client_address
@@ -61,14 +65,18 @@ class EngineHandle:
         self._cluster = cluster
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """One of the Supervisor's control calls: `stats`, `flush`, `explain`, `health`. Raises EngineDead."""
+        """One of the Supervisor's control calls: `stats`, `flush`, `explain`, `health`. Raises
+        EngineDead.
+        """
         try:
             return await getattr(self._supervisor, method).remote(*arguments)
         except RayError as error:
             raise typed_error(error, f"engine {self.name}") from error
 
     async def shutdown(self) -> None:
-        """Stop the engine cleanly: writes to L3 drain for up to 10 s. An engine that is gone is no error."""
+        """Stop the engine cleanly: writes to L3 drain for up to 10 s. An engine that is gone is no
+        error.
+        """
         try:
             if await self._ends_cleanly():
                 ray.kill(self._supervisor)
@@ -87,7 +95,8 @@ class EngineHandle:
     async def _ends_cleanly(self) -> bool:
         """Ask the Supervisor to stop the engine. False if its process ended meanwhile.
 
-        Ray tells of that only if it lives itself: a signal to the whole process group ends a private cluster, too.
+        Ray tells of that only if it lives itself: a signal to the whole process group ends a
+        private cluster, too.
         """
         stopping = asyncio.ensure_future(self._supervisor.shutdown.remote())
         ended = asyncio.create_task(wait_for_exit(self.facts.supervisor_pid))

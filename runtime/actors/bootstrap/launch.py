@@ -43,8 +43,8 @@ def start_engine(
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
 
-    Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on this host. Prints the
-    effective configuration to stderr. `build_model`: what GPU actors drive.
+    Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
+    this host. Prints the effective configuration to stderr. `build_model`: what GPU actors drive.
 
     Raises ConfigError, CheckpointError or EngineDead.
     """
@@ -52,7 +52,9 @@ def start_engine(
     placement: Placement | None = None
     try:
         placement = place(config)
-        spawner = RaySpawner(engine=name, placement=placement, config=config, build_model=build_model)
+        spawner = RaySpawner(
+            engine=name, placement=placement, config=config, build_model=build_model
+        )
         supervisor, facts = _start_supervisor(config, name, spawner, supervision or Supervision())
         if cluster is not None:
             cluster.register(name)
@@ -67,7 +69,9 @@ def start_engine(
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
-    """Reach a running engine by its name. Raises EngineDead if there is none, or if it has given up."""
+    """Reach a running engine by its name. Raises EngineDead if there is none, or if it has given
+    up.
+    """
     find_cluster(address, name)
     supervisor = find_supervisor(name)
     try:
@@ -103,13 +107,18 @@ def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, An
         except ValueError as error:
             # Ray frees the name of an actor a moment after its end.
             if time.monotonic() > give_up_s or _is_alive(options["name"]):
-                raise EngineDead(f"an engine named {name} runs already in this cluster; choose another name") from error
+                raise EngineDead(
+                    f"an engine named {name} runs already in this cluster; choose another name"
+                ) from error
             time.sleep(_NAME_RETRY_S)
 
 
 def _is_alive(actor: str) -> bool:
     try:
-        ray.get(ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(_answer), timeout=_NAME_RELEASE_S)
+        ray.get(
+            ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(_answer),
+            timeout=_NAME_RELEASE_S,
+        )
     except (ValueError, RayActorError):
         return False
     except GetTimeoutError:
@@ -118,17 +127,20 @@ def _is_alive(actor: str) -> bool:
 
 
 def enter_process(_actor: object, parent_pid: int) -> int:
-    """Run once in each actor's process: it ends with Ray's node process and with the one that made it."""
+    """Run once in each actor's process: it ends with Ray's node process and with the one that made
+    it.
+    """
     end_with_parent()
     end_with(parent_pid)
     return os.getpid()
 
 
 def use_cores(_actor: object, num_ranks: int) -> None:
-    """Run once in each GPU actor on cpu, before it imports torch: the ranks share the cores, but for one.
+    """Run once in each GPU actor on cpu, before it imports torch: the ranks share the cores, but
+    for one.
 
-    Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the tiers. What Ray counts
-    as the node's CPUs respects a container's quota.
+    Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the
+    tiers. What Ray counts as the node's CPUs respects a container's quota.
     """
     here = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
@@ -137,7 +149,9 @@ def use_cores(_actor: object, num_ranks: int) -> None:
 
 
 def use_assigned_device(actor: GpuActor) -> None:
-    """Run once in each GPU actor on cuda: load on the device that Ray assigned, by its index among the visible ones."""
+    """Run once in each GPU actor on cuda: load on the device that Ray assigned, by its index among
+    the visible ones.
+    """
     assigned = str(ray.get_gpu_ids()[0])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     actor.use_device(visible.split(",").index(assigned) if visible else int(assigned))
@@ -172,7 +186,9 @@ class RayActor:
         await self._process.wait()
 
     def kill(self) -> None:
-        """See `RunningActor`. Ray first, so that it knows that this is meant; then the kernel, if that does nothing."""
+        """See `RunningActor`. Ray first, so that it knows that this is meant; then the kernel, if
+        that does nothing.
+        """
         ray.kill(self._handle)
         asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
 
@@ -184,7 +200,9 @@ def _answer(_actor: object) -> None:
 class RaySpawner:
     """Makes Ray actors in an engine's placement group. Pickled into the Supervisor."""
 
-    def __init__(self, *, engine: str, placement: Placement, config: EngineConfig, build_model: BuildModel) -> None:
+    def __init__(
+        self, *, engine: str, placement: Placement, config: EngineConfig, build_model: BuildModel
+    ) -> None:
         self._engine = engine
         self._build_model = build_model
         self._placement = placement
@@ -244,6 +262,9 @@ class RaySpawner:
         }
         if kind is ActorKind.GPU and self._device == "cuda":
             options["num_gpus"] = 1
-            # Every rank sees all devices of its host: peers map each other's memory. It chooses its own by index.
-            options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+            # Every rank sees all devices of its host: peers map each other's memory. It chooses its
+            # own by index.
+            options["runtime_env"] = {
+                "env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+            }
         return options

@@ -4,7 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
@@ -23,22 +28,32 @@ class Placement:
 
 
 def bundles_for(config: EngineConfig) -> list[dict[str, float]]:
-    """The resources that an engine reserves, together on one node: one bundle per rank after that of the others."""
+    """The resources that an engine reserves, together on one node: one bundle per rank after that
+    of the others.
+    """
     rank = {"CPU": _CONTROL_CPUS, **({"GPU": 1.0} if config.model.device == "cuda" else {})}
-    return [{"CPU": _CONTROL_CPUS}] + [dict(rank) for _ in range(config.parallel.dp * config.parallel.tp)]
+    return [{"CPU": _CONTROL_CPUS}] + [
+        dict(rank) for _ in range(config.parallel.dp * config.parallel.tp)
+    ]
 
 
-def require_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> None:
+def require_node(
+    bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]
+) -> None:
     """Raise ConfigError unless one of `nodes` (its resources in all) can hold all bundles together."""
     needed: dict[str, float] = {}
     for bundle in bundles:
         for resource, amount in bundle.items():
             needed[resource] = needed.get(resource, 0.0) + amount
-    if any(all(node.get(resource, 0.0) >= amount for resource, amount in needed.items()) for node in nodes):
+    if any(
+        all(node.get(resource, 0.0) >= amount for resource, amount in needed.items())
+        for node in nodes
+    ):
         return
     asked = ", ".join(f"{amount:g} {resource}" for resource, amount in sorted(needed.items()))
     has = "; ".join(
-        ", ".join(f"{node.get(resource, 0.0):g} {resource}" for resource in sorted(needed)) for node in nodes
+        ", ".join(f"{node.get(resource, 0.0):g} {resource}" for resource in sorted(needed))
+        for node in nodes
     )
     raise ConfigError(
         f"the engine needs {asked} on one node; the cluster's nodes have {has or 'no resources'}. "
@@ -47,7 +62,9 @@ def require_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping
 
 
 def place(config: EngineConfig) -> Placement:
-    """Use the placement group that the caller runs in, else make one. Raises ConfigError if it cannot be had."""
+    """Use the placement group that the caller runs in, else make one. Raises ConfigError if it
+    cannot be had.
+    """
     bundles = bundles_for(config)
     given = ray.util.get_current_placement_group()
     if given is not None:
@@ -58,7 +75,8 @@ def place(config: EngineConfig) -> Placement:
     if not group.wait(_TIMEOUT_S):
         remove_placement_group(group)
         raise ConfigError(
-            f"the cluster's resources stayed in use by others for {_TIMEOUT_S:g} s: {ray.available_resources()} are "
+            f"the cluster's resources stayed in use by others for {_TIMEOUT_S:g} s: "
+            f"{ray.available_resources()} are "
             f"free; the engine needs {bundles} on one node."
         )
     return Placement(group, is_own=True)
@@ -69,12 +87,14 @@ def _require_group(bundles: Sequence[Mapping[str, float]], group: PlacementGroup
     given = sum(bundle.get("GPU", 0.0) for bundle in group.bundle_specs)
     if given < num_gpus:
         raise ConfigError(
-            f"the given placement group has {given:g} GPU; the engine needs {num_gpus:g}. Reserve one per rank."
+            f"the given placement group has {given:g} GPU; the engine needs {num_gpus:g}. Reserve "
+            f"one per rank."
         )
     nodes = set(placement_group_table(group)["bundles_to_node_id"].values())
     if len(nodes) > 1:
         raise ConfigError(
-            f"the given placement group spans {len(nodes)} nodes; an engine runs on one. Use strategy STRICT_PACK."
+            f"the given placement group spans {len(nodes)} nodes; an engine runs on one. Use "
+            f"strategy STRICT_PACK."
         )
 
 

@@ -1,8 +1,9 @@
-"""Ends what a private Ray cluster leaves behind when its driver is killed. Run as a script, without imports of ours.
+"""Ends what a private Ray cluster leaves behind when its driver is killed. Run as a script, without
+imports of ours.
 
-Ray's own agents notice the loss of their node only after half a minute. This process notices the driver's end through
-its standard input, which the driver holds open, and then kills every process of Ray that still has a file of the
-cluster's folder open, and removes that folder.
+Ray's own agents notice the loss of their node only after half a minute. This process notices the
+driver's end through its standard input, which the driver holds open, and then kills every process
+of Ray that still has a file of the cluster's folder open, and removes that folder.
 """
 
 import os
@@ -19,7 +20,8 @@ PATIENCE_S = 30.0
 def left_over(folder: str) -> list[int]:
     """Ray's daemons and workers that have a file below `folder` open.
 
-    The driver and other clients of the cluster have log files there, too; they are no part of it and are spared.
+    The driver and other clients of the cluster have log files there, too; they are no part of it
+    and are spared.
     """
     pids = []
     for entry in os.listdir("/proc"):
@@ -30,7 +32,8 @@ def left_over(folder: str) -> list[int]:
                 command = file.read()
             is_of_ray = command.startswith(b"ray::") or folder.encode() in command
             if is_of_ray and any(
-                _target(f"/proc/{entry}/fd/{fd}").startswith(folder + "/") for fd in os.listdir(f"/proc/{entry}/fd")
+                _target(f"/proc/{entry}/fd/{fd}").startswith(folder + "/")
+                for fd in os.listdir(f"/proc/{entry}/fd")
             ):
                 pids.append(int(entry))
         except OSError:
@@ -46,7 +49,9 @@ def _target(link: str) -> str:
 
 
 def reap(folder: str, driver: int) -> None:
-    """Wait for the driver, a pidfd, to end or to let go; then end what is left of its cluster and remove `folder`."""
+    """Wait for the driver, a pidfd, to end or to let go; then end what is left of its cluster and
+    remove `folder`.
+    """
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     poll.register(driver, select.POLLIN)
@@ -68,5 +73,7 @@ if __name__ == "__main__":
     try:
         driver_pidfd = os.pidfd_open(int(sys.argv[2]))
     except ProcessLookupError:
-        driver_pidfd = os.open(os.devnull, os.O_RDONLY)  # always readable: the driver is gone already
+        driver_pidfd = os.open(
+            os.devnull, os.O_RDONLY
+        )  # always readable: the driver is gone already
     reap(sys.argv[1], driver_pidfd)

@@ -38,7 +38,10 @@ def parse_address(text: str) -> Address:
     kind, _, rest = text.partition(":")
     if kind == "unix" and rest:
         if len(os.fsencode(rest)) > MAX_UNIX_PATH_BYTES:
-            raise ConfigError(f"unix socket path {rest!r} exceeds {MAX_UNIX_PATH_BYTES} bytes; use a shorter folder")
+            raise ConfigError(
+                f"unix socket path {rest!r} exceeds {MAX_UNIX_PATH_BYTES} bytes; use a shorter "
+                f"folder"
+            )
         return UnixAddress(rest)
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:

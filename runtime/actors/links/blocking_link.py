@@ -7,7 +7,13 @@ import threading
 import time
 
 from raydix.runtime.actors.links.address import open_connection, parse_address
-from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.frames import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    FrameReader,
+    FrameTooLarge,
+    frame,
+)
 from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, retry_delays_s, trusted_hello
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
@@ -79,8 +85,8 @@ class BlockingSocketLink:
     def close(self) -> None:
         """See `BlockingLink`."""
         self._shut()
-        # The shutdown wakes whoever holds a lock. The descriptor goes only then: another thread must not meet a new
-        # socket under the old number.
+        # The shutdown wakes whoever holds a lock. The descriptor goes only then: another thread
+        # must not meet a new socket under the old number.
         with self._receive_lock, self._send_lock:
             self._connection.close()
 
@@ -90,14 +96,18 @@ class BlockingSocketLink:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _next_body(self, deadline_s: float | None = None) -> bytes:
-        """The next frame's body. Raises OSError past the deadline, however often the peer sends a byte."""
+        """The next frame's body. Raises OSError past the deadline, however often the peer sends a
+        byte.
+        """
         while (body := self._reader.take()) is None:
             if deadline_s is not None:
                 # Not 0, which would mean not to wait.
                 self._connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
             num_bytes = self._connection.recv_into(self._scratch)
             if num_bytes == 0:
-                raise LinkClosed("the link was closed" if self._is_closed else "the peer closed the link")
+                raise LinkClosed(
+                    "the link was closed" if self._is_closed else "the peer closed the link"
+                )
             self._reader.feed(memoryview(self._scratch)[:num_bytes])
         return body
 
@@ -107,8 +117,8 @@ def connect_blocking(
 ) -> BlockingSocketLink:
     """Connect, trying again while nobody listens there.
 
-    Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for `timeout_s` or if `stop`
-    is set meanwhile.
+    Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for
+    `timeout_s` or if `stop` is set meanwhile.
     """
     stop = threading.Event() if stop is None else stop
     parsed = parse_address(address)

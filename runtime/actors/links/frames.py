@@ -11,7 +11,9 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameTooLarge(RaydixError):
-    """A frame that no message needs: what the peer announces, as it speaks something else, or what is to be sent."""
+    """A frame that no message needs: what the peer announces, as it speaks something else, or what
+    is to be sent.
+    """
 
 
 def frame(body: bytes) -> bytes:
@@ -49,7 +51,9 @@ class FrameReader:
             return None
         (length,) = _LENGTH.unpack_from(buffer)
         if length > self.max_bytes:
-            raise FrameTooLarge(f"peer announces a frame of {length} bytes; at most {self.max_bytes} are accepted")
+            raise FrameTooLarge(
+                f"peer announces a frame of {length} bytes; at most {self.max_bytes} are accepted"
+            )
         end = _LENGTH.size + length
         if len(buffer) < end:
             return None

@@ -18,7 +18,9 @@ INBOX_BYTES = 1 << 20
 
 
 class LinkClosed(RaydixError):
-    """The link is closed: by either end, by the peer's death, because the peer did not read or was sent too much."""
+    """The link is closed: by either end, by the peer's death, because the peer did not read or was
+    sent too much.
+    """
 
 
 class LinkRefused(LinkClosed):
@@ -55,12 +57,14 @@ class Link(Protocol):
     def send(self, message: Message) -> None:
         """Queue a message and return at once. Raises LinkClosed.
 
-        If more than `max_buffered_bytes` of earlier messages wait already, or if the message is too large for a frame,
-        the link closes and this raises too.
+        If more than `max_buffered_bytes` of earlier messages wait already, or if the message is too
+        large for a frame, the link closes and this raises too.
         """
 
     async def receive(self) -> Message:
-        """The next message. Raises LinkClosed: at once after `close`, after the last message if the peer ended."""
+        """The next message. Raises LinkClosed: at once after `close`, after the last message if the
+        peer ended.
+        """
 
     def close(self) -> None:
         """End the link once what is buffered has gone out, or after 5 s. May be called twice."""
@@ -73,7 +77,9 @@ def send_if_open(link: Link | None, message: Message) -> None:
     try:
         link.send(message)
     except LinkClosed:
-        logger.warning("the link to %s is closed: it does not read, or was to be sent too much", link.hello)
+        logger.warning(
+            "the link to %s is closed: it does not read, or was to be sent too much", link.hello
+        )
 
 
 class BlockingLink(Protocol):
@@ -93,4 +99,6 @@ class BlockingLink(Protocol):
         """Wait for the next message. Raises LinkClosed as `Link.receive` does."""
 
     def close(self) -> None:
-        """End the link and wake whoever waits in `send` or `receive`. Thread-safe; may be called twice."""
+        """End the link and wake whoever waits in `send` or `receive`. Thread-safe; may be called
+        twice.
+        """

@@ -1,4 +1,6 @@
-"""Who may listen at a path: a lock beside the socket file, which the kernel takes back when its holder ends."""
+"""Who may listen at a path: a lock beside the socket file, which the kernel takes back when its
+holder ends.
+"""
 
 import contextlib
 import fcntl
@@ -11,10 +13,12 @@ _MAX_ATTEMPTS = 100
 
 
 class SocketFile:
-    """Owns: the right to put a socket at a path, from the constructor to `remove`, or to the end of the process.
+    """Owns: the right to put a socket at a path, from the constructor to `remove`, or to the end of
+    the process.
 
-    A socket that an owner left there when it died may be replaced. Whether one lives is not asked of the socket: that
-    of a stopped or busy process may refuse a connection, too. Raises AddressTaken.
+    A socket that an owner left there when it died may be replaced. Whether one lives is not asked
+    of the socket: that of a stopped or busy process may refuse a connection, too. Raises
+    AddressTaken.
     """
 
     def __init__(self, path: str) -> None:
@@ -28,14 +32,17 @@ class SocketFile:
             if stat.S_ISSOCK(os.lstat(self._path).st_mode):
                 os.unlink(self._path)
 
-        # The lock's file goes before the lock: who opened it meanwhile finds that it is not the current one.
+        # The lock's file goes before the lock: who opened it meanwhile finds that it is not the
+        # current one.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._lock_path)
         os.close(self._lock_fd)
 
     def _take_lock(self) -> int:
         for _ in range(_MAX_ATTEMPTS):
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(
+                self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

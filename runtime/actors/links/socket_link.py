@@ -9,7 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from raydix.runtime.actors.links.address import TcpAddress, UnixAddress, parse_address
-from raydix.runtime.actors.links.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
+from raydix.runtime.actors.links.frames import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    FrameReader,
+    FrameTooLarge,
+    frame,
+)
 from raydix.runtime.actors.links.inbox import Inbox
 from raydix.runtime.actors.links.link import (
     CLIENT_MAX_FRAME_BYTES,
@@ -64,7 +70,9 @@ class SocketLink(asyncio.Protocol):
         on_open: Callable[["SocketLink"], None],
         max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
     ) -> None:
-        """`on_open` is called once, when the peer is trusted. If it never is, the connection is dropped."""
+        """`on_open` is called once, when the peer is trusted. If it never is, the connection is
+        dropped.
+        """
         self._own = own
         self._max_client_frame_bytes = max_client_frame_bytes
         self._on_open = on_open
@@ -99,7 +107,9 @@ class SocketLink(asyncio.Protocol):
         if self._is_closed or self._transport is None:
             raise LinkClosed("the link is closed")
         if self.buffered_bytes > self._max_buffered_bytes:
-            logger.warning("%s does not read: %d bytes wait for it", self.hello, self.buffered_bytes)
+            logger.warning(
+                "%s does not read: %d bytes wait for it", self.hello, self.buffered_bytes
+            )
             self.abort("the peer did not read")
             raise LinkClosed("the peer did not read")
         try:
@@ -143,11 +153,12 @@ class SocketLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio.Protocol ------------------------------------------------------------------------------------------------
+    # asyncio.Protocol -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the peer's hello, but not for long."""
-        # Not checked by type: uvloop's transports, which Ray uses where it finds uvloop, derive from nothing.
+        # Not checked by type: uvloop's transports, which Ray uses where it finds uvloop, derive
+        # from nothing.
         self._transport = cast(asyncio.Transport, transport)
         self._set_deadline(HANDSHAKE_S)
         if self._is_closed:
@@ -183,13 +194,19 @@ class SocketLink(asyncio.Protocol):
             self.abort("the peer does not know the secret")
             return
         self._hello = hello
-        self._reader.max_bytes = self._max_client_frame_bytes if hello.role is Role.CLIENT else MAX_FRAME_BYTES
+        self._reader.max_bytes = (
+            self._max_client_frame_bytes if hello.role is Role.CLIENT else MAX_FRAME_BYTES
+        )
         self._max_buffered_bytes = max_buffered_bytes(hello.role)
         self._clear_deadline()
         self._on_open(self)
 
     def _resume_reading(self, _: int) -> None:
-        if self._inbox.num_bytes <= INBOX_BYTES and self._transport is not None and not self._is_closed:
+        if (
+            self._inbox.num_bytes <= INBOX_BYTES
+            and self._transport is not None
+            and not self._is_closed
+        ):
             self._transport.resume_reading()
 
     def _set_deadline(self, seconds: float) -> None:
@@ -206,7 +223,9 @@ class SocketLink(asyncio.Protocol):
 class Listener:
     """Owns: a listening socket, the links it accepted and the tasks that serve them."""
 
-    def __init__(self, own: Hello, on_link: Callable[[Link], Awaitable[None]], max_client_frame_bytes: int) -> None:
+    def __init__(
+        self, own: Hello, on_link: Callable[[Link], Awaitable[None]], max_client_frame_bytes: int
+    ) -> None:
         self._own = own
         self._on_link = on_link
         self._max_client_frame_bytes = max_client_frame_bytes
@@ -220,7 +239,9 @@ class Listener:
         """Where to connect, as a string that travels."""
 
     async def open(self, address: str) -> None:
-        """Bind. A dead listener's socket file is replaced. Raises AddressTaken, or OSError if it cannot be bound."""
+        """Bind. A dead listener's socket file is replaced. Raises AddressTaken, or OSError if it
+        cannot be bound.
+        """
         loop = asyncio.get_running_loop()
         parsed = parse_address(address)
         match parsed:
@@ -250,7 +271,8 @@ class Listener:
         await asyncio.gather(*self._tasks)
 
     def _accept(self) -> SocketLink:
-        # Honest peers show the secret at once: those who keep a descriptor for nothing make room for them.
+        # Honest peers show the secret at once: those who keep a descriptor for nothing make room
+        # for them.
         if len(self._strangers) >= _MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -286,7 +308,9 @@ async def _serve_tcp(accept: Callable[[], SocketLink], host: str, port: int) -> 
         return await asyncio.get_running_loop().create_server(accept, host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressTaken(f"another listener lives at tcp:{host}:{port}; choose another port") from error
+            raise AddressTaken(
+                f"another listener lives at tcp:{host}:{port}; choose another port"
+            ) from error
         raise
 
 
@@ -296,11 +320,12 @@ async def listen(
     on_link: Callable[[Link], Awaitable[None]],
     max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
 ) -> Listener:
-    """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it to its end.
+    """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it
+    to its end.
 
-    `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells which. Raises
-    AddressTaken if another listener lives there. A client that sends a frame of more than `max_client_frame_bytes` is
-    dropped.
+    `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells
+    which. Raises AddressTaken if another listener lives there. A client that sends a frame of more
+    than `max_client_frame_bytes` is dropped.
     """
     listener = Listener(own, on_link, max_client_frame_bytes)
     await listener.open(address)
@@ -310,14 +335,17 @@ async def listen(
 async def connect(address: str, own: Hello, timeout_s: float = 10.0) -> Link:
     """Connect, trying again while nobody listens there.
 
-    Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for `timeout_s`.
+    Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for
+    `timeout_s`.
     """
     for delay_s in [*retry_delays_s(timeout_s), None]:
         try:
             return await _connect_once(address, own)
         except OSError as error:
             if delay_s is None:
-                raise LinkClosed(f"nobody listens at {address} after {timeout_s} s: {error}") from error
+                raise LinkClosed(
+                    f"nobody listens at {address} after {timeout_s} s: {error}"
+                ) from error
             await asyncio.sleep(delay_s)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -327,9 +355,13 @@ async def _connect_once(address: str, own: Hello) -> SocketLink:
     opened: asyncio.Future[SocketLink] = loop.create_future()
     parsed = parse_address(address)
     if isinstance(parsed, UnixAddress):
-        _, link = await loop.create_unix_connection(lambda: SocketLink(own, opened.set_result), parsed.path)
+        _, link = await loop.create_unix_connection(
+            lambda: SocketLink(own, opened.set_result), parsed.path
+        )
     else:
-        _, link = await loop.create_connection(lambda: SocketLink(own, opened.set_result), parsed.host, parsed.port)
+        _, link = await loop.create_connection(
+            lambda: SocketLink(own, opened.set_result), parsed.host, parsed.port
+        )
     link.greet()
     events: list[asyncio.Future[Any]] = [opened, link.lost]
     try:

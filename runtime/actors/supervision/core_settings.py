@@ -1,4 +1,6 @@
-"""The settings that actors start with, derived from the configuration and from what the GPU actors report. Pure."""
+"""The settings that actors start with, derived from the configuration and from what the GPU actors
+report. Pure.
+"""
 
 from raydix.runtime.cache.host.events import HostSettings, StorageSettings
 from raydix.runtime.config.engine import EngineConfig
@@ -16,7 +18,9 @@ _LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
 """HostMemory answers within a millisecond, but on cpu it shares the cores with the model."""
 
 _LAUNCH_S = {"cuda": 0.005, "cpu": 0.0}
-"""Enqueueing the layers of an eager step one by one: 6 ms for 16 of them on an H200's host, 2026-11-21."""
+"""Enqueueing the layers of an eager step one by one: 6 ms for 16 of them on an H200's host,
+2026-11-21.
+"""
 
 _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 """Copies by the host are no faster for being large."""

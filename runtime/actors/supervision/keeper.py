@@ -1,4 +1,6 @@
-"""Keeps one actor of an engine alive: makes it, brings it up, watches it, and makes it again when it ends."""
+"""Keeps one actor of an engine alive: makes it, brings it up, watches it, and makes it again when
+it ends.
+"""
 
 import asyncio
 import logging
@@ -25,9 +27,17 @@ class Keeper:
     """Owns: one actor across its incarnations, which count from 1."""
 
     def __init__(
-        self, label: str, make: Make, bring_up: BringUp, *, on_end: Callable[[], None], supervision: Supervision
+        self,
+        label: str,
+        make: Make,
+        bring_up: BringUp,
+        *,
+        on_end: Callable[[], None],
+        supervision: Supervision,
     ) -> None:
-        """`on_end` is called when an incarnation is found dead or condemned, before its process has ended."""
+        """`on_end` is called when an incarnation is found dead or condemned, before its process has
+        ended.
+        """
         self.label = label
         self.incarnation = 0
         self.actor: RunningActor | None = None
@@ -74,7 +84,9 @@ class Keeper:
             await gone.wait()
 
     async def run(self) -> None:
-        """Keep the actor until cancelled. Raises EngineDead if it ends too often, and its error if it never served."""
+        """Keep the actor until cancelled. Raises EngineDead if it ends too often, and its error if
+        it never served.
+        """
         try:
             await self._keep()
         except RaydixError as error:
@@ -95,8 +107,15 @@ class Keeper:
 
             delay_s = self._history.record(time.monotonic())
             if delay_s is None:
-                raise EngineDead(f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}") from error
-            logger.error("%s, incarnation %d, ended (%s); it is made again", self.label, self.incarnation, error)
+                raise EngineDead(
+                    f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}"
+                ) from error
+            logger.error(
+                "%s, incarnation %d, ended (%s); it is made again",
+                self.label,
+                self.incarnation,
+                error,
+            )
             await asyncio.sleep(delay_s)
 
     async def _live(self) -> Exception:
@@ -107,7 +126,9 @@ class Keeper:
         bring_up_s = self._supervision.bring_up_timeout_s
         try:
             actor = await within(bring_up_s, self._unless_ended(self._start()))
-            await within(bring_up_s, self._unless_ended(self._bring_up(actor, self.incarnation), actor))
+            await within(
+                bring_up_s, self._unless_ended(self._bring_up(actor, self.incarnation), actor)
+            )
             self.actor = actor
             self._has_served = True
             self._serving.set()
@@ -133,7 +154,9 @@ class Keeper:
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
-        """Do `work` unless the incarnation is condemned or its process ends first, which raises EngineDead."""
+        """Do `work` unless the incarnation is condemned or its process ends first, which raises
+        EngineDead.
+        """
         assert self._condemned is not None
         doing = asyncio.ensure_future(work)
         ended = None if actor is None else asyncio.ensure_future(actor.wait_ended())

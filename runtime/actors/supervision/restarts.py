@@ -13,7 +13,9 @@ class Supervision:
     bring_up_timeout_s: float = 1800.0
     """For loading weights, taking the arena's memory and attaching."""
     open_timeout_s: float = 60.0
-    """For a storage backend that is attached to a running engine to open; then for each answer that its use needs."""
+    """For a storage backend that is attached to a running engine to open; then for each answer that
+    its use needs.
+    """
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = 10.0
@@ -32,12 +34,18 @@ class CrashHistory:
         self._times_s: list[float] = []
 
     def record(self, now_s: float) -> float | None:
-        """Note an end. Returns the seconds to wait before the actor is made again; None: it ended too often."""
+        """Note an end. Returns the seconds to wait before the actor is made again; None: it ended
+        too often.
+        """
         settings = self._supervision
-        self._times_s = [time_s for time_s in self._times_s if now_s - time_s < settings.crash_window_s]
+        self._times_s = [
+            time_s for time_s in self._times_s if now_s - time_s < settings.crash_window_s
+        ]
         self._times_s.append(now_s)
         if len(self._times_s) > settings.max_crashes:
             return None
         if len(self._times_s) == 1:
             return 0.0
-        return min(settings.first_backoff_s * 2.0 ** (len(self._times_s) - 2), settings.max_backoff_s)
+        return min(
+            settings.first_backoff_s * 2.0 ** (len(self._times_s) - 2), settings.max_backoff_s
+        )

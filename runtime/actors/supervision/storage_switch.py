@@ -21,7 +21,9 @@ class StorageSurroundings(Protocol):
     """What a switch needs of the engine around it."""
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
-        """Start the process of an incarnation of storage actor `number`; two numbers may live at once."""
+        """Start the process of an incarnation of storage actor `number`; two numbers may live at
+        once.
+        """
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
         """Let the actor open its backend. Raises ConfigError if that cannot work."""
@@ -31,9 +33,11 @@ class StorageSurroundings(Protocol):
 
 
 class AttachedStorage:
-    """Owns: the storage actor of one backend across its incarnations, from the first opening of the backend on.
+    """Owns: the storage actor of one backend across its incarnations, from the first opening of the
+    backend on.
 
-    The backend is opened first, which shows whether it works; it serves once `serve` has been called.
+    The backend is opened first, which shows whether it works; it serves once `serve` has been
+    called.
     """
 
     def __init__(
@@ -52,7 +56,9 @@ class AttachedStorage:
         self._opened = asyncio.Event()
         self._may_serve = asyncio.Event()
         label = ActorKind.STORAGE.value
-        self.keeper = Keeper(label, make, self._bring_up, on_end=lambda: None, supervision=supervision)
+        self.keeper = Keeper(
+            label, make, self._bring_up, on_end=lambda: None, supervision=supervision
+        )
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -65,13 +71,17 @@ class AttachedStorage:
         self._task = asyncio.create_task(self._keep())
 
     def start_again(self) -> None:
-        """Make the actor of a backend that served before: nobody waits to hear whether it can be opened."""
+        """Make the actor of a backend that served before: nobody waits to hear whether it can be
+        opened.
+        """
         self._opened.set()
         self.serve()
         self.start()
 
     async def opened(self) -> None:
-        """Return once the backend has been opened for the first time. Raises ConfigError if it cannot work."""
+        """Return once the backend has been opened for the first time. Raises ConfigError if it
+        cannot work.
+        """
         await self.unless_given_up(self._opened.wait())
 
     def serve(self) -> None:
@@ -79,11 +89,15 @@ class AttachedStorage:
         self._may_serve.set()
 
     async def serving(self) -> RunningActor:
-        """The actor, once it serves. Raises ConfigError if the backend cannot work, EngineDead if it is given up."""
+        """The actor, once it serves. Raises ConfigError if the backend cannot work, EngineDead if
+        it is given up.
+        """
         try:
             return await self.unless_given_up(self.keeper.serving())
         except EngineDead as error:
-            raise EngineDead(f"the storage backend {self.section.backend} was given up: {error}") from error
+            raise EngineDead(
+                f"the storage backend {self.section.backend} was given up: {error}"
+            ) from error
 
     async def end(self) -> None:
         """End the actor and return once its process has ended."""
@@ -104,7 +118,9 @@ class AttachedStorage:
                 return doing.result()
             if not self._task.cancelled():
                 self._task.result()
-            raise EngineDead(f"the storage backend {self.section.backend} was given up, or the engine ends")
+            raise EngineDead(
+                f"the storage backend {self.section.backend} was given up, or the engine ends"
+            )
         finally:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
@@ -145,10 +161,11 @@ class StorageSwitch:
         self.current.start()
 
     async def attach(self, section: L3Section) -> str | None:
-        """Open this backend, then leave the one in use, then use this one. Returns the name of the one left.
+        """Open this backend, then leave the one in use, then use this one. Returns the name of the
+        one left.
 
-        Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory does not answer in
-        time; then the engine goes on with the backend that it had.
+        Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory
+        does not answer in time; then the engine goes on with the backend that it had.
         """
         async with self._switching:
             if self._has_ended:
@@ -178,13 +195,16 @@ class StorageSwitch:
             await within(timeout_s, storage.opened())
         except TimeoutError:
             raise ConfigError(
-                f"cache.l3: the backend {storage.section.backend} was not open after {timeout_s:g} s. "
+                f"cache.l3: the backend {storage.section.backend} was not open after "
+                f"{timeout_s:g} s. "
                 "See whether its service answers at the address that is configured."
             ) from None
 
     async def _meet_host(self, storage: AttachedStorage) -> None:
         """Return once HostMemory uses the backend."""
-        await self._bounded(storage.serving(), f"the storage backend {storage.section.backend} did not serve")
+        await self._bounded(
+            storage.serving(), f"the storage backend {storage.section.backend} did not serve"
+        )
         await self._bounded(
             storage.unless_given_up(self._around.tell_host("wait_storage")),
             f"HostMemory did not meet the storage backend {storage.section.backend}",
@@ -211,7 +231,9 @@ class StorageSwitch:
         self.current.start_again()
 
     async def _bounded(self, work: Coroutine[Any, Any, T], what: str, *, more_s: float = 0.0) -> T:
-        """Nothing is waited for without a bound while the switch is locked. Raises EngineDead past it."""
+        """Nothing is waited for without a bound while the switch is locked. Raises EngineDead past
+        it.
+        """
         timeout_s = self._supervision.open_timeout_s + more_s
         try:
             return await within(timeout_s, work)
@@ -244,7 +266,11 @@ class StorageSwitch:
             return await self._around.make_storage(number, incarnation)
 
         storage = AttachedStorage(
-            section, make, self._around.open_storage, on_failure=self._lose, supervision=self._supervision
+            section,
+            make,
+            self._around.open_storage,
+            on_failure=self._lose,
+            supervision=self._supervision,
         )
         self._storages = [each for each in self._storages if not each.has_ended]
         self._storages.append(storage)
@@ -257,7 +283,9 @@ class StorageSwitch:
             return None
         drain_s = self._supervision.drain_timeout_s
         what = f"HostMemory did not leave the storage backend {storage.section.backend}"
-        if not await self._bounded(self._around.tell_host("retire_storage", drain_s), what, more_s=drain_s):
+        if not await self._bounded(
+            self._around.tell_host("retire_storage", drain_s), what, more_s=drain_s
+        ):
             logger.warning("%s is left with operations under way", storage.section.backend)
         await storage.end()
         await self._forget()
@@ -276,5 +304,6 @@ class StorageSwitch:
         # First, so that a HostMemory which is being made now knows it.
         self.current = None
         await self._bounded(
-            self._around.tell_host("detach_storage"), "HostMemory did not let go of its storage backend"
+            self._around.tell_host("detach_storage"),
+            "HostMemory did not let go of its storage backend",
         )

@@ -1,4 +1,6 @@
-"""The Supervisor actor: creates every other actor of an engine, watches them and makes again those that end."""
+"""The Supervisor actor: creates every other actor of an engine, watches them and makes again those
+that end.
+"""
 
 import asyncio
 import contextlib
@@ -34,9 +36,13 @@ _WEIGHT_VERSION = "0"
 
 
 class SupervisorActor:
-    """Owns: who is alive. One `Keeper` per actor; addresses and the secret stay the same across incarnations."""
+    """Owns: who is alive. One `Keeper` per actor; addresses and the secret stay the same across
+    incarnations.
+    """
 
-    def __init__(self, *, name: str, config: EngineConfig, spawner: Spawner, supervision: Supervision) -> None:
+    def __init__(
+        self, *, name: str, config: EngineConfig, spawner: Spawner, supervision: Supervision
+    ) -> None:
         self._name = name
         self._config = config
         self._spawner = spawner
@@ -55,16 +61,20 @@ class SupervisorActor:
         self._arenas = ArenaRegistry()
         self._gpus = [self._gpu_keeper(rank) for rank in range(num_ranks)]
         self._scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
-        self._host = self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
+        self._host = (
+            self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
+        )
         self._storage = StorageSwitch(self, supervision)
 
     def __repr__(self) -> str:
         return f"Supervisor({self._name})"
 
-    # Control calls ---------------------------------------------------------------------------------------------------
+    # Control calls --------------------------------------------------------------------------------
 
     async def start(self) -> EngineFacts:
-        """Create the engine and return once it serves. Raises the first actor's typed error if it cannot."""
+        """Create the engine and return once it serves. Raises the first actor's typed error if it
+        cannot.
+        """
         if self._config.has_l3 and self._config.cache.l3 is not None:
             self._storage.start(self._config.cache.l3)
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._lasting_keepers()]
@@ -80,7 +90,9 @@ class SupervisorActor:
         return self._facts
 
     def facts(self) -> EngineFacts:
-        """What a client needs to know. Raises EngineDead if the engine has given up or does not serve yet."""
+        """What a client needs to know. Raises EngineDead if the engine has given up or does not
+        serve yet.
+        """
         if self._failure is not None:
             raise EngineDead(f"engine {self._name} has given up: {self._failure}")
         if self._facts is None:
@@ -106,8 +118,12 @@ class SupervisorActor:
         }
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
-        """Drop what L1 and L2 hold and no request uses; with `l3` also this namespace's objects. Says what went."""
-        dropped: dict[str, Any] = {"l1_pages": await (await self._scheduler.serving()).call("flush")}
+        """Drop what L1 and L2 hold and no request uses; with `l3` also this namespace's objects.
+        Says what went.
+        """
+        dropped: dict[str, Any] = {
+            "l1_pages": await (await self._scheduler.serving()).call("flush")
+        }
         if self._host is not None:
             host = await self._host.serving()
             dropped["l2_pages"] = await host.call("flush")
@@ -116,14 +132,18 @@ class SupervisorActor:
         return dropped
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Use the backend of this section `cache.l3` from now on, instead of the one in use, if there is one.
+        """Use the backend of this section `cache.l3` from now on, instead of the one in use, if
+        there is one.
 
-        Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it cannot be put to use in
-        time; then the engine goes on with what it had.
+        Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
+        cannot be put to use in time; then the engine goes on with what it had.
         """
         config = replace_l3(self._config, section)
         if not config.has_l3 or config.cache.l3 is None:
-            raise ConfigError("cache.prefix_caching is false, so that L3 has no effect. Start the engine with true.")
+            raise ConfigError(
+                "cache.prefix_caching is false, so that L3 has no effect. Start the engine with "
+                "true."
+            )
         former = await self._storage.attach(config.cache.l3)
         return {"attached": config.cache.l3.backend, "detached": former}
 
@@ -160,7 +180,7 @@ class SupervisorActor:
         await self._storage.end()
         self._folder.remove()
 
-    # Keepers ---------------------------------------------------------------------------------------------------------
+    # Keepers --------------------------------------------------------------------------------------
 
     def _keepers(self) -> list[Keeper]:
         storage = self._storage.current
@@ -186,7 +206,12 @@ class SupervisorActor:
         async def make(incarnation: int) -> RunningActor:
             name = actor_name(self._name, ActorKind.GPU, rank)
             return await self._spawner.spawn(
-                ActorKind.GPU, name, config=self._config, name=self._name, rank=rank, incarnation=incarnation
+                ActorKind.GPU,
+                name,
+                config=self._config,
+                name=self._name,
+                rank=rank,
+                incarnation=incarnation,
             )
 
         async def bring_up(actor: RunningActor, incarnation: int) -> None:
@@ -220,7 +245,7 @@ class SupervisorActor:
                 continue
             self._gpus[order.rank].condemn(order.reason, order.incarnation)
 
-    # Bringing up -----------------------------------------------------------------------------------------------------
+    # Bringing up ----------------------------------------------------------------------------------
 
     async def _bring_up_gpu(self, actor: RunningActor, rank: int) -> None:
         # One made again may find less memory, or more: it is told what its pages have to be.
@@ -232,21 +257,28 @@ class SupervisorActor:
             own: ArenaLocation = await actor.call("attach_arena", arena)
             self._arenas.note_holder(rank, own, epoch)
         await self._scheduler.serving()
-        await actor.call("start", GpuSetup(scheduler_address=self._scheduler_address, secret=self._secret))
+        await actor.call(
+            "start", GpuSetup(scheduler_address=self._scheduler_address, secret=self._secret)
+        )
 
     def _note_loaded(self, rank: int, facts: GpuFacts) -> None:
-        """All ranks, and all their incarnations, must hold the same weights, and the pages agreed on."""
+        """All ranks, and all their incarnations, must hold the same weights, and the pages agreed
+        on.
+        """
         for other, known in self._gpu_facts.items():
             if known.fingerprint != facts.fingerprint:
                 raise ConfigError(
-                    f"rank {rank} loaded other weights from {self._config.model.path} than rank {other} "
+                    f"rank {rank} loaded other weights from {self._config.model.path} than rank "
+                    f"{other} "
                     f"({facts.fingerprint.hex()[:16]} and {known.fingerprint.hex()[:16]}). "
                     "Give every node the same checkpoint and restart the engine."
                 )
         if self._num_pages is not None and facts.num_pages < self._num_pages:
             raise ConfigError(
-                f"rank {rank} was made again with {facts.num_pages} L1 pages; the Scheduler counts on "
-                f"{self._num_pages}. Set cache.l1.num_pages to what every rank can hold and restart the engine."
+                f"rank {rank} was made again with {facts.num_pages} L1 pages; the Scheduler "
+                f"counts on "
+                f"{self._num_pages}. Set cache.l1.num_pages to what every rank can hold and "
+                f"restart the engine."
             )
         self._gpu_facts[rank] = facts
         if len(self._gpu_facts) == len(self._gpus) and self._num_pages is None:
@@ -258,14 +290,18 @@ class SupervisorActor:
         settings = scheduler_settings(
             self._config, facts.layout, facts.num_pages, facts.max_model_len, facts.vocab_size
         )
-        setup = SchedulerSetup(settings=settings, addresses=(self._scheduler_address,), secret=self._secret)
+        setup = SchedulerSetup(
+            settings=settings, addresses=(self._scheduler_address,), secret=self._secret
+        )
         await actor.call("start", setup)
 
     async def _bring_up_host(self, actor: RunningActor, incarnation: int) -> None:
         facts = await self._engine_facts()
         held = self._arenas.held()
         if held is None:
-            arena = await actor.call("create_arena", facts.layout, facts.arena_bytes, self._config.arena_folder)
+            arena = await actor.call(
+                "create_arena", facts.layout, facts.arena_bytes, self._config.arena_folder
+            )
         else:
             arena = await actor.call("adopt_arena", held)
         setup = HostMemorySetup(
@@ -278,12 +314,14 @@ class SupervisorActor:
         for rank in self._arenas.publish(arena, is_new=held is None):
             self._gpus[rank].condemn("the arena that it maps is not in use any more")
 
-    # Storage, for its switch -----------------------------------------------------------------------------------------
+    # Storage, for its switch ----------------------------------------------------------------------
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
         """See `StorageSurroundings`."""
         name = actor_name(self._name, ActorKind.STORAGE, number)
-        return await self._spawner.spawn(ActorKind.STORAGE, name, name=self._name, incarnation=incarnation)
+        return await self._spawner.spawn(
+            ActorKind.STORAGE, name, name=self._name, incarnation=incarnation
+        )
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
         """See `StorageSurroundings`."""
@@ -308,7 +346,7 @@ class SupervisorActor:
             except EngineDead:
                 await asyncio.sleep(self._supervision.first_backoff_s)
 
-    # What the actors share -------------------------------------------------------------------------------------------
+    # What the actors share ------------------------------------------------------------------------
 
     async def _engine_facts(self) -> EngineFacts:
         """Once every rank has loaded."""
@@ -338,7 +376,7 @@ class SupervisorActor:
     def _storage_address(self) -> str:
         return f"unix:{self._folder.path}/host.sock"
 
-    # Waiting ---------------------------------------------------------------------------------------------------------
+    # Waiting --------------------------------------------------------------------------------------
 
     async def _wait_ready(self) -> EngineFacts:
         await self._wait_attached()
@@ -365,7 +403,9 @@ class SupervisorActor:
                     await scheduler.call("drain", timeout_s)
                 host = None if self._host is None else self._host.actor
                 if host is not None and not await host.call("drain", timeout_s):
-                    logger.warning("engine %s stops before all pages were written to L3", self._name)
+                    logger.warning(
+                        "engine %s stops before all pages were written to L3", self._name
+                    )
 
     async def _stats_of(self, keeper: Keeper) -> dict[str, Any] | None:
         actor = keeper.actor

@@ -25,8 +25,9 @@ def _round_up(value: int, unit: int) -> int:
 class ArenaGeometry:
     """Plain numbers that all processes which map one arena share.
 
-    A slab belongs to one KV group at a time. Host page id = slab * pages_per_slab + index in the slab, whatever the
-    group; a group whose pages are larger leaves the last ids of its slabs unused.
+    A slab belongs to one KV group at a time. Host page id = slab * pages_per_slab + index in the
+    slab, whatever the group; a group whose pages are larger leaves the last ids of its slabs
+    unused.
     """
 
     num_slabs: int
@@ -66,11 +67,18 @@ class ArenaGeometry:
         return host_page_id // self.pages_per_slab
 
     def page_offset(self, host_page_id: HostPageId, group: int) -> int:
-        """Byte offset in the arena of a host page's header. Raises ValueError if `group` has no such page."""
+        """Byte offset in the arena of a host page's header. Raises ValueError if `group` has no
+        such page.
+        """
         slab, index = divmod(host_page_id, self.pages_per_slab)
-        if not (0 <= group < self.num_groups and 0 <= slab < self.num_slabs and index < self.slab_pages(group)):
+        if not (
+            0 <= group < self.num_groups
+            and 0 <= slab < self.num_slabs
+            and index < self.slab_pages(group)
+        ):
             raise ValueError(
-                f"host page {host_page_id} of group {group} is outside the arena of {self.num_slabs} slabs "
+                f"host page {host_page_id} of group {group} is outside the arena of "
+                f"{self.num_slabs} slabs "
                 f"with {self.pages_per_slab} ids each and {self.num_groups} groups"
             )
         return self.slabs_offset + slab * self.slab_bytes + index * self.page_bytes[group]
@@ -82,7 +90,9 @@ class ArenaGeometry:
         is_inside = (slabs >= 0) & (slabs < self.num_slabs) & (indices < num_indices)
         if not is_inside.all():
             self.page_offset(HostPageId(int(host_page_ids[is_inside.argmin()])), group)
-        offsets: list[int] = (self.slabs_offset + slabs * self.slab_bytes + indices * self.page_bytes[group]).tolist()
+        offsets: list[int] = (
+            self.slabs_offset + slabs * self.slab_bytes + indices * self.page_bytes[group]
+        ).tolist()
         return offsets
 
 
@@ -96,10 +106,14 @@ def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:
     num_pages = size_bytes // largest
     if num_pages < num_groups:
         raise ConfigError(
-            f"the host arena of {size_bytes} bytes holds {num_pages} pages of {largest} bytes; expected one for "
-            f"each of {num_groups} KV groups. Set cache.l2 to at least {largest * num_groups} bytes."
+            f"the host arena of {size_bytes} bytes holds {num_pages} pages of {largest} bytes; "
+            f"expected one for "
+            f"each of {num_groups} KV groups. Set cache.l2 to at least {largest * num_groups} "
+            f"bytes."
         )
-    wanted_slabs = max(-(-size_bytes // MAX_SLAB_BYTES), 1 if num_groups == 1 else MIN_SLABS_PER_GROUP * num_groups)
+    wanted_slabs = max(
+        -(-size_bytes // MAX_SLAB_BYTES), 1 if num_groups == 1 else MIN_SLABS_PER_GROUP * num_groups
+    )
     num_slabs = min(wanted_slabs, num_pages)
     slab_bytes = _round_up(num_pages // num_slabs * largest, ALIGNMENT_BYTES)
     pages_per_slab = max(slab_bytes // bytes_ for bytes_ in page_bytes)

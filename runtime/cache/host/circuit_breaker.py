@@ -12,9 +12,11 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Owns: whether a backend may be used. Opens after `max_failures` failures in a row, or a use that takes too long.
+    """Owns: whether a backend may be used. Opens after `max_failures` failures in a row, or a use
+    that takes too long.
 
-    After `backoff_s`, which doubles with each failed probe up to `max_backoff_s`, one use is let through as a probe.
+    After `backoff_s`, which doubles with each failed probe up to `max_backoff_s`, one use is let
+    through as a probe.
     """
 
     def __init__(self, max_failures: int, backoff_s: float, max_backoff_s: float) -> None:
@@ -80,7 +82,9 @@ class CircuitBreaker:
         self._retry_at_s = now_s + self._backoff_s
 
     def abstain(self, now_s: float) -> None:
-        """A use ended without saying anything about the backend; if it was the probe, another may start."""
+        """A use ended without saying anything about the backend; if it was the probe, another may
+        start.
+        """
         if self._state is BreakerState.HALF_OPEN:
             self._state = BreakerState.OPEN
             self._retry_at_s = now_s

@@ -69,11 +69,15 @@ class HostMemoryCore:
     one with each `Tick`, which `next_deadline_s` asks for at once.
     """
 
-    def __init__(self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None) -> None:
-        """`generations`: the table of an arena taken back from a survivor; no page is handed out before
-        `CopiesDrained`. None: the arena is new.
+    def __init__(
+        self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None
+    ) -> None:
+        """`generations`: the table of an arena taken back from a survivor; no page is handed out
+        before `CopiesDrained`. None: the arena is new.
         """
-        fair_share = [geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)]
+        fair_share = [
+            geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)
+        ]
         max_staged = [pages // _STAGED_DIVISOR for pages in fair_share]
         self._page_bytes = geometry.page_bytes
         self._effects: list[HostEffect] = []
@@ -85,9 +89,13 @@ class HostMemoryCore:
         self._grants = HostGrants(self._index, fair_share, self.counters)
         self._quarantine = Quarantine(self._index)
         self._mirror = HostMirror(self._index, settings.piece_pages, self.counters)
-        self._staged = StagedPages(self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages)
+        self._staged = StagedPages(
+            self._index, max_staged, settings.storage.staged_grace_s, settings.piece_pages
+        )
         self._flush = HostFlush(self._index, self._staged, settings.piece_pages, self.counters)
-        self._storage = HostStorage(settings, self._index, self._staged, self._effects, self.counters)
+        self._storage = HostStorage(
+            settings, self._index, self._staged, self._effects, self.counters
+        )
         self._lookups = self._storage.lookups
 
         self._scheduler: ConnectionId | None = None
@@ -98,7 +106,9 @@ class HostMemoryCore:
         """What the attached Scheduler was told of L3."""
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
-        """Take one event; `now_s` is monotonic. Raises AccountingError if the Scheduler breaks the contract."""
+        """Take one event; `now_s` is monotonic. Raises AccountingError if the Scheduler breaks the
+        contract.
+        """
         self._now_s = now_s
         if self._is_stale(event):
             self.counters["stale_events"] += 1
@@ -150,7 +160,7 @@ class HostMemoryCore:
             case _:
                 assert_never(event)
 
-    # The Scheduler ---------------------------------------------------------------------------------------------
+    # The Scheduler --------------------------------------------------------------------------------
 
     def _take_message(self, message: ToHost) -> None:
         match message:
@@ -198,7 +208,8 @@ class HostMemoryCore:
                 strict=True,
             )
         )
-        # The last page is published first, so that a chain loses its tail first; it is stored head first.
+        # The last page is published first, so that a chain loses its tail first; it is stored head
+        # first.
         published = []
         for key, page_id, generation in reversed(entries):
             if not self._grants.take_back(page_id, generation):
@@ -235,14 +246,20 @@ class HostMemoryCore:
         self._is_granting = False
         self._mirror.stop()
         self._lookups.cancel_all()
-        pinned = [page_id for lease_id in self._index.lease_ids() for page_id in self._index.detach_lease(lease_id)]
+        pinned = [
+            page_id
+            for lease_id in self._index.lease_ids()
+            for page_id in self._index.detach_lease(lease_id)
+        ]
         self._quarantine.hold(None, self._grants.take_all_back(), pinned)
 
-    def _hold_for_process(self, pid: int, filling: list[HostPageId], pinned: list[HostPageId]) -> None:
+    def _hold_for_process(
+        self, pid: int, filling: list[HostPageId], pinned: list[HostPageId]
+    ) -> None:
         self._quarantine.hold(pid, filling, pinned)
         self._effects.append(WatchProcess(pid))
 
-    # Storage ---------------------------------------------------------------------------------------------------
+    # Storage --------------------------------------------------------------------------------------
 
     def _attach_storage(self, connection: ConnectionId, pid: int) -> None:
         self._lose_storage()
@@ -254,7 +271,7 @@ class HostMemoryCore:
         if pid is not None:
             self._hold_for_process(pid, *self._storage.lose())
 
-    # After each event ------------------------------------------------------------------------------------------
+    # After each event -----------------------------------------------------------------------------
 
     def _advance(self, event: HostEvent) -> None:
         # What is done in pieces goes on with ticks, which come at once, so that other events are
@@ -292,22 +309,31 @@ class HostMemoryCore:
         is_in_use = self._storage.orders.is_in_use
         if self._scheduler is not None and self._known_in_use != is_in_use:
             self._known_in_use = is_in_use
-            self._send(StorageStatus(is_in_use=is_in_use, max_staged_pages=self._staged.max_pages(0)))
+            self._send(
+                StorageStatus(is_in_use=is_in_use, max_staged_pages=self._staged.max_pages(0))
+            )
 
     def _send(self, message: FromHost) -> None:
         if self._scheduler is not None:
             self._effects.append(ToScheduler(self._scheduler, message))
 
-    # Queries ---------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     @property
     def is_drained(self) -> bool:
-        """Every page that was to be written to L3 has been written or dropped: a clean stop may go on."""
+        """Every page that was to be written to L3 has been written or dropped: a clean stop may go
+        on.
+        """
         return self._storage.num_pending == 0
 
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due; None if time alone changes nothing."""
-        if self._flush.has_work or self._mirror.has_work or self._staged.has_work or self._storage.has_work:
+        if (
+            self._flush.has_work
+            or self._mirror.has_work
+            or self._staged.has_work
+            or self._storage.has_work
+        ):
             return self._now_s
         times = [self._storage.next_deadline_s, self._staged.next_expiry_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
@@ -356,8 +382,12 @@ class HostMemoryCore:
             )
         num_held = self._quarantine.num_pages
         if counts[PageState.QUARANTINED] != num_held:
-            raise AccountingError(f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record")
+            raise AccountingError(
+                f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record"
+            )
         num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
         num_pinned += self._storage.writes.num_pinned
         if self._index.num_readers != num_pinned:
-            raise AccountingError(f"pages have {self._index.num_readers} readers; {num_pinned} are on record")
+            raise AccountingError(
+                f"pages have {self._index.num_readers} readers; {num_pinned} are on record"
+            )

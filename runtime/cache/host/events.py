@@ -18,7 +18,7 @@ from raydix.runtime.messages.host import (
 
 StorageOrder = FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
-# Settings --------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class HostSettings:
     """L3 is in use from the start: a storage actor will attach."""
 
 
-# Events ----------------------------------------------------------------------------------------------------------
+# Events -------------------------------------------------------------------------------------------
 # Whoever takes the links counts connections, of all kinds together, and never uses a number twice.
 # What an earlier connection still brings is stale: it is counted and ignored.
 
@@ -137,7 +137,9 @@ class RetireStorage:
 
 @dataclass(frozen=True, slots=True)
 class DetachStorage:
-    """No storage actor of the backend that was in use is left: what was under way has ended with it."""
+    """No storage actor of the backend that was in use is left: what was under way has ended with
+    it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ HostEvent = (
     | Tick
 )
 
-# Effects, to be carried out in order -------------------------------------------------------------------------------
+# Effects, to be carried out in order --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +234,12 @@ class StorageRetired:
     """The answer to `RetireStorage`."""
 
 
-HostEffect = SetGenerations | ToScheduler | ToStorage | WatchProcess | HostFlushed | StorageFlushed | StorageRetired
+HostEffect = (
+    SetGenerations
+    | ToScheduler
+    | ToStorage
+    | WatchProcess
+    | HostFlushed
+    | StorageFlushed
+    | StorageRetired
+)

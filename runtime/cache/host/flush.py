@@ -16,7 +16,9 @@ class HostFlush:
     gone in the end, since its id has not changed.
     """
 
-    def __init__(self, index: HostIndex, staged: StagedPages, piece_pages: int, counters: Counter[str]) -> None:
+    def __init__(
+        self, index: HostIndex, staged: StagedPages, piece_pages: int, counters: Counter[str]
+    ) -> None:
         self._index = index
         self._staged = staged
         self._piece_pages = piece_pages

@@ -20,7 +20,9 @@ class HostGrants:
         """`fair_share`: pages per group, if each has as many slabs."""
         self._index = index
         self._counters = counters
-        self._max_pages = [max(1, min(pages // _GRANTED_DIVISOR, _MAX_GRANTED_PAGES)) for pages in fair_share]
+        self._max_pages = [
+            max(1, min(pages // _GRANTED_DIVISOR, _MAX_GRANTED_PAGES)) for pages in fair_share
+        ]
         self._pages: list[set[HostPageId]] = [set() for _ in fair_share]
 
     @property
@@ -43,7 +45,11 @@ class HostGrants:
     def take_some_back(self, page_ids: Int32Array, generations: Int32Array) -> list[HostPageId]:
         """End these grants and return the pages of those that are not stale."""
         pairs = zip(page_ids.tolist(), generations.tolist(), strict=True)
-        return [HostPageId(page_id) for page_id, generation in pairs if self.take_back(page_id, generation)]
+        return [
+            HostPageId(page_id)
+            for page_id, generation in pairs
+            if self.take_back(page_id, generation)
+        ]
 
     def take_all_back(self) -> list[HostPageId]:
         """The Scheduler is gone: end all grants and return their pages."""
@@ -65,5 +71,9 @@ class HostGrants:
             if new:
                 granted.update(new)
                 generations = int32_array(self._index.generation(page_id) for page_id in new)
-                grants.append(PagesGranted(host_page_ids=int32_array(new), generations=generations, group=group))
+                grants.append(
+                    PagesGranted(
+                        host_page_ids=int32_array(new), generations=generations, group=group
+                    )
+                )
         return grants

@@ -34,7 +34,9 @@ class Quarantine:
         """Pins of READY pages."""
         return sum(len(held.pinned) for held in self._held.values())
 
-    def hold(self, pid: int | None, filling: Sequence[HostPageId], pinned: Sequence[HostPageId]) -> None:
+    def hold(
+        self, pid: int | None, filling: Sequence[HostPageId], pinned: Sequence[HostPageId]
+    ) -> None:
         """Take over FILLING pages and pins from a holder that is gone."""
         for page_id in filling:
             self._index.quarantine(page_id)

@@ -33,14 +33,16 @@ class HostIndex:
     """
 
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None = None) -> None:
-        """Start with every page FREE. `generations` continues those of an arena that was in use before."""
+        """Start with every page FREE. `generations` continues those of an arena that was in use
+        before.
+        """
         self._pages = HostPages(geometry, generations)
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
         self._evictable = PageOrder(geometry.num_host_pages, geometry.num_groups)
         """READY pages without readers."""
         self._leases: dict[LeaseId, list[HostPageId]] = {}
 
-    # Queries ---------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     @property
     def num_groups(self) -> int:
@@ -119,10 +121,12 @@ class HostIndex:
         """Pages of the group's slabs by state."""
         return {state: self._pages.count(group, state) for state in PageState}
 
-    # Writing ---------------------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------
 
     def allocate(self, group: int) -> HostPageId | None:
-        """Hand out a page as FILLING, dropping the least recently used one if needed; None if all are in use."""
+        """Hand out a page as FILLING, dropping the least recently used one if needed; None if all
+        are in use.
+        """
         page_id = self._take_free(group)
         if page_id is None:
             if not self._take_unused_slab(group) and not self._drop_oldest(group):
@@ -146,7 +150,9 @@ class HostIndex:
         return self.state(page_id) is PageState.FREE and self._pages.group_of(page_id) == group
 
     def publish(self, page_id: HostPageId, key: PageKey) -> bool:
-        """Make a FILLING page READY, most recently used. False: the name is READY already and the page is FREE now."""
+        """Make a FILLING page READY, most recently used. False: the name is READY already and the
+        page is FREE now.
+        """
         group = self._pages.group_of(page_id)
         pages = self._groups[group]
         if pages.ready.find(key) is not None:
@@ -167,10 +173,12 @@ class HostIndex:
         """Keep a FILLING page out of use until `free`."""
         self._pages.quarantine(page_id)
 
-    # Reading ---------------------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------
 
     def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
-        """Mark the READY pages of a chain as used, the last one first, so that the chain loses its tail first."""
+        """Mark the READY pages of a chain as used, the last one first, so that the chain loses its
+        tail first.
+        """
         for key in reversed(keys):
             page_id = self.find(group, key)
             if page_id is not None and page_id in self._evictable:
@@ -189,7 +197,9 @@ class HostIndex:
                 self._evictable.append(self._pages.group_of(page_id), page_id)
 
     def lease(self, lease_id: LeaseId, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
-        """Pin the longest READY prefix of `keys` until `end_lease`; an empty lease must be ended too."""
+        """Pin the longest READY prefix of `keys` until `end_lease`; an empty lease must be ended
+        too.
+        """
         if lease_id in self._leases:
             raise AccountingError(f"lease {lease_id} is taken twice")
         held: list[HostPageId] = []
@@ -210,14 +220,16 @@ class HostIndex:
         """Forget a lease whose holder is gone; the caller unpins its pages later."""
         held = self._leases.pop(lease_id, None)
         if held is None:
-            raise AccountingError(f"lease {lease_id} is unknown; {len(self._leases)} leases are held")
+            raise AccountingError(
+                f"lease {lease_id} is unknown; {len(self._leases)} leases are held"
+            )
         return held
 
     def lease_ids(self) -> list[LeaseId]:
         """Leases that have not ended."""
         return list(self._leases)
 
-    # Dropping --------------------------------------------------------------------------------------------------
+    # Dropping -------------------------------------------------------------------------------------
 
     def drop_unread(self, page_id: HostPageId) -> bool:
         """Drop a READY page unless somebody reads it. Returns whether it is gone."""
@@ -248,7 +260,7 @@ class HostIndex:
         self._drop(page_id)
         return True
 
-    # Slabs -----------------------------------------------------------------------------------------------------
+    # Slabs ----------------------------------------------------------------------------------------
 
     def _take_unused_slab(self, group: int) -> bool:
         page_ids = self._pages.give_unused_slab(group)
@@ -256,7 +268,9 @@ class HostIndex:
         return bool(page_ids)
 
     def _take_slab_from_another(self, group: int) -> None:
-        """Give a starved group the slab of another one with the fewest READY pages among those nobody holds."""
+        """Give a starved group the slab of another one with the fewest READY pages among those
+        nobody holds.
+        """
         found = self._pages.least_used_slab(group)
         if found is None:
             return
@@ -269,7 +283,7 @@ class HostIndex:
         # Pages are handed out from the end of the list, so that low ids go first.
         self._groups[group].free.extend(reversed(page_ids))
 
-    # Invariants ------------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Prove that pages, names, leases and lists agree; O(pages). Raises AccountingError with
@@ -286,13 +300,16 @@ class HostIndex:
             state, num_readers = self.state(page_id), self._pages.num_readers(page_id)
             if state is not PageState.READY or num_readers < num_leases:
                 raise AccountingError(
-                    f"host page {page_id} is in {num_leases} leases but {state.name}, {num_readers} readers"
+                    f"host page {page_id} is in {num_leases} leases but {state.name}, "
+                    f"{num_readers} readers"
                 )
 
     def _check_group(self, group: int) -> None:
         pages = self._groups[group]
         counts = self.count_by_state(group)
-        named = {key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None}
+        named = {
+            key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None
+        }
         num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
         evictable = list(self._evictable.pages(group))
         free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
@@ -305,10 +322,17 @@ class HostIndex:
         }
         for name, (counted, kept) in figures.items():
             if counted != kept:
-                raise AccountingError(f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})")
+                raise AccountingError(
+                    f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})"
+                )
         for key, page_id in named.items():
             if self.name(page_id) != (group, key):
-                raise AccountingError(f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}")
+                raise AccountingError(
+                    f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}"
+                )
         for page_id in evictable:
             if self.name(page_id) is None or self._pages.num_readers(page_id):
-                raise AccountingError(f"group {group}: host page {page_id} is evictable but {self.state(page_id).name}")
+                raise AccountingError(
+                    f"group {group}: host page {page_id} is evictable but "
+                    f"{self.state(page_id).name}"
+                )

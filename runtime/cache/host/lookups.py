@@ -51,7 +51,9 @@ class HostLookups:
         self._lookups: dict[LookupId, OpenLookup] = {}
         self._num_arrived = 0
         self._changed: dict[OpenLookup, None] = {}
-        self._turns: dict[Urgency, list[tuple[int, OpenLookup]]] = {urgency: [] for urgency in Urgency}
+        self._turns: dict[Urgency, list[tuple[int, OpenLookup]]] = {
+            urgency: [] for urgency in Urgency
+        }
         """Heaps by arrival."""
         self._finds: dict[BatchId, OpenLookup] = {}
         self._num_hint_reads = 0
@@ -66,7 +68,7 @@ class HostLookups:
         """Lookups that are not final."""
         return len(self._lookups)
 
-    # From the Scheduler ----------------------------------------------------------------------------------------
+    # From the Scheduler ---------------------------------------------------------------------------
 
     def start(self, message: Lookup, now_s: float) -> None:
         """Find out where the pages of a chain are. Raises AccountingError if the id is in use."""
@@ -147,7 +149,7 @@ class HostLookups:
             if not lookup.is_final:
                 self._fail(lookup, lookup.sources.index(PageSource.PENDING), PageSource.CANCELLED)
 
-    # Orders ----------------------------------------------------------------------------------------------------
+    # Orders ---------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> None:
         """Order reads, the oldest lookup's first, while not too many are in flight."""
@@ -155,7 +157,9 @@ class HostLookups:
 
         for urgency, turns in self._turns.items():
             max_batches = -(-self._settings.max_read_batches // (1 + urgency))
-            while turns and not (self._orders.is_readable and self._reads.num_current >= max_batches):
+            while turns and not (
+                self._orders.is_readable and self._reads.num_current >= max_batches
+            ):
                 lookup = turns[0][1]
                 if lookup.wanted and not self._orders.is_readable:
                     self._fail(lookup, lookup.wanted[0], PageSource.IO_ERROR)
@@ -171,7 +175,9 @@ class HostLookups:
             heapq.heappush(self._turns[lookup.urgency], (lookup.arrival, lookup))
 
     def _read_some(self, lookup: OpenLookup, now_s: float) -> None:
-        """Take wanted pages until a batch is full; those that came or are being read already cost nothing."""
+        """Take wanted pages until a batch is full; those that came or are being read already cost
+        nothing.
+        """
         indices: list[int] = []
         page_ids: list[HostPageId] = []
         while lookup.wanted and len(indices) < self._settings.batch_pages:
@@ -191,17 +197,21 @@ class HostLookups:
 
     def _is_hint_full(self, lookup: OpenLookup) -> bool:
         """The open hints together bring no more than may be staged."""
-        return lookup.urgency is Urgency.HINT and self._num_hint_reads >= self._staged.max_pages(lookup.group)
+        return lookup.urgency is Urgency.HINT and self._num_hint_reads >= self._staged.max_pages(
+            lookup.group
+        )
 
     def _join(self, lookup: OpenLookup, index: int) -> bool:
-        """Whether a page need not be read for this lookup: it is here, or somebody's read will bring it."""
+        """Whether a page need not be read for this lookup: it is here, or somebody's read will
+        bring it.
+        """
         key = lookup.keys[index]
         if self._index.find(lookup.group, key) is not None:
             self._arrive(lookup, index)
             return True
         return self._reads.join(lookup.group, key, (lookup, index))
 
-    # Answers ---------------------------------------------------------------------------------------------------
+    # Answers --------------------------------------------------------------------------------------
 
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the answer to a search or a batch of reads; others are ignored."""
@@ -248,9 +258,11 @@ class HostLookups:
     def _fail(self, lookup: OpenLookup, index: int, source: PageSource) -> None:
         if lookup.fail(index, source):
             self._changed[lookup] = None
-            self._reads.cancel_unwanted(lookup.group, (lookup.keys[i] for i in lookup.missing if i >= lookup.end))
+            self._reads.cancel_unwanted(
+                lookup.group, (lookup.keys[i] for i in lookup.missing if i >= lookup.end)
+            )
 
-    # Trouble ---------------------------------------------------------------------------------------------------
+    # Trouble --------------------------------------------------------------------------------------
 
     def give_up(self, batch_id: BatchId) -> None:
         """A batch is overdue: nobody waits for it any longer."""
@@ -261,7 +273,9 @@ class HostLookups:
             self._fail(waiting, index, PageSource.TIMED_OUT)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: everything asked of it fails. The FILLING pages pass to the caller."""
+        """The storage actor is gone: everything asked of it fails. The FILLING pages pass to the
+        caller.
+        """
         waiters, held = self._reads.lose()
         for lookup in self._finds.values():
             self._fail(lookup, lookup.missing[0], PageSource.IO_ERROR)
@@ -270,10 +284,12 @@ class HostLookups:
             self._fail(lookup, index, PageSource.IO_ERROR)
         return held
 
-    # Reports ---------------------------------------------------------------------------------------------------
+    # Reports --------------------------------------------------------------------------------------
 
     def take_reports(self, now_s: float) -> list[LookupProgress]:
-        """One report for each lookup that has changed; a final one ends it and touches its chain again."""
+        """One report for each lookup that has changed; a final one ends it and touches its chain
+        again.
+        """
         changed, self._changed = self._changed, {}
         reports = [lookup.report() for lookup in changed]
         for lookup, report in zip(changed, reports, strict=True):

@@ -67,4 +67,6 @@ class OpenLookup:
 
     def report(self) -> LookupProgress:
         """What the Scheduler is told of it now."""
-        return LookupProgress(lookup_id=self.lookup_id, sources=bytes(self.sources), is_final=self.is_final)
+        return LookupProgress(
+            lookup_id=self.lookup_id, sources=bytes(self.sources), is_final=self.is_final
+        )

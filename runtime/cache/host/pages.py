@@ -61,7 +61,7 @@ class HostPages:
         """Per group: slabs of which nobody holds a page."""
         self._counts = [[0] * len(PageState) for _ in range(geometry.num_groups)]
 
-    # Queries ---------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     @property
     def num_pages(self) -> int:
@@ -94,7 +94,9 @@ class HostPages:
         """Whether the page exists, is FILLING, and has not changed hands since `generation`."""
         if not 0 <= page_id < len(self._states):
             return False
-        return self._states[page_id] == PageState.FILLING and self._generations[page_id] == generation
+        return (
+            self._states[page_id] == PageState.FILLING and self._generations[page_id] == generation
+        )
 
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
         """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no
@@ -123,7 +125,7 @@ class HostPages:
         """Slabs that no group has needed yet."""
         return len(self._slabs) - self._num_slabs_given
 
-    # A page's life ---------------------------------------------------------------------------------------------
+    # A page's life --------------------------------------------------------------------------------
 
     def hand_out(self, page_id: HostPageId) -> None:
         """FREE to FILLING, under a new generation."""
@@ -155,7 +157,9 @@ class HostPages:
         slab = self._change(page_id, PageState.READY, PageState.FREE)
         key = self._keys[page_id]
         if key is None or self._num_readers[page_id]:
-            raise AccountingError(f"host page {page_id} is dropped with {self._num_readers[page_id]} readers")
+            raise AccountingError(
+                f"host page {page_id} is dropped with {self._num_readers[page_id]} readers"
+            )
         self._keys[page_id] = None
         slab.num_ready -= 1
         return key
@@ -163,7 +167,9 @@ class HostPages:
     def add_reader(self, page_id: HostPageId) -> bool:
         """Whether it is the first reader of a READY page."""
         if self._states[page_id] != PageState.READY:
-            raise AccountingError(f"host page {page_id} is {self.state(page_id).name}; expected READY")
+            raise AccountingError(
+                f"host page {page_id} is {self.state(page_id).name}; expected READY"
+            )
         self._num_readers[page_id] += 1
         if self._num_readers[page_id] > 1:
             return False
@@ -174,7 +180,9 @@ class HostPages:
         """Whether it was the last one."""
         num_readers = self._num_readers[page_id]
         if num_readers == 0:
-            raise AccountingError(f"host page {page_id} is {self.state(page_id).name} with no readers")
+            raise AccountingError(
+                f"host page {page_id} is {self.state(page_id).name} with no readers"
+            )
         self._num_readers[page_id] = num_readers - 1
         if num_readers > 1:
             return False
@@ -183,7 +191,9 @@ class HostPages:
 
     def _change(self, page_id: HostPageId, old: PageState, new: PageState) -> _Slab:
         if self._states[page_id] != old:
-            raise AccountingError(f"host page {page_id} is {self.state(page_id).name}; expected {old.name}")
+            raise AccountingError(
+                f"host page {page_id} is {self.state(page_id).name}; expected {old.name}"
+            )
         self._states[page_id] = new
         slab = self._slab(page_id)
         assert slab.group is not None
@@ -192,7 +202,7 @@ class HostPages:
         counts[new] += 1
         return slab
 
-    # Slabs -----------------------------------------------------------------------------------------------------
+    # Slabs ----------------------------------------------------------------------------------------
 
     def group_of(self, page_id: HostPageId) -> int:
         """The group whose slab the page is in."""
@@ -257,7 +267,7 @@ class HostPages:
             assert slab.group is not None
             self._num_idle_slabs[slab.group] += 1
 
-    # Invariants ------------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Prove that the counts are those of the columns; O(pages). Raises AccountingError with the
@@ -274,7 +284,8 @@ class HostPages:
             num_idle[slab.group] += num_held == 0
             if (by_state[PageState.READY], num_held) != (slab.num_ready, slab.num_held):
                 raise AccountingError(
-                    f"slab {index}: {by_state[PageState.READY]} READY and {num_held} held pages counted, "
+                    f"slab {index}: {by_state[PageState.READY]} READY and {num_held} held pages "
+                    f"counted, "
                     f"{slab.num_ready} and {slab.num_held} on record"
                 )
         if (counts, num_idle) != (self._counts, self._num_idle_slabs):
@@ -289,9 +300,13 @@ class HostPages:
         for page_id in page_ids:
             state = self._states[page_id]
             by_state[state] += 1
-            num_held += state in (PageState.FILLING, PageState.QUARANTINED) or self._num_readers[page_id] > 0
+            num_held += (
+                state in (PageState.FILLING, PageState.QUARANTINED)
+                or self._num_readers[page_id] > 0
+            )
             if (self._keys[page_id] is None) == (state == PageState.READY):
                 raise AccountingError(
-                    f"host page {page_id} is {PageState(state).name} with key {self._keys[page_id]!r}"
+                    f"host page {page_id} is {PageState(state).name} with key "
+                    f"{self._keys[page_id]!r}"
                 )
         return by_state, num_held

@@ -90,7 +90,7 @@ class HostReads:
             read.waiters.append(waiter)
         return read is not None
 
-    # Pages -----------------------------------------------------------------------------------------------------
+    # Pages ----------------------------------------------------------------------------------------
 
     def allocate(self, group: int) -> HostPageId | None:
         """A page for a read, which counts as FILLING until `give_back` or the end of its batch;
@@ -108,9 +108,11 @@ class HostReads:
         self._num_filling[group] -= 1
         self._index.free(page_id)
 
-    # Orders ----------------------------------------------------------------------------------------------------
+    # Orders ---------------------------------------------------------------------------------------
 
-    def start(self, lookup: OpenLookup, indices: Sequence[int], page_ids: list[HostPageId], now_s: float) -> None:
+    def start(
+        self, lookup: OpenLookup, indices: Sequence[int], page_ids: list[HostPageId], now_s: float
+    ) -> None:
         """Read pages of a lookup's chain, which nobody reads yet, into allocated pages."""
         keys = [lookup.keys[index] for index in indices]
         host_page_ids = int32_array(page_ids)
@@ -124,11 +126,17 @@ class HostReads:
 
     def cancel_unwanted(self, group: int, keys: Iterable[PageKey]) -> None:
         """Of the batches that read these keys, cancel those for which nobody waits any more."""
-        batch_ids = {read.batch_id for key in keys if (read := self._reads.get((group, key))) is not None}
+        batch_ids = {
+            read.batch_id for key in keys if (read := self._reads.get((group, key))) is not None
+        }
         for batch_id in batch_ids:
             batch = self._batches[batch_id]
-            reads = [read for key in batch.keys if (read := self._reads.get((group, key))) is not None]
-            is_wanted = any(lookup.is_waiting_for(index) for read in reads for lookup, index in read.waiters)
+            reads = [
+                read for key in batch.keys if (read := self._reads.get((group, key))) is not None
+            ]
+            is_wanted = any(
+                lookup.is_waiting_for(index) for read in reads for lookup, index in read.waiters
+            )
             if not is_wanted and not batch.is_cancelled:
                 self._cancel(batch_id, batch)
 
@@ -144,7 +152,7 @@ class HostReads:
         batch.is_cancelled = True
         self._orders.cancel(batch_id)
 
-    # Answers ---------------------------------------------------------------------------------------------------
+    # Answers --------------------------------------------------------------------------------------
 
     def finish(self, done: ObjectsDone, now_s: float) -> list[ReadOutcome]:
         """Take the answer to a batch: what was read is READY, and staged for requests that wait.
@@ -157,7 +165,9 @@ class HostReads:
         self._num_filling[batch.group] -= len(batch.keys)
         all_waiters = self._end_reads(done.batch_id, batch)
         outcomes = []
-        for key, page_id, code, waiters in zip(batch.keys, batch.page_ids, done.statuses, all_waiters, strict=True):
+        for key, page_id, code, waiters in zip(
+            batch.keys, batch.page_ids, done.statuses, all_waiters, strict=True
+        ):
             status = ObjectStatus(code)
             self._counters[f"l3_reads_{status.name.lower()}"] += 1
             if status is ObjectStatus.OK:
@@ -170,7 +180,9 @@ class HostReads:
             outcomes.append(ReadOutcome(status, is_unwanted, waiters))
         return outcomes
 
-    def _publish(self, page_id: HostPageId, group: int, key: PageKey, waiters: list[Waiter]) -> None:
+    def _publish(
+        self, page_id: HostPageId, group: int, key: PageKey, waiters: list[Waiter]
+    ) -> None:
         if not self._index.publish(page_id, key):
             return
         for lookup, index in waiters:
@@ -191,7 +203,7 @@ class HostReads:
                 del self._reads[batch.group, key]
         return waiters
 
-    # Trouble ---------------------------------------------------------------------------------------------------
+    # Trouble --------------------------------------------------------------------------------------
 
     def give_up(self, batch_id: BatchId) -> list[Waiter]:
         """A batch is overdue. Returns who waited for it; its pages stay FILLING until it is

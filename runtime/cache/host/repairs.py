@@ -1,4 +1,6 @@
-"""Finding out which pages of L2 the storage backend has lost, or never had, so that they are written again."""
+"""Finding out which pages of L2 the storage backend has lost, or never had, so that they are
+written again.
+"""
 
 from array import array
 from collections import Counter, OrderedDict
@@ -79,7 +81,11 @@ class HostRepairs:
             return
         for key in keys:
             page_id = self._index.find(group, key)
-            if page_id is not None and self._is_look_due(page_id, now_s) and len(self._due) < _MAX_DUE:
+            if (
+                page_id is not None
+                and self._is_look_due(page_id, now_s)
+                and len(self._due) < _MAX_DUE
+            ):
                 self._look_at_s[page_id] = now_s + self._settings.look_interval_s
                 self._due[page_id] = None
 
@@ -132,7 +138,9 @@ class HostRepairs:
         return True
 
     def give_up(self, batch_id: BatchId) -> None:
-        """A batch is overdue; if it is the search, its pages are looked for when they are used again."""
+        """A batch is overdue; if it is the search, its pages are looked for when they are used
+        again.
+        """
         if self._search is not None and self._search[0] == batch_id:
             self._search = None
 

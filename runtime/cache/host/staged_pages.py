@@ -29,7 +29,9 @@ class StagedPages:
     cancelled, or ended `grace_s` ago. The pins of a cancelled lookup make room at once.
     """
 
-    def __init__(self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int) -> None:
+    def __init__(
+        self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int
+    ) -> None:
         """`max_pages`: per group. `piece_pages`: so many pins end in one turn at most, unless they
         are released.
         """
@@ -38,9 +40,12 @@ class StagedPages:
         self._grace_s = grace_s
         self._piece_pages = piece_pages
         self._pinned = [PageNames() for _ in max_pages]
-        # Columns by page id, as an object per pin would cost a pause whenever Python looks for garbage.
+        # Columns by page id, as an object per pin would cost a pause whenever Python looks for
+        # garbage.
         self._pins = array("q", bytes(8 * index.num_pages))
-        """The number of a page's pin, which no other pin ever has; of the last one if it is not pinned."""
+        """The number of a page's pin, which no other pin ever has; of the last one if it is not
+        pinned.
+        """
         self._num_lookups = array("i", bytes(4 * index.num_pages))
         """For which a page is kept."""
         self._last_pin = 0
@@ -183,4 +188,6 @@ class StagedPages:
             for page_id in pinned.page_ids():
                 counted, kept = num_lookups[self._pins[page_id]], self._num_lookups[page_id]
                 if counted != kept or not kept:
-                    raise AccountingError(f"host page {page_id} is staged for {counted} lookups; {kept} on record")
+                    raise AccountingError(
+                        f"host page {page_id} is staged for {counted} lookups; {kept} on record"
+                    )

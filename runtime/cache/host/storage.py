@@ -1,9 +1,16 @@
-"""HostMemory's use of L3: lookups that fetch, writes, repairs, and the coming and going of the storage actor."""
+"""HostMemory's use of L3: lookups that fetch, writes, repairs, and the coming and going of the
+storage actor.
+"""
 
 from collections import Counter
 
 from raydix.ids import ConnectionId, HostPageId
-from raydix.runtime.cache.host.events import HostEffect, HostSettings, StorageFlushed, StorageRetired
+from raydix.runtime.cache.host.events import (
+    HostEffect,
+    HostSettings,
+    StorageFlushed,
+    StorageRetired,
+)
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.lookups import HostLookups
 from raydix.runtime.cache.host.reads import HostReads
@@ -66,7 +73,9 @@ class HostStorage:
         self.repairs.look_for_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
-        """The storage actor is gone; the caller takes over the pages that it may still write, and those it may read."""
+        """The storage actor is gone; the caller takes over the pages that it may still write, and
+        those it may read.
+        """
         self.orders.lose()
         self.repairs.clear()
         held = self.lookups.lose() + self._probes.lose(), self.writes.lose()

@@ -99,12 +99,18 @@ class StorageOrders:
     """Owns: whether L3 is in use, by which process and over which connection, the unanswered
     batches, their numbers, the circuit breakers, and what L3 was seen to lack.
 
-    In use without a process, a storage actor is being made. A process that is not in use answers what it was asked.
-    No request waits for a backend that does not answer: the first overdue search or read takes all others with it.
+    In use without a process, a storage actor is being made. A process that is not in use answers
+    what it was asked. No request waits for a backend that does not answer: the first overdue search
+    or read takes all others with it.
     """
 
     def __init__(
-        self, settings: StorageSettings, effects: list[HostEffect], counters: Counter[str], *, is_in_use: bool
+        self,
+        settings: StorageSettings,
+        effects: list[HostEffect],
+        counters: Counter[str],
+        *,
+        is_in_use: bool,
     ) -> None:
         self._settings = settings
         self.is_in_use = is_in_use
@@ -122,7 +128,11 @@ class StorageOrders:
 
     def _new_breakers(self) -> dict[OrderKind, CircuitBreaker]:
         settings = self._settings
-        limits = (settings.breaker_failures, settings.breaker_backoff_s, settings.breaker_max_backoff_s)
+        limits = (
+            settings.breaker_failures,
+            settings.breaker_backoff_s,
+            settings.breaker_max_backoff_s,
+        )
         return {kind: CircuitBreaker(*limits) for kind in OrderKind}
 
     def attach(self, connection: ConnectionId, pid: int) -> None:
@@ -149,7 +159,8 @@ class StorageOrders:
     def is_readable(self) -> bool:
         """Whether searches and reads are ordered; probes alone find out when they are again."""
         are_closed = all(
-            self._breakers[kind].state is BreakerState.CLOSED for kind in (OrderKind.SEARCH, OrderKind.READ)
+            self._breakers[kind].state is BreakerState.CLOSED
+            for kind in (OrderKind.SEARCH, OrderKind.READ)
         )
         return self.is_in_use and self.pid is not None and are_closed
 
@@ -199,7 +210,9 @@ class StorageOrders:
         return self._orders[batch_id].is_overdue
 
     def find(self, group: int, keys: bytes, now_s: float) -> BatchId:
-        """Search for objects. Searches wait for each other, and some backends ask for each object by itself."""
+        """Search for objects. Searches wait for each other, and some backends ask for each object
+        by itself.
+        """
         num_pages = len(keys) // KEY_BYTES
         num_pages_before = self._unanswered[OrderKind.SEARCH].num_pages
         per_page_s = self._settings.search_deadline_per_page_s
@@ -229,7 +242,9 @@ class StorageOrders:
         )
         return batch_id
 
-    def send(self, make_order: Callable[[BatchId, float], WriteObjects | DeleteObjects], now_s: float) -> BatchId:
+    def send(
+        self, make_order: Callable[[BatchId, float], WriteObjects | DeleteObjects], now_s: float
+    ) -> BatchId:
         """Send the order that `make_order(batch_id, deadline_s)` makes."""
         deadline_s = self._settings.deadline_s
         batch_id = self._start(OrderKind.WRITE, now_s, deadline_s + self._settings.overdue_margin_s)
@@ -240,7 +255,9 @@ class StorageOrders:
         assert self.connection is not None
         self._effects.append(ToStorage(self.connection, order))
 
-    def _start(self, kind: OrderKind, now_s: float, patience_s: float, num_pages: int = 0) -> BatchId:
+    def _start(
+        self, kind: OrderKind, now_s: float, patience_s: float, num_pages: int = 0
+    ) -> BatchId:
         batch_id = BatchId(self._next_id)
         self._next_id += 1
         order = self._orders[batch_id] = _Order(kind, now_s, num_pages)
@@ -262,7 +279,9 @@ class StorageOrders:
             return
         breaker = self._breakers[order.kind]
         num_failed = sum(done.statuses.count(status) for status in _TROUBLE)
-        num_neutral = done.statuses.count(ObjectStatus.CANCELLED) + done.statuses.count(ObjectStatus.FULL)
+        num_neutral = done.statuses.count(ObjectStatus.CANCELLED) + done.statuses.count(
+            ObjectStatus.FULL
+        )
         if 2 * num_failed >= max(1, len(done.statuses)):
             breaker.fail(now_s)
         elif num_neutral == len(done.statuses):
@@ -273,7 +292,9 @@ class StorageOrders:
                 self._read_times_s.append(now_s - order.sent_s)
 
     def take_overdue(self, now_s: float) -> list[BatchId]:
-        """Batches that are given up on as of now: those that are late, and all others of the same kind."""
+        """Batches that are given up on as of now: those that are late, and all others of the same
+        kind.
+        """
         given_up: list[BatchId] = []
         for kind, unanswered in self._unanswered.items():
             next_s = unanswered.next_overdue_s

@@ -10,12 +10,16 @@ from raydix.runtime.messages.host import ObjectsDone
 
 
 class StorageProbes:
-    """Owns: probes under way, and the FILLING page of each read among them, which is given back unread.
+    """Owns: probes under way, and the FILLING page of each read among them, which is given back
+    unread.
 
-    A probe repeats the last search or read. Writes probe by themselves, since nobody waits for them.
+    A probe repeats the last search or read. Writes probe by themselves, since nobody waits for
+    them.
     """
 
-    def __init__(self, index: HostIndex, reads: HostReads, orders: StorageOrders, effects: list[HostEffect]) -> None:
+    def __init__(
+        self, index: HostIndex, reads: HostReads, orders: StorageOrders, effects: list[HostEffect]
+    ) -> None:
         self._index = index
         self._allocator = reads
         self._orders = orders
@@ -36,7 +40,9 @@ class StorageProbes:
             self._is_starved = page_id is None
             if page_id is not None:
                 page_ids = int32_array((page_id,))
-                self._effects.append(SetGenerations(page_ids, int32_array((self._index.generation(page_id),))))
+                self._effects.append(
+                    SetGenerations(page_ids, int32_array((self._index.generation(page_id),)))
+                )
                 self._reads[self._orders.read(group, key, page_ids, now_s)] = (group, page_id)
 
     def finish(self, done: ObjectsDone) -> None:

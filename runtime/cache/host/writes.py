@@ -69,7 +69,9 @@ class HostWrites:
     def wants_repairs(self) -> bool:
         """So few of them wait that the next batch, if there is one, should be searched for."""
         settings = self._settings
-        enough = min(settings.max_queued_writes, 2 * settings.max_write_batches * settings.batch_pages)
+        enough = min(
+            settings.max_queued_writes, 2 * settings.max_write_batches * settings.batch_pages
+        )
         return len(self._repairs) + settings.batch_pages <= max(enough, settings.batch_pages)
 
     def add(self, group: int, key: PageKey) -> None:
@@ -100,7 +102,9 @@ class HostWrites:
             self._end_flush(ObjectStatus.IO_ERROR)
         if self._is_flush_wanted:
             if self._flush_id is None and self._num_current() == 0:
-                self._flush_id = self._orders.send(lambda batch_id, _: DeleteObjects(batch_id=batch_id), now_s)
+                self._flush_id = self._orders.send(
+                    lambda batch_id, _: DeleteObjects(batch_id=batch_id), now_s
+                )
             return
         while self.is_ready and self._orders.is_writable(now_s):
             batch = self._take_batch()
@@ -148,7 +152,9 @@ class HostWrites:
         self._in_flight[self._orders.send(make_order, now_s)] = batch
 
     def finish(self, done: ObjectsDone) -> bool:
-        """Take the answer to a batch of writes, or to the removal of all. False: it is none of ours."""
+        """Take the answer to a batch of writes, or to the removal of all. False: it is none of
+        ours.
+        """
         if done.batch_id == self._flush_id:
             self._end_flush(ObjectStatus(done.statuses[0]))
             return True
@@ -190,7 +196,9 @@ class HostWrites:
             self._end_flush(ObjectStatus.TIMED_OUT)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: queue again what it was writing. The caller unpins the pages when it has ended."""
+        """The storage actor is gone: queue again what it was writing. The caller unpins the pages
+        when it has ended.
+        """
         held: list[HostPageId] = []
         for batch in self._in_flight.values():
             held.extend(page_id for _, page_id in batch)
@@ -207,6 +215,15 @@ class HostWrites:
 
     def check(self) -> None:
         """Raises AccountingError unless every name on record waits or is being written, once."""
-        writes = [*self._queue, *self._repairs, *(write for batch in self._in_flight.values() for write, _ in batch)]
-        if len(writes) != len(self._names) or {(write.group, write.key) for write in writes} != self._names:
-            raise AccountingError(f"{len(writes)} pages wait or are being written to L3; {len(self._names)} on record")
+        writes = [
+            *self._queue,
+            *self._repairs,
+            *(write for batch in self._in_flight.values() for write, _ in batch),
+        ]
+        if (
+            len(writes) != len(self._names)
+            or {(write.group, write.key) for write in writes} != self._names
+        ):
+            raise AccountingError(
+                f"{len(writes)} pages wait or are being written to L3; {len(self._names)} on record"
+            )

@@ -27,7 +27,9 @@ def prompt(seed: int, length: int = 100) -> list[int]:
 async def generate(engine: AsyncLLM, seed: int, hook: Hook | None = None) -> RequestOutput:
     """All of one request's output; `hook` runs once some tokens are there."""
     output: RequestOutput | None = None
-    async for output in engine.generate(prompt(seed), {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}):
+    async for output in engine.generate(
+        prompt(seed), {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    ):
         if hook is not None and len(output.outputs[0].token_ids) > 20:
             await hook()
             hook = None
@@ -37,7 +39,9 @@ async def generate(engine: AsyncLLM, seed: int, hook: Hook | None = None) -> Req
 
 async def generate_all(engine: AsyncLLM, seeds: range, hook: Hook | None = None) -> list[list[int]]:
     first, *others = seeds
-    outputs = await asyncio.gather(generate(engine, first, hook), *(generate(engine, seed) for seed in others))
+    outputs = await asyncio.gather(
+        generate(engine, first, hook), *(generate(engine, seed) for seed in others)
+    )
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -75,7 +79,10 @@ async def settle(shared: SharedEngine, actor: str | None = None) -> dict[str, di
 async def test_tokens_survive_sigkill_of_a_gpu_actor(shared_engine: SharedEngine) -> None:
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(4))
-        assert await generate_all(engine, range(4), send(shared_engine, "gpu0", signal.SIGKILL)) == expected
+        assert (
+            await generate_all(engine, range(4), send(shared_engine, "gpu0", signal.SIGKILL))
+            == expected
+        )
         stats = await settle(shared_engine)
         assert stats["scheduler"]["lost_ranks"] == 1
         assert await generate_all(engine, range(4)) == expected
@@ -84,7 +91,10 @@ async def test_tokens_survive_sigkill_of_a_gpu_actor(shared_engine: SharedEngine
 async def test_tokens_survive_a_gpu_actor_that_hangs(shared_engine: SharedEngine) -> None:
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(10, 14))
-        assert await generate_all(engine, range(10, 14), send(shared_engine, "gpu1", signal.SIGSTOP)) == expected
+        assert (
+            await generate_all(engine, range(10, 14), send(shared_engine, "gpu1", signal.SIGSTOP))
+            == expected
+        )
         await settle(shared_engine)
 
 
@@ -94,17 +104,25 @@ async def test_requests_do_not_notice_the_loss_of_host_memory(
 ) -> None:
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(20, 24))
-        assert await generate_all(engine, range(20, 24), send(shared_engine, "host", number)) == expected
+        assert (
+            await generate_all(engine, range(20, 24), send(shared_engine, "host", number))
+            == expected
+        )
         await until_restarted(shared_engine, "host")
         await settle(shared_engine)
         assert await generate_all(engine, range(20, 24)) == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_requests_do_not_notice_the_loss_of_storage(shared_engine: SharedEngine, number: signal.Signals) -> None:
+async def test_requests_do_not_notice_the_loss_of_storage(
+    shared_engine: SharedEngine, number: signal.Signals
+) -> None:
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(30, 34))
-        assert await generate_all(engine, range(30, 34), send(shared_engine, "storage", number)) == expected
+        assert (
+            await generate_all(engine, range(30, 34), send(shared_engine, "storage", number))
+            == expected
+        )
         await until_restarted(shared_engine, "storage")
         await settle(shared_engine)
         assert await generate_all(engine, range(30, 34)) == expected
@@ -123,7 +141,10 @@ async def test_clients_learn_of_a_lost_scheduler_and_its_successor_is_warm(
         stats = await settle(shared_engine)
         output = await generate(engine, 40)
         assert list(output.outputs[0].token_ids) == expected[0]
-        assert output.metrics.cached_tokens_by_source.get("l2", 0) > 0, (stats["restarts"], stats["host"])
+        assert output.metrics.cached_tokens_by_source.get("l2", 0) > 0, (
+            stats["restarts"],
+            stats["host"],
+        )
 
 
 async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> None:
@@ -135,7 +156,11 @@ async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> No
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, EngineDead) for result in results)
     stats = await settle(shared_engine)
-    assert stats["scheduler"]["num_requests_running"] == stats["scheduler"]["num_requests_waiting"] == 0
+    assert (
+        stats["scheduler"]["num_requests_running"]
+        == stats["scheduler"]["num_requests_waiting"]
+        == 0
+    )
     await engine.disconnect()
 
 
@@ -144,17 +169,26 @@ async def test_requests_do_not_notice_that_storage_is_switched_detached_and_atta
 ) -> None:
     section = shared_engine.config.cache.l3
     assert section is not None
-    former, other = section.model_dump(exclude_unset=True), {"backend": "file", "path": str(tmp_path)}
+    former, other = (
+        section.model_dump(exclude_unset=True),
+        {"backend": "file", "path": str(tmp_path)},
+    )
 
     async def change() -> None:
-        assert await cache_attach(shared_engine.name, None, other) == {"attached": "file", "detached": "file"}
+        assert await cache_attach(shared_engine.name, None, other) == {
+            "attached": "file",
+            "detached": "file",
+        }
         with pytest.raises(ConfigError, match="Did you mean"):
             await shared_engine.handle.call("attach_storage", {"backend": "file", "pth": "x"})
         await shared_engine.handle.call("flush")
         for _ in range(2):
             await cache_detach(shared_engine.name, None)
         assert "storage" not in await shared_engine.handle.call("stats")
-        assert await shared_engine.handle.call("attach_storage", former) == {"attached": "file", "detached": None}
+        assert await shared_engine.handle.call("attach_storage", former) == {
+            "attached": "file",
+            "detached": None,
+        }
 
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(60, 64))

@@ -21,9 +21,24 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
-from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, PageCopies, StepPlan, StepResult, TransfersDone
-from raydix.runtime.testing.links import InProcessBlockingLink, InProcessLink, in_process_blocking_pair
-from raydix.runtime.testing.sleeping_runner import SleepingOutput, SleepingRunner, build_sleeping_model
+from raydix.runtime.messages.plan import (
+    AddedRequest,
+    DeviceSampling,
+    PageCopies,
+    StepPlan,
+    StepResult,
+    TransfersDone,
+)
+from raydix.runtime.testing.links import (
+    InProcessBlockingLink,
+    InProcessLink,
+    in_process_blocking_pair,
+)
+from raydix.runtime.testing.sleeping_runner import (
+    SleepingOutput,
+    SleepingRunner,
+    build_sleeping_model,
+)
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
 from raydix.runtime.tiers.host_arena import HostArena
@@ -32,7 +47,9 @@ from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 SECRET = b"secret"
 SCHEDULER = Hello(secret=SECRET, role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
 GPU = Hello(secret=SECRET, role=Role.GPU, name="gpu0", incarnation=1, pid=1)
-CONFIG = EngineConfig.model_validate({"model": {"path": "/nowhere"}, "cache": {"l1": {"num_pages": 8}}})
+CONFIG = EngineConfig.model_validate(
+    {"model": {"path": "/nowhere"}, "cache": {"l1": {"num_pages": 8}}}
+)
 WAIT_S = 20
 
 
@@ -74,7 +91,12 @@ class Rank:
         self._blocking: list[InProcessBlockingLink] = []
         self._dialled = threading.Semaphore(0)
         self.actor = GpuActor(
-            config=CONFIG, name="test", rank=0, incarnation=1, build_model=self._build, on_fatal=self.died.set
+            config=CONFIG,
+            name="test",
+            rank=0,
+            incarnation=1,
+            build_model=self._build,
+            on_fatal=self.died.set,
         )
 
     def _build(self, config: EngineConfig, device_index: int) -> GpuModel:
@@ -83,7 +105,9 @@ class Rank:
         self.pools = make_pools(layout, model.facts.num_pages, torch.device("cpu"))
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-            return CpuTransfers(layout, self.pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=0.01)
+            return CpuTransfers(
+                layout, self.pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=0.01
+            )
 
         return replace(model, runner=RecordingRunner(self.calls), make_transfers=make_transfers)
 
@@ -150,11 +174,15 @@ def copies(arena: HostArena, transfer_id: int, pairs: list[tuple[int, int]]) -> 
 async def attach(rank: Rank) -> HostArena:
     facts = await rank.actor.load()
     arena = HostArena.create(facts.layout, 1 << 16, num_threads=1)
-    await rank.actor.attach_arena(ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry))
+    await rank.actor.attach_arena(
+        ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry)
+    )
     return arena
 
 
-async def test_every_plan_is_acknowledged_in_order_with_the_tokens_of_its_sampling_rows(rank: Rank) -> None:
+async def test_every_plan_is_acknowledged_in_order_with_the_tokens_of_its_sampling_rows(
+    rank: Rank,
+) -> None:
     link = rank.new_scheduler()
     rank.actor.serve(rank.dial)
 
@@ -191,7 +219,14 @@ async def test_a_row_waits_for_its_load_before_it_runs(rank: Rank) -> None:
     link = rank.new_scheduler()
     rank.actor.serve(rank.dial)
 
-    link.send(rows(1, [0], loads=copies(arena, 7, [(page, page) for page in range(1, 5)]), row_loads=int32_array([7])))
+    link.send(
+        rows(
+            1,
+            [0],
+            loads=copies(arena, 7, [(page, page) for page in range(1, 5)]),
+            row_loads=int32_array([7]),
+        )
+    )
     messages = [await asyncio.wait_for(link.receive(), WAIT_S) for _ in range(2)]
 
     (done,) = [message for message in messages if isinstance(message, TransfersDone)]
@@ -214,14 +249,25 @@ async def test_stale_loads_are_reported_as_such(rank: Rank) -> None:
     assert done.stale_transfer_ids.tolist() == [7]
 
 
-async def test_after_the_scheduler_is_gone_requests_are_forgotten_and_the_next_one_starts_afresh(rank: Rank) -> None:
+async def test_after_the_scheduler_is_gone_requests_are_forgotten_and_the_next_one_starts_afresh(
+    rank: Rank,
+) -> None:
     arena = await attach(rank)
     first = rank.new_scheduler()
     rank.actor.serve(rank.dial)
-    first.send(rows(41, [0, 1], added=(added(0), added(1), added(4)), backups=copies(arena, 1, [(1, 1), (2, 2)])))
+    first.send(
+        rows(
+            41,
+            [0, 1],
+            added=(added(0), added(1), added(4)),
+            backups=copies(arena, 1, [(1, 1), (2, 2)]),
+        )
+    )
     first.send(StepPlan(step=42, removed_slots=int32_array([1])))
     await receive(first, StepResult)
-    while (await asyncio.wait_for(first.receive(), WAIT_S)) is not None and len(rank.calls.applied) < 2:
+    while (await asyncio.wait_for(first.receive(), WAIT_S)) is not None and len(
+        rank.calls.applied
+    ) < 2:
         continue
     first.close()
 
@@ -247,7 +293,9 @@ async def test_draining_waits_for_copies_to_end_and_be_reported(rank: Rank) -> N
 
 
 @pytest.mark.parametrize("make_bad", [lambda: rows(666, [0]), lambda: ProcessDrained(pid=1)])
-async def test_what_cannot_be_carried_out_ends_the_actor(rank: Rank, make_bad: Callable[[], Any]) -> None:
+async def test_what_cannot_be_carried_out_ends_the_actor(
+    rank: Rank, make_bad: Callable[[], Any]
+) -> None:
     link = rank.new_scheduler()
     rank.actor.serve(rank.dial)
 
@@ -280,11 +328,15 @@ async def test_copies_without_an_arena_end_the_actor(rank: Rank) -> None:
 
 async def test_an_arena_at_its_new_owner_stays_mapped(rank: Rank) -> None:
     arena = await attach(rank)
-    first = await rank.actor.attach_arena(ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry))
+    first = await rank.actor.attach_arena(
+        ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry)
+    )
     survivor = HostArena.attach(first.pid, first.fd, first.geometry)
     arena.close()
 
-    second = await rank.actor.attach_arena(ArenaLocation(pid=survivor.pid, fd=survivor.fd, geometry=survivor.geometry))
+    second = await rank.actor.attach_arena(
+        ArenaLocation(pid=survivor.pid, fd=survivor.fd, geometry=survivor.geometry)
+    )
 
     assert second == first
 
@@ -350,7 +402,11 @@ async def test_it_is_recognised_in_lists_of_actors() -> None:
 async def test_it_finds_its_scheduler_by_address_and_says_who_it_is(tmp_path: Path) -> None:
     links: asyncio.Queue[Link] = asyncio.Queue()
     actor = GpuActor(
-        config=CONFIG, name="t", rank=2, incarnation=5, build_model=partial(build_sleeping_model, step_s=0.0)
+        config=CONFIG,
+        name="t",
+        rank=2,
+        incarnation=5,
+        build_model=partial(build_sleeping_model, step_s=0.0),
     )
     facts = await actor.load()
     listener: Listener = await listen("tcp:127.0.0.1:0", SCHEDULER, links.put)

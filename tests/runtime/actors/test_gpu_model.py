@@ -87,12 +87,15 @@ class Driver:
     async def generate(
         self, slot: int, prompt: Int32Array, pages: list[int], load: list[int] | None = None
     ) -> list[int]:
-        """Greedy tokens of a request in `pages`; with `load`, all of its prompt's pages come from these host pages.
+        """Greedy tokens of a request in `pages`; with `load`, all of its prompt's pages come from
+        these host pages.
 
         Then only the prompt's last token is computed, and its KV goes to the padding page.
         """
         start = 0 if load is None else len(prompt) - 1
-        columns: dict[str, Any] = {} if load is None else {"loads": self._pages(pages[: len(load)], load), "copies": 1}
+        columns: dict[str, Any] = (
+            {} if load is None else {"loads": self._pages(pages[: len(load)], load), "copies": 1}
+        )
         request = AddedRequest(
             slot=Slot(slot),
             request_id=RequestId(f"r{slot}"),
@@ -119,7 +122,9 @@ class Driver:
         return tokens
 
 
-def _row(slot: int, start: int, num_tokens: int, write_start: int, output_position: int, load: int) -> dict[str, Any]:
+def _row(
+    slot: int, start: int, num_tokens: int, write_start: int, output_position: int, load: int
+) -> dict[str, Any]:
     return {
         "row_slots": int32_array([slot]),
         "row_starts": int32_array([start]),
@@ -134,7 +139,9 @@ def _row(slot: int, start: int, num_tokens: int, write_start: int, output_positi
 async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Driver]:
     folder = make_checkpoint(tmp_path / "model", Family.QWEN3, seed=5)
     died = threading.Event()
-    actor = GpuActor(config=config(folder, request.param), name="t", rank=0, incarnation=1, on_fatal=died.set)
+    actor = GpuActor(
+        config=config(folder, request.param), name="t", rank=0, incarnation=1, on_fatal=died.set
+    )
     facts = await actor.load()
     arena = HostArena.create(facts.layout, 1 << 20, num_threads=1)
     await actor.attach_arena(ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry))
@@ -169,7 +176,9 @@ async def test_a_poisoned_page_changes_the_tokens(driver: Driver, poison: str) -
     await driver.back_up([1, 2, 3, 7], [7, 0, 4, 9])
     host_pages = [7, 9, 4] if poison == "from another prompt" else [7, 0, 4]
     if poison == "zeroed":
-        driver.arena.payload(HostPageId(0), 0)[:] = bytes(len(driver.arena.payload(HostPageId(0), 0)))
+        driver.arena.payload(HostPageId(0), 0)[:] = bytes(
+            len(driver.arena.payload(HostPageId(0), 0))
+        )
 
     warm = await driver.generate(2, PROMPT, [20, 11, 30, 12, 13], load=host_pages)
 

@@ -53,7 +53,9 @@ class World:
     async def start(self) -> None:
         self.listener = await listen(self._scheduler_address, hello(Role.SCHEDULER), self.links.put)
         await self.actor.create_arena(LAYOUT, 64 * LAYOUT.host_page_bytes(0))
-        settings = HostSettings(page_size=LAYOUT.page_size, storage=StorageSettings(min_tokens=1), has_storage=True)
+        settings = HostSettings(
+            page_size=LAYOUT.page_size, storage=StorageSettings(min_tokens=1), has_storage=True
+        )
         setup = HostMemorySetup(
             settings=settings,
             scheduler_address=self._scheduler_address,
@@ -110,7 +112,9 @@ async def test_answer_made_for_a_lost_link_does_not_reach_the_next() -> None:
     connection = actor._open(first)
     actor._close(connection)
     actor._open(second)
-    actor._carry_out(ToScheduler(connection, LookupProgress(lookup_id=LookupId(1), sources=b"", is_final=True)))
+    actor._carry_out(
+        ToScheduler(connection, LookupProgress(lookup_id=LookupId(1), sources=b"", is_final=True))
+    )
     assert first.is_closed
     assert first.frames == second.frames == []
 

@@ -18,8 +18,12 @@ LAYOUT = KvLayout(
 
 
 def test_every_figure_of_the_cores_that_has_a_metric_becomes_a_sample() -> None:
-    core = SchedulerCore(SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=8, max_model_len=64))
-    samples = scheduler_samples({**core.stats(), "prompt_tokens_l2": 5, "finished_stop": 2, "scheduler_cpu_s": 0.5})
+    core = SchedulerCore(
+        SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=8, max_model_len=64)
+    )
+    samples = scheduler_samples(
+        {**core.stats(), "prompt_tokens_l2": 5, "finished_stop": 2, "scheduler_cpu_s": 0.5}
+    )
     values = {(sample.metric.name, sample.labels): sample.value for sample in samples}
     assert values["prompt_tokens_cached_by_source_total", ("l2",)] == 5
     assert values["request_success_total", ("stop",)] == 2
@@ -74,7 +78,9 @@ def test_storage_counts_every_kind_of_error_and_of_bad_object() -> None:
     values = values_of(storage_samples(storage_figures(), "redis"))
     errors = {labels[1:] for name, labels in values if name == "l3_errors_total"}
     bad = {status.name.lower() for status in ObjectStatus if status.is_bad_object}
-    assert errors == {("read", kind) for kind in bad | {"io_error", "timed_out"}} | {("write", "full")}
+    assert errors == {("read", kind) for kind in bad | {"io_error", "timed_out"}} | {
+        ("write", "full")
+    }
     assert {labels for name, labels in values if name == "kv_verify_failures_total"} == {
         ("redis", kind) for kind in bad
     }
@@ -82,7 +88,12 @@ def test_storage_counts_every_kind_of_error_and_of_bad_object() -> None:
 
 def test_host_counts_prefetched_tokens_retries_and_drops_by_reason() -> None:
     core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))
-    counted = {"l3_reads_ok": 3, "l3_reads_bad_checksum": 2, "l3_writes_dropped_full": 4, "l3_writes_dropped_failed": 1}
+    counted = {
+        "l3_reads_ok": 3,
+        "l3_reads_bad_checksum": 2,
+        "l3_writes_dropped_full": 4,
+        "l3_writes_dropped_failed": 1,
+    }
     more = {"l3_writes_retried": 6, "l3_pages_known_missing": 8, "l3_overdue_batches": 9}
     values = values_of(host_samples({**core.stats(), **counted, **more}, page_tokens=16))
     assert values["prefetch_submitted_tokens_total", ()] == 5 * 16
@@ -97,21 +108,73 @@ def test_host_counts_prefetched_tokens_retries_and_drops_by_reason() -> None:
 
 
 def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> None:
-    scheduler_core = SchedulerCore(SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=8, max_model_len=64))
-    counted = ("retracted_requests", "prompt_tokens", "generation_tokens", "evicted_pages", "loaded_pages")
-    counted += ("backed_up_pages", "dropped_pages", "stale_loads", "finished_stop", "failed_overloaded")
-    counted += ("first_tokens", "first_token_s", "later_tokens", "later_tokens_s", "complete_requests")
-    counted += ("complete_requests_s", "compute_s", "copy_s", "prompt_tokens_l1", "num_plans", "scheduler_cpu_s")
-    counted += ("load_decisions", "recompute_decisions", "predicted_loads", "predicted_prefills", "promoted_pages")
-    counted += tuple(f"{what}_{part}_s" for what in ("load", "prefill") for part in ("predicted", "measured", "error"))
+    scheduler_core = SchedulerCore(
+        SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=8, max_model_len=64)
+    )
+    counted = (
+        "retracted_requests",
+        "prompt_tokens",
+        "generation_tokens",
+        "evicted_pages",
+        "loaded_pages",
+    )
+    counted += (
+        "backed_up_pages",
+        "dropped_pages",
+        "stale_loads",
+        "finished_stop",
+        "failed_overloaded",
+    )
+    counted += (
+        "first_tokens",
+        "first_token_s",
+        "later_tokens",
+        "later_tokens_s",
+        "complete_requests",
+    )
+    counted += (
+        "complete_requests_s",
+        "compute_s",
+        "copy_s",
+        "prompt_tokens_l1",
+        "num_plans",
+        "scheduler_cpu_s",
+    )
+    counted += (
+        "load_decisions",
+        "recompute_decisions",
+        "predicted_loads",
+        "predicted_prefills",
+        "promoted_pages",
+    )
+    counted += tuple(
+        f"{what}_{part}_s"
+        for what in ("load", "prefill")
+        for part in ("predicted", "measured", "error")
+    )
     scheduler_figures = {**scheduler_core.stats(), **dict.fromkeys(counted, 1)}
-    host_core = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True))
-    host_counted = ("pages_dropped", "stale_events", "l3_reads_ok", "l3_reads_bad_checksum", "l3_pages_known_missing")
-    host_counted += ("l3_writes_dropped_full", "l3_writes_dropped_failed", "l3_writes_retried", "l3_overdue_batches")
+    host_core = HostMemoryCore(
+        plan_arena(LAYOUT, 1 << 16), HostSettings(page_size=16, has_storage=True)
+    )
+    host_counted = (
+        "pages_dropped",
+        "stale_events",
+        "l3_reads_ok",
+        "l3_reads_bad_checksum",
+        "l3_pages_known_missing",
+    )
+    host_counted += (
+        "l3_writes_dropped_full",
+        "l3_writes_dropped_failed",
+        "l3_writes_retried",
+        "l3_overdue_batches",
+    )
     host_figures = {**host_core.stats(), **dict.fromkeys(host_counted, 1)}
 
     samples = scheduler_samples(scheduler_figures)
-    samples += host_samples(host_figures, page_tokens=16) + storage_samples(storage_figures(), "file")
+    samples += host_samples(host_figures, page_tokens=16) + storage_samples(
+        storage_figures(), "file"
+    )
 
     assert {sample.metric.name for sample in samples} == set(METRICS)
     keys = [(sample.metric.name, sample.labels) for sample in samples]
@@ -119,8 +182,17 @@ def test_every_metric_has_a_figure_behind_it_and_no_two_samples_collide() -> Non
 
 
 def test_usage_counts_what_requests_hold_and_hits_count_all_tiers() -> None:
-    figures = {"l1_total_pages": 100, "l1_used_pages": 60, "l1_cached_pages": 50, "l1_locked_pages": 10}
-    sources = {"prompt_tokens_l1": 32, "prompt_tokens_l3": 16, "prompt_tokens_computed:not_found": 52}
+    figures = {
+        "l1_total_pages": 100,
+        "l1_used_pages": 60,
+        "l1_cached_pages": 50,
+        "l1_locked_pages": 10,
+    }
+    sources = {
+        "prompt_tokens_l1": 32,
+        "prompt_tokens_l3": 16,
+        "prompt_tokens_computed:not_found": 52,
+    }
     samples = scheduler_samples({**figures, **sources, "prompt_tokens": 120})
     values = {(sample.metric.name, sample.labels): sample.value for sample in samples}
     assert values["kv_cache_usage_perc", ()] == 0.2

@@ -11,7 +11,9 @@ from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import TokenLogprobs
 
 TOP_20 = TokenLogprobs(
-    token_ids=tuple(range(10**5, 10**5 + 21)), logprobs=tuple(-1.23 - i for i in range(21)), ranks=tuple(range(1, 22))
+    token_ids=tuple(range(10**5, 10**5 + 21)),
+    logprobs=tuple(-1.23 - i for i in range(21)),
+    ranks=tuple(range(1, 22)),
 )
 
 
@@ -38,7 +40,10 @@ class RecordingLink:
 
 def delta(asking: int, *tokens: int, finished: FinishReason | None = None) -> RequestDelta:
     return RequestDelta(
-        asking=AskingId(asking), request_id=RequestId("r"), token_ids=int32_array(tokens), finished=finished
+        asking=AskingId(asking),
+        request_id=RequestId("r"),
+        token_ids=int32_array(tokens),
+        finished=finished,
     )
 
 
@@ -95,7 +100,11 @@ def test_a_client_that_owes_too_much_counts_as_gone_and_nothing_is_kept_for_it()
     link.buffered_bytes = BUSY_BYTES + 1
     num_turns = 0
     while not link.is_closed:
-        outbox.add(RequestDelta(asking=AskingId(num_turns), request_id=RequestId("r"), logprobs=(TOP_20,) * 100))
+        outbox.add(
+            RequestDelta(
+                asking=AskingId(num_turns), request_id=RequestId("r"), logprobs=(TOP_20,) * 100
+            )
+        )
         outbox.flush()
         num_turns += 1
         assert num_turns < 1000
@@ -112,7 +121,11 @@ def test_a_turn_with_much_news_goes_out_in_frames_of_bounded_size() -> None:
     link = RecordingLink()
     outbox = ClientOutbox(link)
     for asking in range(64):
-        outbox.add(RequestDelta(asking=AskingId(asking), request_id=RequestId("r"), logprobs=(TOP_20,) * 200))
+        outbox.add(
+            RequestDelta(
+                asking=AskingId(asking), request_id=RequestId("r"), logprobs=(TOP_20,) * 200
+            )
+        )
     assert outbox.flush()
     assert len(link.frames) > 1
     assert all(len(encode(frame)) <= FRAME_BYTES for frame in link.frames)
@@ -131,14 +144,20 @@ def test_news_that_cannot_travel_costs_its_client_alone() -> None:
 
 def tokens(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Askings and their tokens, as the Scheduler's core gives them."""
-    return np.array([asking for asking, _ in pairs], dtype=np.int64), int32_array(token for _, token in pairs)
+    return np.array([asking for asking, _ in pairs], dtype=np.int64), int32_array(
+        token for _, token in pairs
+    )
 
 
 def heard(link: RecordingLink, asking: int) -> list[int]:
     """What a client makes of the frames, for one asking."""
     found = []
     for frame in link.frames:
-        found += [token for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True) if each == asking]
+        found += [
+            token
+            for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True)
+            if each == asking
+        ]
         for each in frame.deltas:
             found += each.token_ids.tolist() if each.asking == asking else []
     return found
@@ -193,6 +212,8 @@ def test_columns_are_cut_into_frames() -> None:
     outbox.add_tokens(askings, int32_array(askings))
     outbox.add(delta(3, 5))
     assert outbox.flush()
-    assert [token for frame in link.frames for token in frame.token_ids.tolist()] == askings.tolist()
+    assert [
+        token for frame in link.frames for token in frame.token_ids.tolist()
+    ] == askings.tolist()
     assert all(len(encode(frame)) <= FRAME_BYTES for frame in link.frames)
     assert [len(frame.deltas) for frame in link.frames] == [0] * (len(link.frames) - 1) + [1]

@@ -34,7 +34,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def register(folder: str | Path, content: object) -> None:
-    Path(folder, "engines.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    Path(folder, "engines.json").write_text(
+        content if isinstance(content, str) else json.dumps(content)
+    )
 
 
 def test_folder_is_closed_to_others_and_goes_with_its_removal(root: Path) -> None:
@@ -75,7 +77,9 @@ def test_living_owner_is_known_by_its_lock_though_its_process_id_means_nothing_h
 
 
 @pytest.mark.parametrize("name", ["raydix-2024-cache", "raydix-l3", f"raydix-{os.getpid()}-mine"])
-def test_folder_that_was_not_made_here_is_neither_removed_nor_believed(root: Path, name: str) -> None:
+def test_folder_that_was_not_made_here_is_neither_removed_nor_believed(
+    root: Path, name: str
+) -> None:
     other = root / name
     other.mkdir(mode=0o700)
     register(other, {"engine": "raydix", "address": "10.6.6.6:1"})

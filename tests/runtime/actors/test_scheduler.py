@@ -1,4 +1,6 @@
-"""The Scheduler actor with its real links: what one peer does or leaves undone is nobody else's trouble."""
+"""The Scheduler actor with its real links: what one peer does or leaves undone is nobody else's
+trouble.
+"""
 
 import asyncio
 import os
@@ -20,7 +22,9 @@ from tests.runtime.scheduler.core_driver import BASE
 
 SECRET = b"secret"
 NUM_TOKENS = 300
-SETTINGS = replace(BASE, num_pages=400, max_model_len=400, prefill_budget_tokens=64, has_host_memory=False)
+SETTINGS = replace(
+    BASE, num_pages=400, max_model_len=400, prefill_budget_tokens=64, has_host_memory=False
+)
 NUM_LOGPROBS = 2000
 WIDE = TokenLogprobs(
     token_ids=tuple(range(70_000, 70_000 + NUM_LOGPROBS)),
@@ -34,7 +38,9 @@ def hello(role: Role, name: str, rank: int | None = None) -> Hello:
     return Hello(secret=SECRET, role=role, name=name, incarnation=1, pid=os.getpid(), rank=own_rank)
 
 
-def submit(asking: int, name: str, num_logprobs: int | None = None, max_tokens: int = NUM_TOKENS) -> SubmitRequest:
+def submit(
+    asking: int, name: str, num_logprobs: int | None = None, max_tokens: int = NUM_TOKENS
+) -> SubmitRequest:
     return SubmitRequest(
         asking=AskingId(asking),
         request_id=RequestId(name),
@@ -45,7 +51,9 @@ def submit(asking: int, name: str, num_logprobs: int | None = None, max_tokens: 
 
 
 class Bench:
-    """A Scheduler, and a rank that samples 5 and brings wide logprobs if any of its requests wants some."""
+    """A Scheduler, and a rank that samples 5 and brings wide logprobs if any of its requests wants
+    some.
+    """
 
     def __init__(self, folder: str) -> None:
         self.address = f"unix:{folder}/s"
@@ -54,7 +62,9 @@ class Bench:
         self._rank: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self.actor.start(SchedulerSetup(settings=SETTINGS, addresses=(self.address,), secret=SECRET))
+        await self.actor.start(
+            SchedulerSetup(settings=SETTINGS, addresses=(self.address,), secret=SECRET)
+        )
         link = await connect(self.address, hello(Role.GPU, "g", 0))
         self._rank = asyncio.create_task(self._serve_plans(link))
         await self.actor.wait_ready()
@@ -77,11 +87,17 @@ class Bench:
                 plan = await link.receive()
                 assert isinstance(plan, StepPlan)
                 wide_slots.difference_update(plan.removed_slots.tolist())
-                wide_slots.update(each.slot for each in plan.added if each.sampling.num_logprobs is not None)
+                wide_slots.update(
+                    each.slot for each in plan.added if each.sampling.num_logprobs is not None
+                )
                 rows = plan.row_slots[plan.row_output_positions >= 0].tolist()
                 logprobs = tuple(WIDE if slot in wide_slots else None for slot in rows)
                 tokens = int32_array([5] * len(rows))
-                link.send(StepResult(rank=0, step=plan.step, token_ids=tokens, logprobs=logprobs, compute_s=0.001))
+                link.send(
+                    StepResult(
+                        rank=0, step=plan.step, token_ids=tokens, logprobs=logprobs, compute_s=0.001
+                    )
+                )
         except LinkClosed:
             return
 
@@ -107,7 +123,11 @@ async def read_to_end(link: Link, asking: int) -> list[int]:
     while True:
         frame = await link.receive()
         assert isinstance(frame, TokenFrame)
-        tokens += [token for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True) if each == asking]
+        tokens += [
+            token
+            for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True)
+            if each == asking
+        ]
         for delta in frame.deltas:
             if delta.asking == asking:
                 tokens += delta.token_ids.tolist()
@@ -116,7 +136,9 @@ async def read_to_end(link: Link, asking: int) -> list[int]:
                     return tokens
 
 
-async def test_a_client_that_does_not_read_is_given_up_and_the_others_are_served(bench: Bench) -> None:
+async def test_a_client_that_does_not_read_is_given_up_and_the_others_are_served(
+    bench: Bench,
+) -> None:
     silent, other = await bench.connect("silent"), await bench.connect("other")
     for asking in range(4):
         silent.send(submit(asking, f"s{asking}", num_logprobs=20))
@@ -128,7 +150,11 @@ async def test_a_client_that_does_not_read_is_given_up_and_the_others_are_served
         while bench.actor.stats()["num_clients"] > 1:
             await asyncio.sleep(0)
     stats = bench.actor.stats()
-    assert (stats["num_slow_clients"], stats["num_requests_running"], stats["num_requests_waiting"]) == (1, 0, 0)
+    assert (
+        stats["num_slow_clients"],
+        stats["num_requests_running"],
+        stats["num_requests_waiting"],
+    ) == (1, 0, 0)
     bench.actor.check()
 
     other.send(submit(2, "s0", max_tokens=3))
@@ -148,7 +174,9 @@ async def test_a_client_that_says_what_no_client_says_is_dropped_alone(bench: Be
     assert bench.actor.stats()["num_slow_clients"] == 0
 
 
-async def test_a_client_that_floods_the_scheduler_does_not_keep_others_from_it(bench: Bench) -> None:
+async def test_a_client_that_floods_the_scheduler_does_not_keep_others_from_it(
+    bench: Bench,
+) -> None:
     loud, other = await bench.connect("loud"), await bench.connect("other")
     for _ in range(20_000):
         loud.send(StopRequest(asking=AskingId(1), request_id=RequestId("nothing")))
@@ -167,5 +195,7 @@ async def test_an_id_used_again_at_once_gets_the_news_of_its_new_use(bench: Benc
     while 2 not in endings:
         frame = await client.receive()
         assert isinstance(frame, TokenFrame)
-        endings |= {delta.asking: delta.finished for delta in frame.deltas if delta.finished is not None}
+        endings |= {
+            delta.asking: delta.finished for delta in frame.deltas if delta.finished is not None
+        }
     assert endings == {1: FinishReason.STOP, 2: FinishReason.LENGTH}

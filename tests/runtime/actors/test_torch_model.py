@@ -15,11 +15,18 @@ FRACTION = 0.15
 
 
 @pytest.mark.gpu
-def test_weights_pages_and_largest_steps_fill_the_fraction_and_stay_within_it(tmp_path: Path) -> None:
+def test_weights_pages_and_largest_steps_fill_the_fraction_and_stay_within_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["dense_l16"]))
     config = EngineConfig.model_validate(
         {
-            "model": {"path": str(tmp_path), "load_format": "dummy", "device": "cuda", "max_model_len": 16384},
+            "model": {
+                "path": str(tmp_path),
+                "load_format": "dummy",
+                "device": "cuda",
+                "max_model_len": 16384,
+            },
             "cache": {"l1": {"memory_fraction": FRACTION}, "l2": {"bytes_per_node": 1 << 30}},
             "scheduler": {"chunked_prefill_tokens": 8192, "max_running_requests": 64},
         }

@@ -6,9 +6,15 @@ from raydix.runtime.actors.transfer_reports import TransferReports
 from raydix.runtime.tiers.transfers import TransferDone
 
 
-def done(transfer_id: int, num_bytes: int, began_s: float, ended_s: float, *, is_stale: bool = False) -> TransferDone:
+def done(
+    transfer_id: int, num_bytes: int, began_s: float, ended_s: float, *, is_stale: bool = False
+) -> TransferDone:
     return TransferDone(
-        transfer_id=transfer_id, is_stale=is_stale, num_bytes=num_bytes, started_s=began_s, ended_s=ended_s
+        transfer_id=transfer_id,
+        is_stale=is_stale,
+        num_bytes=num_bytes,
+        started_s=began_s,
+        ended_s=ended_s,
     )
 
 

@@ -33,7 +33,10 @@ class Bench:
         self.wanted_s: float | None = None
         self.num_fatal = 0
         self.turns = Turns[str, str](
-            "TICK", self._carry_out, finish=self._finish, on_fatal=lambda: setattr(self, "num_fatal", 1)
+            "TICK",
+            self._carry_out,
+            finish=self._finish,
+            on_fatal=lambda: setattr(self, "num_fatal", 1),
         )
 
         self.turns.start(self.core)
@@ -191,7 +194,9 @@ async def test_peers_get_as_long_to_answer_as_the_turn_that_asked_them_lasted() 
     assert bench.log[:2] == ["a", "|"]
 
 
-async def test_turns_that_are_always_long_do_not_put_a_deadline_off_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turns_that_are_always_long_do_not_put_a_deadline_off_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(turns, "_MAX_GRACE_S", 0.05)
     bench = Busy(0.02)
     bench.core.deadline_s = time.monotonic()

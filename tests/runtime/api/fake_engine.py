@@ -1,4 +1,6 @@
-"""An engine that is a script: the client's side of a link, with the Scheduler's part played by the test."""
+"""An engine that is a script: the client's side of a link, with the Scheduler's part played by the
+test.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,7 +26,9 @@ CLOSED = object()
 
 
 class FakeLink:
-    """Keeps what was sent; `deliver` gives the client a frame, `break_off` ends the link from the other side."""
+    """Keeps what was sent; `deliver` gives the client a frame, `break_off` ends the link from the
+    other side.
+    """
 
     def __init__(self, answer: Callable[["FakeLink", Any], None] | None = None) -> None:
         self.sent: list[Any] = []
@@ -49,8 +53,13 @@ class FakeLink:
         self.is_closed = True
 
     def deliver(self, *deltas: RequestDelta) -> None:
-        """News of the latest asking of each request id, as `delta` makes them; or of the asking that they name."""
-        named = [each if each.asking else replace(each, asking=self.asking_of(each.request_id)) for each in deltas]
+        """News of the latest asking of each request id, as `delta` makes them; or of the asking
+        that they name.
+        """
+        named = [
+            each if each.asking else replace(each, asking=self.asking_of(each.request_id))
+            for each in deltas
+        ]
         self._inbox.put_nowait(TokenFrame(deltas=tuple(named)))
 
     def asking_of(self, request_id: str) -> AskingId:
@@ -66,19 +75,32 @@ class FakeLink:
         return [each for each in self.sent if isinstance(each, kind)]
 
 
-def delta(request_id: str, token_ids: Sequence[int] = (), *, asking: int = 0, **fields: Any) -> RequestDelta:
-    """News of a request; without an `asking` the link that delivers it finds the latest one of the request's id."""
+def delta(
+    request_id: str, token_ids: Sequence[int] = (), *, asking: int = 0, **fields: Any
+) -> RequestDelta:
+    """News of a request; without an `asking` the link that delivers it finds the latest one of the
+    request's id.
+    """
     return RequestDelta(
-        asking=AskingId(asking), request_id=RequestId(request_id), token_ids=int32_array(token_ids), **fields
+        asking=AskingId(asking),
+        request_id=RequestId(request_id),
+        token_ids=int32_array(token_ids),
+        **fields,
     )
 
 
-def failed(request_id: str, kind: FailureKind, message: str = "because", retry_after_s: float = 0.0) -> RequestDelta:
-    return delta(request_id, failure=RequestFailure(kind=kind, message=message, retry_after_s=retry_after_s))
+def failed(
+    request_id: str, kind: FailureKind, message: str = "because", retry_after_s: float = 0.0
+) -> RequestDelta:
+    return delta(
+        request_id, failure=RequestFailure(kind=kind, message=message, retry_after_s=retry_after_s)
+    )
 
 
 def echo(link: FakeLink, message: Any) -> None:
-    """Answer each request with its own prompt, one token a frame, and each abort with its last delta."""
+    """Answer each request with its own prompt, one token a frame, and each abort with its last
+    delta.
+    """
     match message:
         case SubmitRequest():
             token_ids = message.token_ids.tolist()
@@ -86,10 +108,23 @@ def echo(link: FakeLink, message: Any) -> None:
                 is_last = i == len(token_ids) - 1
                 sources = {"l1": 0, "computed:not_found": len(token_ids)} if i == 0 else None
                 reason = FinishReason.LENGTH if is_last else None
-                link.deliver(delta(message.request_id, [token_id], cached_tokens_by_source=sources, finished=reason))
+                link.deliver(
+                    delta(
+                        message.request_id,
+                        [token_id],
+                        cached_tokens_by_source=sources,
+                        finished=reason,
+                    )
+                )
         case PrefetchPrompt():
             sources = {"l3": len(message.token_ids)}
-            link.deliver(delta(message.request_id, cached_tokens_by_source=sources, finished=FinishReason.PREFETCH))
+            link.deliver(
+                delta(
+                    message.request_id,
+                    cached_tokens_by_source=sources,
+                    finished=FinishReason.PREFETCH,
+                )
+            )
         case AbortRequest():
             link.deliver(delta(message.request_id, finished=FinishReason.ABORT))
 

@@ -14,32 +14,63 @@ CHAT_TEMPLATE = (
 
 def byte_level_backend() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: i for i, character in enumerate(alphabet)} | {"he": 256, "ll": 257, "Ġw": 258}
-    backend = BackendTokenizer(models.BPE(vocab=vocabulary, merges=[("h", "e"), ("l", "l"), ("Ġ", "w")]))
+    vocabulary = {character: i for i, character in enumerate(alphabet)} | {
+        "he": 256,
+        "ll": 257,
+        "Ġw": 258,
+    }
+    backend = BackendTokenizer(
+        models.BPE(vocab=vocabulary, merges=[("h", "e"), ("l", "l"), ("Ġ", "w")])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
     backend.add_tokens(["added word", "中"])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", chat_template=CHAT_TEMPLATE)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|end|>", chat_template=CHAT_TEMPLATE
+    )
 
 
 def sentencepiece_backend() -> PreTrainedTokenizerFast:
-    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "bc", "▁▁", "é"]
+    pieces = [
+        "<unk>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abcdefgh",
+        "▁a",
+        "bc",
+        "▁▁",
+        "é",
+    ]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [("▁", "a"), ("b", "c"), ("▁", "▁")]
-    backend = BackendTokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token="<unk>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend = BackendTokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token="<unk>")
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     backend.add_special_tokens(["</s>"])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", clean_up_tokenization_spaces=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>", clean_up_tokenization_spaces=True
+    )
 
 
 def byte_token_tokenizer() -> Tokenizer:
     """257 tokens: each byte, in the order of the byte-level alphabet, and 256, an EOS."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = BackendTokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
+    backend = BackendTokenizer(
+        models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>"])

@@ -167,7 +167,9 @@ async def test_disconnecting_cancels_open_streams(cluster):
 async def test_chat_uses_the_template(cluster):
     cluster.engines["raydix"] = cluster.handle
     engine = await AsyncLLM.connect()
-    output = await last(engine.chat([{"role": "user", "content": "he"}], {"skip_special_tokens": False}, priority=1))
+    output = await last(
+        engine.chat([{"role": "user", "content": "he"}], {"skip_special_tokens": False}, priority=1)
+    )
     assert output.outputs[0].text == "<|user|>he<|end|><|assistant|>"
     assert cluster.links[0].sent_of(SubmitRequest)[0].priority == 1
     await engine.disconnect()

@@ -22,13 +22,17 @@ def id_pieces(kind):
 @settings(deadline=None, max_examples=400)
 @given(pieces=id_pieces("byte_level"), skips_special=st.booleans())
 def test_byte_level_deltas_equal_one_decode(byte_level, pieces, skips_special):
-    assert joined(byte_level, pieces, skips_special) == byte_level.decode(list(chain(*pieces)), skips_special)
+    assert joined(byte_level, pieces, skips_special) == byte_level.decode(
+        list(chain(*pieces)), skips_special
+    )
 
 
 @settings(deadline=None, max_examples=400)
 @given(pieces=id_pieces("sentencepiece"), skips_special=st.booleans())
 def test_sentencepiece_deltas_equal_one_decode(sentencepiece, pieces, skips_special):
-    assert joined(sentencepiece, pieces, skips_special) == sentencepiece.decode(list(chain(*pieces)), skips_special)
+    assert joined(sentencepiece, pieces, skips_special) == sentencepiece.decode(
+        list(chain(*pieces)), skips_special
+    )
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
@@ -37,7 +41,9 @@ def test_sentencepiece_deltas_equal_one_decode(sentencepiece, pieces, skips_spec
 def test_text_survives_the_round_trip_one_id_at_a_time(request, kind, text):
     tokenizer = request.getfixturevalue(kind)
     token_ids = tokenizer.encode(text)
-    assert joined(tokenizer, [[each] for each in token_ids], True) == tokenizer.decode(token_ids, True)
+    assert joined(tokenizer, [[each] for each in token_ids], True) == tokenizer.decode(
+        token_ids, True
+    )
 
 
 def test_each_kind_of_tokenizer_gets_its_detokenizer(byte_level, sentencepiece):
@@ -48,7 +54,13 @@ def test_each_kind_of_tokenizer_gets_its_detokenizer(byte_level, sentencepiece):
 def test_an_unfinished_character_is_held_back(byte_level):
     first, *rest = byte_level.encode("é€")
     detokenizer = byte_level.detokenizer(True)
-    assert [detokenizer.push([first]), *(detokenizer.push([each]) for each in rest)] == ["", "é", "", "", "€"]
+    assert [detokenizer.push([first]), *(detokenizer.push([each]) for each in rest)] == [
+        "",
+        "é",
+        "",
+        "",
+        "€",
+    ]
 
 
 def test_a_run_of_byte_tokens_is_held_back_until_it_ends(sentencepiece):
@@ -58,6 +70,8 @@ def test_a_run_of_byte_tokens_is_held_back_until_it_ends(sentencepiece):
 
 
 def test_a_lasting_replacement_character_is_released():
-    detokenizer = WindowDetokenizer(lambda ids: "\N{REPLACEMENT CHARACTER}" * len(ids), frozenset(), frozenset())
+    detokenizer = WindowDetokenizer(
+        lambda ids: "\N{REPLACEMENT CHARACTER}" * len(ids), frozenset(), frozenset()
+    )
     assert len("".join(detokenizer.push([1]) for _ in range(20))) == 16
     assert len(detokenizer.flush()) == 4

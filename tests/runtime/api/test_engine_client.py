@@ -4,7 +4,14 @@ from functools import partial
 
 import pytest
 
-from raydix.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDead, Overloaded, PromptTooLong
+from raydix.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    EngineDead,
+    Overloaded,
+    PromptTooLong,
+)
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect, listen
 from raydix.runtime.api.engine_client import EngineClient, ModelFacts, RequestOptions
@@ -95,7 +102,9 @@ async def test_text_is_tokenised_and_returned(client, link):
 async def test_one_frame_feeds_many_streams():
     link = FakeLink(echo)
     client = EngineClient(link, FACTS, TOKENIZER)
-    results = await asyncio.gather(*(collect(client.generate([i, i + 1, i + 2])) for i in range(50)))
+    results = await asyncio.gather(
+        *(collect(client.generate([i, i + 1, i + 2])) for i in range(50))
+    )
     for i, outputs in enumerate(results):
         assert outputs[-1].outputs[0].token_ids == [i, i + 1, i + 2]
         assert [each.finished for each in outputs].count(True) == 1
@@ -111,10 +120,16 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
             while True:
                 request = await link.receive()
                 sources = {"computed:not_found": len(request.token_ids)}
-                entry = TokenLogprobs(token_ids=(int(request.token_ids[0]),), logprobs=(-0.5,), ranks=(1,))
+                entry = TokenLogprobs(
+                    token_ids=(int(request.token_ids[0]),), logprobs=(-0.5,), ranks=(1,)
+                )
                 news = partial(delta, request.request_id, asking=request.asking)
-                first = news(request.token_ids[:1], logprobs=(entry,), cached_tokens_by_source=sources)
-                rest = news(request.token_ids[1:], logprobs=(entry,) * 2, finished=FinishReason.LENGTH)
+                first = news(
+                    request.token_ids[:1], logprobs=(entry,), cached_tokens_by_source=sources
+                )
+                rest = news(
+                    request.token_ids[1:], logprobs=(entry,) * 2, finished=FinishReason.LENGTH
+                )
                 link.send(TokenFrame(deltas=(first, rest)))
 
     def hello(role):

@@ -51,7 +51,10 @@ def test_each_shape_of_prompts_gives_finished_outputs_in_order(llm, prompts, tok
 
 
 def test_text_prompts(llm):
-    assert [each.outputs[0].text for each in llm.generate(["hello", {"prompt": "wörld"}])] == ["hello", "wörld"]
+    assert [each.outputs[0].text for each in llm.generate(["hello", {"prompt": "wörld"}])] == [
+        "hello",
+        "wörld",
+    ]
     assert llm.generate("one")[0].prompt == "one"
 
 
@@ -64,7 +67,10 @@ def test_chat_takes_one_conversation_or_several(llm):
 
 def test_sampling_params_may_differ_per_prompt(llm, cluster):
     llm.generate([[1], [2]], [{"temperature": 0}, SamplingParams(temperature=0.5)])
-    assert [each.sampling.temperature for each in cluster.links[0].sent_of(SubmitRequest)] == [0.0, 0.5]
+    assert [each.sampling.temperature for each in cluster.links[0].sent_of(SubmitRequest)] == [
+        0.0,
+        0.5,
+    ]
     with pytest.raises(BadRequest, match="1 sampling_params for 2 prompts"):
         llm.generate([[1], [2]], [{}])
 
@@ -139,7 +145,9 @@ def test_prefetch_takes_one_prompt_or_several(llm):
     assert llm.prefetch([[1, 2], [3], "text"]) == [{"l3": 2}, {"l3": 1}, {"l3": 4}]
 
 
-def test_prefetches_in_flight_are_bounded_and_a_full_engine_is_waited_for(cluster, checkpoint, monkeypatch):
+def test_prefetches_in_flight_are_bounded_and_a_full_engine_is_waited_for(
+    cluster, checkpoint, monkeypatch
+):
     monkeypatch.setattr(llm_module, "MAX_PREFETCHES_IN_FLIGHT", 2)
     seen = []
 

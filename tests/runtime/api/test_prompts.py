@@ -11,7 +11,16 @@ def test_each_shape_is_read():
 
 
 @pytest.mark.parametrize(
-    "prompt", [3, None, b"hi", {}, {"prompt": 3}, {"prompt_token_ids": "hi"}, {"prompt": "a", "prompt_token_ids": [1]}]
+    "prompt",
+    [
+        3,
+        None,
+        b"hi",
+        {},
+        {"prompt": 3},
+        {"prompt_token_ids": "hi"},
+        {"prompt": "a", "prompt_token_ids": [1]},
+    ],
 )
 def test_another_shape_is_a_bad_request(prompt):
     with pytest.raises(BadRequest, match="expected a str, a list of token ids"):

@@ -33,7 +33,9 @@ def make_stream(tokenizer=TOKENIZER, **params):
 
 def delta(text_or_ids=(), **fields):
     token_ids = TOKENIZER.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
-    return RequestDelta(asking=AskingId(1), request_id=RequestId("r"), token_ids=int32_array(token_ids), **fields)
+    return RequestDelta(
+        asking=AskingId(1), request_id=RequestId("r"), token_ids=int32_array(token_ids), **fields
+    )
 
 
 def outputs_of(stream, deltas):
@@ -93,7 +95,9 @@ def test_an_earlier_output_does_not_change_later():
 
 def test_eos_is_among_the_ids_but_not_in_the_text():
     stream = make_stream(skip_special_tokens=False)
-    (output,) = outputs_of(stream, [delta([*TOKENIZER.encode("ab"), EOS], finished=FinishReason.STOP)])
+    (output,) = outputs_of(
+        stream, [delta([*TOKENIZER.encode("ab"), EOS], finished=FinishReason.STOP)]
+    )
     assert output.outputs[0].token_ids[-1] == EOS
     assert output.outputs[0].text == "ab"
     assert output.outputs[0].stop_reason is None
@@ -164,15 +168,25 @@ def test_sources_and_times_are_reported():
     last = stream.take()
     assert first.num_cached_tokens == last.num_cached_tokens == 12
     assert first.metrics.cached_tokens_by_source == sources
-    assert (first.metrics.queued_s, first.metrics.time_to_first_token_s, first.metrics.latency_s) == (0.25, 0.5, None)
-    assert (last.metrics.time_to_first_token_s, last.metrics.latency_s, last.metrics.num_output_tokens) == (0.5, 2.0, 2)
+    assert (
+        first.metrics.queued_s,
+        first.metrics.time_to_first_token_s,
+        first.metrics.latency_s,
+    ) == (0.25, 0.5, None)
+    assert (
+        last.metrics.time_to_first_token_s,
+        last.metrics.latency_s,
+        last.metrics.num_output_tokens,
+    ) == (0.5, 2.0, 2)
 
 
 def test_logprobs_are_dicts_from_id_to_logprob():
     a, b = TOKENIZER.encode("ab")
     stream = make_stream(logprobs=2, output_kind="delta")
     entry = TokenLogprobs(token_ids=(a, b, a), logprobs=(-2.0, -1.0, -2.0), ranks=(2, 1, 2))
-    first, second = outputs_of(stream, [delta([a], logprobs=(entry,)), delta([a], logprobs=(entry,))])
+    first, second = outputs_of(
+        stream, [delta([a], logprobs=(entry,)), delta([a], logprobs=(entry,))]
+    )
     assert first.outputs[0].logprobs == [{a: Logprob(-2.0, 2, "a"), b: Logprob(-1.0, 1, "b")}]
     assert second.outputs[0].logprobs == first.outputs[0].logprobs
     assert first.outputs[0].cumulative_logprob == second.outputs[0].cumulative_logprob == -2.0
@@ -180,7 +194,9 @@ def test_logprobs_are_dicts_from_id_to_logprob():
 
 def test_logprobs_end_with_the_stop_string():
     token_ids = TOKENIZER.encode("abc")
-    entries = tuple(TokenLogprobs(token_ids=(each,), logprobs=(-1.0,), ranks=(1,)) for each in token_ids)
+    entries = tuple(
+        TokenLogprobs(token_ids=(each,), logprobs=(-1.0,), ranks=(1,)) for each in token_ids
+    )
     stream = make_stream(logprobs=0, stop="b")
     (output,) = outputs_of(stream, [delta(token_ids, logprobs=entries)])
     assert len(output.outputs[0].logprobs) == len(output.outputs[0].token_ids) == 2
@@ -199,7 +215,9 @@ def test_logprobs_end_with_the_stop_string():
 )
 def test_a_failure_becomes_the_typed_error(kind, error):
     stream = make_stream()
-    stream.push(delta(failure=RequestFailure(kind=kind, message="because", retry_after_s=2.0)), 11.0)
+    stream.push(
+        delta(failure=RequestFailure(kind=kind, message="because", retry_after_s=2.0)), 11.0
+    )
     assert type(stream.failure) is error
     assert str(stream.failure) == "because"
     assert stream.take() is None
@@ -215,7 +233,9 @@ def test_overloaded_says_when_to_come_back():
 def test_deadline_exceeded_carries_all_of_the_output():
     stream = make_stream(output_kind="delta")
     outputs_of(stream, [delta("ab")])
-    stream.push(delta("c", failure=RequestFailure(kind=FailureKind.DEADLINE_EXCEEDED, message="late")), 11.0)
+    stream.push(
+        delta("c", failure=RequestFailure(kind=FailureKind.DEADLINE_EXCEEDED, message="late")), 11.0
+    )
     assert stream.failure.partial.outputs[0].text == "abc"
     assert not stream.failure.partial.finished
     assert stream.take().outputs[0].text == "c"
@@ -239,7 +259,10 @@ def test_a_finished_stream_cannot_fail():
 def test_the_output_does_not_depend_on_how_deltas_are_cut(token_ids, cuts, stop, min_tokens):
     def run(bounds, kind):
         stream = make_stream(stop=stop, min_tokens=min_tokens, output_kind=kind)
-        pieces = [token_ids[low:high] for low, high in zip([0, *bounds], [*bounds, len(token_ids)], strict=True)]
+        pieces = [
+            token_ids[low:high]
+            for low, high in zip([0, *bounds], [*bounds, len(token_ids)], strict=True)
+        ]
         return outputs_of(stream, [*map(delta, pieces), delta(finished=FinishReason.LENGTH)])
 
     def end(output):

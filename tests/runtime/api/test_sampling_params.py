@@ -9,8 +9,19 @@ from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 
 def test_defaults_are_those_of_vllm_without_its_limit_of_16_tokens():
     params = SamplingParams()
-    assert (params.n, params.temperature, params.top_k, params.top_p, params.min_p) == (1, 1.0, 0, 1.0, 0.0)
-    assert (params.max_tokens, params.min_tokens, params.seed, params.logprobs) == (None, 0, None, None)
+    assert (params.n, params.temperature, params.top_k, params.top_p, params.min_p) == (
+        1,
+        1.0,
+        0,
+        1.0,
+        0.0,
+    )
+    assert (params.max_tokens, params.min_tokens, params.seed, params.logprobs) == (
+        None,
+        0,
+        None,
+        None,
+    )
 
 
 def test_max_new_tokens_is_another_name_for_max_tokens():
@@ -18,7 +29,9 @@ def test_max_new_tokens_is_another_name_for_max_tokens():
 
 
 def test_a_dict_is_accepted():
-    assert SamplingParams.of({"temperature": 0, "max_new_tokens": 3}) == SamplingParams(temperature=0, max_tokens=3)
+    assert SamplingParams.of({"temperature": 0, "max_new_tokens": 3}) == SamplingParams(
+        temperature=0, max_tokens=3
+    )
 
 
 def test_none_means_the_defaults_and_params_stay_themselves():

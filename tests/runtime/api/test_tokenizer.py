@@ -26,7 +26,10 @@ def test_a_saved_tokenizer_is_loaded(tmp_path, byte_level):
 
 def test_chat_uses_the_template_and_asks_for_an_answer(byte_level):
     messages = [{"role": "user", "content": "hell"}]
-    assert byte_level.decode(byte_level.encode_chat(messages), False) == "<|user|>hell<|end|><|assistant|>"
+    assert (
+        byte_level.decode(byte_level.encode_chat(messages), False)
+        == "<|user|>hell<|end|><|assistant|>"
+    )
     without = byte_level.encode_chat(messages, add_generation_prompt=False)
     assert byte_level.decode(without, False) == "<|user|>hell<|end|>"
 
@@ -44,7 +47,9 @@ def test_messages_that_the_template_refuses_are_a_bad_request(byte_level):
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
 @settings(deadline=None, max_examples=100)
 @given(token_ids=st.lists(st.integers(0, 275), max_size=20), skips_special=st.booleans())
-def test_decode_is_that_of_transformers_without_its_clean_up(request, kind, token_ids, skips_special):
+def test_decode_is_that_of_transformers_without_its_clean_up(
+    request, kind, token_ids, skips_special
+):
     tokenizer = request.getfixturevalue(kind)
     expected = tokenizer._wrapped.decode(
         token_ids, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False

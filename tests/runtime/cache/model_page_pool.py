@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 
 class PoolModel:
-    """What `PagePool` should say. A page is free unless it is used, or released and still named by something."""
+    """What `PagePool` should say. A page is free unless it is used, or released and still named by
+    something.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.pages = set(range(1, num_pages + 1))
@@ -18,7 +20,9 @@ class PoolModel:
     def quarantined(self) -> set[int]:
         """Released pages that a step or a transfer may still touch."""
         return {
-            page for page, step in self.released_after.items() if step > self.acknowledged_step or self.holds[page] > 0
+            page
+            for page, step in self.released_after.items()
+            if step > self.acknowledged_step or self.holds[page] > 0
         }
 
     @property

@@ -1,4 +1,6 @@
-"""A prefix cache as a plain dict of whole chains, and an L1 that drives a tree and its pool as a scheduler would."""
+"""A prefix cache as a plain dict of whole chains, and an L1 that drives a tree and its pool as a
+scheduler would.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +21,9 @@ Chain = tuple[PageKey, tuple[int, ...]]
 
 
 class PrefixModel:
-    """What `RadixTree` should hold: one page id per chain, and the chains that are locked, one entry per lock."""
+    """What `RadixTree` should hold: one page id per chain, and the chains that are locked, one
+    entry per lock.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -57,7 +61,9 @@ class PrefixModel:
         return {chain for lock in self.locks for chain in self.chains(*lock)}
 
     def evict(self, page_ids: Sequence[int]) -> None:
-        """Forget these pages. None may be locked, nor may a chain lose a page that a longer one still needs."""
+        """Forget these pages. None may be locked, nor may a chain lose a page that a longer one
+        still needs.
+        """
         gone = {chain for chain, page_id in self.page_ids.items() if page_id in set(page_ids)}
         assert len(gone) == len(page_ids), "a page was evicted that is not cached, or twice"
         assert not gone & self.locked, "a locked page was evicted"
@@ -70,7 +76,8 @@ class PrefixModel:
 
 
 class EvictionModel:
-    """In which order a tree's pages should go, and be inspected: everything is sorted anew each time.
+    """In which order a tree's pages should go, and be inspected: everything is sorted anew each
+    time.
 
     Leaves with equal policy keys go as they came, which their tickets tell.
     """
@@ -143,7 +150,9 @@ class Request:
 
 @dataclass(slots=True)
 class Cache:
-    """One L1 with a clock that ticks by one second per use. Pages are free again as soon as they are released."""
+    """One L1 with a clock that ticks by one second per use. Pages are free again as soon as they
+    are released.
+    """
 
     page_size: int = 1
     num_pages: int = 512
@@ -155,7 +164,9 @@ class Cache:
     pools: tuple[PagePool, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tree = RadixTree(page_size=self.page_size, num_groups=self.num_groups, eviction=self.eviction)
+        self.tree = RadixTree(
+            page_size=self.page_size, num_groups=self.num_groups, eviction=self.eviction
+        )
         self.pools = tuple(PagePool(self.num_pages) for _ in range(self.num_groups))
 
     def tick(self) -> float:
@@ -179,9 +190,16 @@ class Cache:
         return Request(identity or self.identity, cached, lock, match)
 
     def extend(
-        self, request: Request, tokens: Sequence[int], *, segment: Segment = Segment.PROMPT, priority: int = 0
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        *,
+        segment: Segment = Segment.PROMPT,
+        priority: int = 0,
     ) -> Insertion:
-        """Publish the full pages of what follows the request's tokens; give duplicates back to the pool."""
+        """Publish the full pages of what follows the request's tokens; give duplicates back to the
+        pool.
+        """
         packed = pack_tokens(tokens)
         keys = extend_keys(request.lock.last_key, packed, self.page_size)
         num_pages = len(split_keys(keys))
@@ -203,7 +221,12 @@ class Cache:
         return page_ids
 
     def run(
-        self, tokens: Sequence[int], output: Sequence[int] = (), *, identity: PageKey | None = None, priority: int = 0
+        self,
+        tokens: Sequence[int],
+        output: Sequence[int] = (),
+        *,
+        identity: PageKey | None = None,
+        priority: int = 0,
     ) -> Request:
         """A whole request: start, publish prompt and output, finish."""
         request = self.start(tokens, identity)
@@ -234,7 +257,9 @@ class Cache:
     def check(self) -> None:
         """Every page is free or cached, in every group, and every owner's invariants hold."""
         self.tree.check()
-        assert self.tree.num_evictable_pages + self.tree.num_locked_pages == self.tree.num_cached_pages
+        assert (
+            self.tree.num_evictable_pages + self.tree.num_locked_pages == self.tree.num_cached_pages
+        )
         for pool in self.pools:
             pool.check()
             assert pool.num_free + self.tree.num_cached_pages == pool.num_pages

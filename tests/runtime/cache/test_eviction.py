@@ -16,7 +16,9 @@ A, B, C = [1, 1], [2, 2], [3, 3]
 
 def order_of_eviction(cache: Cache) -> str:
     """Evict A, B and C; their names in the order in which they go."""
-    names = {cache.match(tokens).page_ids[0][0]: name for name, tokens in (("A", A), ("B", B), ("C", C))}
+    names = {
+        cache.match(tokens).page_ids[0][0]: name for name, tokens in (("A", A), ("B", B), ("C", C))
+    }
     return "".join(names[victim.page_ids[0][0]] for victim in cache.evict(100))
 
 
@@ -42,7 +44,9 @@ def hit(cache: Cache, tokens: list[int]) -> None:
         ("priority", touch, "BCA"),
     ],
 )
-def test_each_policy_orders_leaves(policy: str, use: Callable[[Cache, list[int]], None], expected: str) -> None:
+def test_each_policy_orders_leaves(
+    policy: str, use: Callable[[Cache, list[int]], None], expected: str
+) -> None:
     cache = Cache(eviction=policy)
     for tokens in (A, B, C):
         cache.run(tokens)
@@ -316,7 +320,13 @@ def test_looking_ahead_inspects_leaves_until_they_have_enough_pages_and_each_onc
     for tokens in (A, B, C):
         cache.run(tokens)
 
-    assert [len(list(cache.tree.inspect_ahead(num_pages))) for num_pages in (0, 1, 2, 3, 100)] == [0, 1, 0, 1, 1]
+    assert [len(list(cache.tree.inspect_ahead(num_pages))) for num_pages in (0, 1, 2, 3, 100)] == [
+        0,
+        1,
+        0,
+        1,
+        1,
+    ]
     cache.check()
 
 

@@ -9,7 +9,13 @@ from raydix.runtime.cache.kv_match import Availability, match_groups, window_pag
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup
 from raydix.runtime.messages.host import PageSource
 
-TIERS = {"1": PageSource.L1, "2": PageSource.L2, "3": PageSource.L3, ".": PageSource.NOT_FOUND, "?": PageSource.PENDING}
+TIERS = {
+    "1": PageSource.L1,
+    "2": PageSource.L2,
+    "3": PageSource.L3,
+    ".": PageSource.NOT_FOUND,
+    "?": PageSource.PENDING,
+}
 
 
 def group(kind: GroupKind, window: int | None = None) -> KvGroup:
@@ -24,13 +30,19 @@ FULL = group(GroupKind.FULL)
 LATENT = group(GroupKind.LATENT)
 
 
-@pytest.mark.parametrize(("window", "expected"), [(1, 0), (2, 1), (4, 1), (5, 1), (6, 2), (9, 2), (10, 3)])
-def test_a_window_needs_the_pages_of_the_tokens_before_the_next_one(window: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "expected"), [(1, 0), (2, 1), (4, 1), (5, 1), (6, 2), (9, 2), (10, 3)]
+)
+def test_a_window_needs_the_pages_of_the_tokens_before_the_next_one(
+    window: int, expected: int
+) -> None:
     assert window_pages(window, 4) == expected
 
 
 @pytest.mark.parametrize("kind", [FULL, LATENT])
-@pytest.mark.parametrize(("tiers", "expected"), [("", 0), (".11", 0), ("112.3", 3), ("1?", 1), ("132", 3)])
+@pytest.mark.parametrize(
+    ("tiers", "expected"), [("", 0), (".11", 0), ("112.3", 3), ("1?", 1), ("132", 3)]
+)
 def test_a_full_group_matches_up_to_its_first_gap(kind: KvGroup, tiers: str, expected: int) -> None:
     match = match_groups([kind], [pages(tiers)], page_size=4)
 
@@ -41,7 +53,15 @@ def test_a_full_group_matches_up_to_its_first_gap(kind: KvGroup, tiers: str, exp
 
 @pytest.mark.parametrize(
     ("tiers", "expected"),
-    [("....12", 6), ("11....", 2), ("1.1.1.", 1), ("......", 0), ("...1..", 0), ("11.11.", 5), ("..3...", 0)],
+    [
+        ("....12", 6),
+        ("11....", 2),
+        ("1.1.1.", 1),
+        ("......", 0),
+        ("...1..", 0),
+        ("11.11.", 5),
+        ("..3...", 0),
+    ],
 )
 def test_a_window_group_needs_only_the_pages_before_the_end(tiers: str, expected: int) -> None:
     match = match_groups([group(GroupKind.WINDOW, 8)], [pages(tiers)], page_size=4)
@@ -51,11 +71,15 @@ def test_a_window_group_needs_only_the_pages_before_the_end(tiers: str, expected
 
 
 def test_every_group_limits_the_match() -> None:
-    match = match_groups([FULL, group(GroupKind.WINDOW, 8)], [pages("12323."), pages("1...1.")], page_size=4)
+    match = match_groups(
+        [FULL, group(GroupKind.WINDOW, 8)], [pages("12323."), pages("1...1.")], page_size=4
+    )
 
     assert match.num_pages == 1
 
-    match = match_groups([FULL, group(GroupKind.WINDOW, 8)], [pages("12323."), pages("1..131")], page_size=4)
+    match = match_groups(
+        [FULL, group(GroupKind.WINDOW, 8)], [pages("12323."), pages("1..131")], page_size=4
+    )
 
     assert match.num_pages == 5
     assert match.starts == (0, 3)
@@ -63,7 +87,9 @@ def test_every_group_limits_the_match() -> None:
 
 
 def test_a_window_of_one_token_needs_no_page() -> None:
-    match = match_groups([FULL, group(GroupKind.WINDOW, 1)], [pages("111"), pages("...")], page_size=4)
+    match = match_groups(
+        [FULL, group(GroupKind.WINDOW, 1)], [pages("111"), pages("...")], page_size=4
+    )
 
     assert (match.num_pages, match.starts) == (3, (0, 3))
 
@@ -83,7 +109,11 @@ def test_a_window_group_without_a_window_is_refused() -> None:
 def naive_match(groups: list[KvGroup], maps: list[str], page_size: int) -> int:
     for num_pages in range(len(maps[0]), -1, -1):
         for kv_group, tiers in zip(groups, maps, strict=True):
-            first = 0 if kv_group.window is None else num_pages - window_pages(kv_group.window, page_size)
+            first = (
+                0
+                if kv_group.window is None
+                else num_pages - window_pages(kv_group.window, page_size)
+            )
             if any(tier in ".?" for tier in tiers[max(0, first) : num_pages]):
                 break
         else:
@@ -93,10 +123,14 @@ def naive_match(groups: list[KvGroup], maps: list[str], page_size: int) -> int:
 
 @settings(deadline=None, derandomize=True)
 @given(data=st.data(), num_pages=st.integers(0, 24), page_size=st.sampled_from([1, 4, 16]))
-def test_the_match_is_the_longest_valid_length(data: st.DataObject, num_pages: int, page_size: int) -> None:
+def test_the_match_is_the_longest_valid_length(
+    data: st.DataObject, num_pages: int, page_size: int
+) -> None:
     windows = data.draw(st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=3))
     groups = [FULL if window is None else group(GroupKind.WINDOW, window) for window in windows]
-    maps = [data.draw(st.text("11122233.?", min_size=num_pages, max_size=num_pages)) for _ in groups]
+    maps = [
+        data.draw(st.text("11122233.?", min_size=num_pages, max_size=num_pages)) for _ in groups
+    ]
 
     match = match_groups(groups, [pages(tiers) for tiers in maps], page_size=page_size)
 

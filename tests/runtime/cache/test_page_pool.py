@@ -274,7 +274,9 @@ class PoolMachine(RuleBasedStateMachine):
     def release_what_is_not_in_use(self, data: st.DataObject) -> None:
         page_id = data.draw(st.sampled_from(sorted(self.model.pages - self.model.used)))
         with pytest.raises(AccountingError):
-            self.pool.release(int32_array([*sorted(self.model.used), page_id]), after_step=self.sent_step)
+            self.pool.release(
+                int32_array([*sorted(self.model.used), page_id]), after_step=self.sent_step
+            )
 
     @invariant()
     def counts_agree(self) -> None:
@@ -287,4 +289,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestPoolMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+)

@@ -44,7 +44,10 @@ def test_the_keys_of_a_match_are_those_that_hashing_gives(prompt: list[int]) -> 
 
     hashed = extend_keys(cache.identity, pack_tokens(prompt), cache.tree.page_size)
 
-    assert chain_keys(match.node)[: match.num_pages * KEY_BYTES] == hashed[: match.num_pages * KEY_BYTES]
+    assert (
+        chain_keys(match.node)[: match.num_pages * KEY_BYTES]
+        == hashed[: match.num_pages * KEY_BYTES]
+    )
 
 
 def test_a_prompt_matches_its_cached_prefix() -> None:
@@ -155,7 +158,11 @@ def test_a_locked_prefix_survives_eviction() -> None:
     assert cache.tree.peek() is None
     assert cache.tree.inspect() is None
     assert list(cache.tree.unlocked()) == []
-    assert cache.tree.num_locked_pages + cache.tree.num_evictable_pages == cache.tree.num_cached_pages == 8
+    assert (
+        cache.tree.num_locked_pages + cache.tree.num_evictable_pages
+        == cache.tree.num_cached_pages
+        == 8
+    )
     cache.tree.unlock(request.lock)
     assert cache.tree.num_evictable_pages == 8
     cache.check()
@@ -245,7 +252,11 @@ def test_flush_returns_every_unlocked_page() -> None:
     assert (cache.tree.num_cached_pages, cache.tree.num_nodes) == (2, 1)
     cache.tree.unlock(request.lock)
     cache.flush()
-    assert (cache.tree.num_cached_pages, cache.tree.num_nodes, cache.pools[0].num_free) == (0, 0, 512)
+    assert (cache.tree.num_cached_pages, cache.tree.num_nodes, cache.pools[0].num_free) == (
+        0,
+        0,
+        512,
+    )
     cache.check()
 
 

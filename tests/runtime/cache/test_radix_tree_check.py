@@ -12,7 +12,13 @@ def tokens(first: int, last: int) -> list[int]:
 
 
 def test_check_finds_broken_counts() -> None:
-    for name in ("num_locked_pages", "num_locks", "num_cached_pages", "num_nodes", "num_inspected_pages"):
+    for name in (
+        "num_locked_pages",
+        "num_locks",
+        "num_cached_pages",
+        "num_nodes",
+        "num_inspected_pages",
+    ):
         cache = Cache()
         cache.run(tokens(1, 4))
         owners = (cache.tree._order, cache.tree._forest, cache.tree)

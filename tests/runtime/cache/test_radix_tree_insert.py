@@ -145,7 +145,13 @@ def test_every_group_has_its_own_pages() -> None:
     assert [ids.tolist() for ids in match.page_ids] == [[1, 2, 5], [4, 5, 8]]
     cache.tree.unlock(request.lock)
     victims = cache.flush()
-    assert sorted(np.concatenate([victim.page_ids[1] for victim in victims]).tolist()) == [4, 5, 6, 7, 8]
+    assert sorted(np.concatenate([victim.page_ids[1] for victim in victims]).tolist()) == [
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]
     cache.tree.check()
 
 
@@ -155,7 +161,11 @@ def test_lengths_that_disagree_are_refused_before_anything_changes() -> None:
     packed = pack_tokens(tokens(1, 8))
     keys = extend_keys(cache.identity, packed, 4)
 
-    for page_ids, wrong_keys in [((int32_array([1]),), keys), ((int32_array([1, 2]),), keys[:32]), ((), keys)]:
+    for page_ids, wrong_keys in [
+        ((int32_array([1]),), keys),
+        ((int32_array([1, 2]),), keys[:32]),
+        ((), keys),
+    ]:
         with pytest.raises(ValueError, match="expected 1 x 2"):
             cache.tree.insert(lock, packed, page_ids, wrong_keys, segment=Segment.PROMPT, now_s=1.0)
     assert cache.tree.num_nodes == 0

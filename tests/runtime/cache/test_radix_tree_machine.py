@@ -34,11 +34,14 @@ class Found:
 class CheckedCache:
     """A cache that does everything twice, in the tree and in the model, and compares.
 
-    Prompts are given as one symbol per page: pages that differ in their last token alone, then part of a page.
+    Prompts are given as one symbol per page: pages that differ in their last token alone, then part
+    of a page.
     """
 
     def __init__(self, *, page_size: int, eviction: str, num_groups: int = 1) -> None:
-        self.cache = Cache(page_size=page_size, num_pages=300, eviction=eviction, num_groups=num_groups)
+        self.cache = Cache(
+            page_size=page_size, num_pages=300, eviction=eviction, num_groups=num_groups
+        )
         self.tree = self.cache.tree
         self.model = PrefixModel(page_size)
         self.order = EvictionModel(self.tree, eviction)
@@ -73,7 +76,14 @@ class CheckedCache:
         self.running.append(Request(identity, tokens, lock, match))
         self.model.locks.append((identity, tuple(tokens)))
 
-    def extend(self, index: int, symbols: Sequence[int], segment: Segment, priority: int, num_partial: int = 0) -> None:
+    def extend(
+        self,
+        index: int,
+        symbols: Sequence[int],
+        segment: Segment,
+        priority: int,
+        num_partial: int = 0,
+    ) -> None:
         request = self.running[index]
         num_before = request.lock.num_pages
         tokens = self.tokens_of(symbols, num_partial)
@@ -114,7 +124,9 @@ class CheckedCache:
         assert (found and found.keys) == (expected and expected.keys)
 
     def inspect_ahead(self, num_pages: int) -> None:
-        """Afterwards the first `num_pages` pages of leaves, in order, were inspected, and none was twice."""
+        """Afterwards the first `num_pages` pages of leaves, in order, were inspected, and none was
+        twice.
+        """
         for found in self.tree.inspect_ahead(num_pages):
             expected = self.order.inspect()
             assert expected is not None
@@ -137,7 +149,10 @@ class CheckedCache:
         by_page = {page_id: chain for chain, page_id in self.model.page_ids.items()}
         for page_id, key in zip(page_ids, keys, strict=True):
             identity, tokens = by_page[page_id]
-            assert key == split_keys(extend_keys(identity, pack_tokens(tokens), self.cache.page_size))[-1]
+            assert (
+                key
+                == split_keys(extend_keys(identity, pack_tokens(tokens), self.cache.page_size))[-1]
+            )
         self.model.evict(page_ids)
 
     def check(self) -> None:
@@ -195,7 +210,12 @@ class TreeMachine(RuleBasedStateMachine):
         num_partial=st.integers(0, 15),
     )
     def extend(
-        self, data: st.DataObject, symbols: list[int], segment: Segment, priority: int, num_partial: int
+        self,
+        data: st.DataObject,
+        symbols: list[int],
+        segment: Segment,
+        priority: int,
+        num_partial: int,
     ) -> None:
         index = data.draw(st.integers(0, len(self.checked.running) - 1))
         self.checked.extend(index, symbols, segment, priority, num_partial)
@@ -246,7 +266,9 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True)
+TestTreeMachine.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -265,7 +287,9 @@ def test_a_long_random_run_loses_no_page(policy: str, page_size: int) -> None:
                 checked.start(checked.match(symbols, identity))
             case 4 if num_running:
                 segment = list(Segment)[int(rng.integers(2))]
-                checked.extend(int(rng.integers(num_running)), symbols, segment, int(rng.integers(-2, 3)))
+                checked.extend(
+                    int(rng.integers(num_running)), symbols, segment, int(rng.integers(-2, 3))
+                )
             case 5 if num_running:
                 checked.finish(int(rng.integers(num_running)))
             case 6:

@@ -35,7 +35,9 @@ def test_a_tail_names_the_pages_that_went_in_every_group() -> None:
 
     keys = extend_keys(cache.identity, pack_tokens(tokens(1, 12)), 2)
     assert victim.keys == keys[-2 * KEY_BYTES :]
-    assert [ids.tolist() for ids in victim.page_ids] == [ids[-2:].tolist() for ids in before.page_ids]
+    assert [ids.tolist() for ids in victim.page_ids] == [
+        ids[-2:].tolist() for ids in before.page_ids
+    ]
     left = cache.match(tokens(1, 12))
     assert [ids.tolist() for ids in left.page_ids] == [ids[:-2].tolist() for ids in before.page_ids]
     cache.tree.check()
@@ -59,7 +61,11 @@ def test_pages_out_of_one_leaf_together_are_those_out_of_it_one_by_one() -> None
         for last in (5, 9):
             cache.run([*tokens(1, 3), *tokens(last, last + 4)])
         victims = [victim for num_pages in steps for victim in cache.evict(num_pages)]
-        keys = [victim.keys[at : at + KEY_BYTES] for victim in victims for at in range(0, len(victim.keys), KEY_BYTES)]
+        keys = [
+            victim.keys[at : at + KEY_BYTES]
+            for victim in victims
+            for at in range(0, len(victim.keys), KEY_BYTES)
+        ]
         return sorted(keys)
 
     assert evicted(7) == evicted(*[1] * 7) == evicted(3, 4)

@@ -27,7 +27,9 @@ def test_any_mixture_of_adds_and_removals_leaves_them_sorted(direction: int) -> 
             entries.add((key, ticket, NODE))
             insort(expected, (key, ticket, NODE))
         elif expected:
-            entries.remove(expected.pop(0 if rng.random() < 0.5 else int(rng.integers(len(expected)))))
+            entries.remove(
+                expected.pop(0 if rng.random() < 0.5 else int(rng.integers(len(expected))))
+            )
         assert entries.first() == (expected[0] if expected else None)
         assert entries.last() == (expected[-1] if expected else None)
         if not ticket % 500:
@@ -43,7 +45,9 @@ def test_chunks_stay_few_after_most_entries_have_gone(goes_in_order: bool) -> No
         entries.add(entry)
 
     staying = set(range(0, 20_000, 200))
-    tickets = range(20_000) if goes_in_order else np.random.default_rng(3).permutation(20_000).tolist()
+    tickets = (
+        range(20_000) if goes_in_order else np.random.default_rng(3).permutation(20_000).tolist()
+    )
     for ticket in tickets:
         if ticket not in staying:
             entries.remove(all_entries[ticket])

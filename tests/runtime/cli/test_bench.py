@@ -11,7 +11,14 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.cli.bench import Load, run_bench
 
 PAGE_SIZE = 4
-LOAD = Load(num_conversations=3, num_turns=3, max_concurrent=2, prompt_tokens=32, turn_tokens=8, output_tokens=4)
+LOAD = Load(
+    num_conversations=3,
+    num_turns=3,
+    max_concurrent=2,
+    prompt_tokens=32,
+    turn_tokens=8,
+    output_tokens=4,
+)
 
 
 class FakeEngine:
@@ -26,7 +33,10 @@ class FakeEngine:
     ) -> AsyncIterator[RequestOutput]:
         self.num_requests += 1
         token_ids = prompt["prompt_token_ids"]
-        pages = [(cache_salt, tuple(token_ids[:end])) for end in range(PAGE_SIZE, len(token_ids), PAGE_SIZE)]
+        pages = [
+            (cache_salt, tuple(token_ids[:end]))
+            for end in range(PAGE_SIZE, len(token_ids), PAGE_SIZE)
+        ]
         num_cached = PAGE_SIZE * sum(page in self._seen for page in pages)
         self._seen.update(pages)
         sources = {"l1": num_cached, "computed:not_found": len(token_ids) - num_cached}

@@ -22,7 +22,11 @@ def test_every_source_of_a_page_is_explained() -> None:
 def test_explanation_says_for_every_range_why() -> None:
     explanation = {
         "prompt_tokens": 253,
-        "cached_tokens_by_source": {"l3": 128, "computed:bad_object": 112, "computed:partial_page": 13},
+        "cached_tokens_by_source": {
+            "l3": 128,
+            "computed:bad_object": 112,
+            "computed:partial_page": 13,
+        },
         "ranges": [
             {"start": 0, "end": 128, "source": "l3"},
             {"start": 128, "end": 240, "source": "computed:bad_object"},
@@ -36,13 +40,29 @@ def test_explanation_says_for_every_range_why() -> None:
         assert MEANINGS[source] in text
 
 
-HOST = {"pages_free": 90, "pages_filling": 4, "pages_ready": 6, "pages_quarantined": 0, "ready_bytes": 6 << 20}
-SCHEDULER = {"l1_used_pages": 12, "l1_total_pages": 64, "prompt_tokens": 150, "prompt_tokens_l2": 100}
+HOST = {
+    "pages_free": 90,
+    "pages_filling": 4,
+    "pages_ready": 6,
+    "pages_quarantined": 0,
+    "ready_bytes": 6 << 20,
+}
+SCHEDULER = {
+    "l1_used_pages": 12,
+    "l1_total_pages": 64,
+    "prompt_tokens": 150,
+    "prompt_tokens_l2": 100,
+}
 
 
 def storage() -> dict[str, object]:
     counts = OrderCounts()
-    statuses = [ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.BAD_CHECKSUM, ObjectStatus.TIMED_OUT]
+    statuses = [
+        ObjectStatus.OK,
+        ObjectStatus.MISSING,
+        ObjectStatus.BAD_CHECKSUM,
+        ObjectStatus.TIMED_OUT,
+    ]
     counts.add(Operation.READ, bytes(statuses), 1 << 20, 0.0125)
     known = {"objects": 3, "bytes": 3 << 20, "max_bytes": 8 << 30, "objects_evicted": 77}
     return known | counts.figures() | {"active_batches": 2, "backend": "file"}
@@ -69,6 +89,10 @@ def test_stats_show_sources_tiers_and_what_storage_did() -> None:
 def test_stats_of_a_service_without_bound_and_of_actors_that_are_made_again() -> None:
     counts = OrderCounts().figures()
     redis = {"idle_connections": 1, "active_batches": 0, "backend": "redis"} | counts
-    assert "bounded by its service" in shown(*stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": redis}))
-    assert "L3" not in shown(list(stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": None}))[-1])
+    assert "bounded by its service" in shown(
+        *stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": redis})
+    )
+    assert "L3" not in shown(
+        list(stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": None}))[-1]
+    )
     assert shown(*stats_tables({"scheduler": None, "host": None, "storage": None}))

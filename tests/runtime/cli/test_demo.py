@@ -45,10 +45,14 @@ def test_each_turn_continues_the_token_ids_of_the_last(tokenizer: Tokenizer) -> 
     conversation.ask(tokenizer)
     assert conversation.token_ids[: len(before)] == before
     assert [conversation.token_ids[i] for i in conversation.answers[0]] == [65, 66]
-    assert tokenizer.decode(conversation.token_ids[len(before) :], skip_special_tokens=False).startswith("<|im_end|>")
+    assert tokenizer.decode(
+        conversation.token_ids[len(before) :], skip_special_tokens=False
+    ).startswith("<|im_end|>")
 
 
-def test_conversations_fit_the_context_but_not_all_into_l1(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_conversations_fit_the_context_but_not_all_into_l1(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     config = demo_config(DemoOptions(folder=tmp_path))
     length = len(finished_conversation(tokenizer).token_ids)
     assert config.model.max_model_len is not None

@@ -15,7 +15,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_transformers_loads_every_weight(folder: Path) -> None:
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert type(model).__name__ == "Qwen3MoeForCausalLM"
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

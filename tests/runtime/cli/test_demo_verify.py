@@ -22,13 +22,18 @@ def sequence(folder: Path) -> list[int]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     prompt = torch.arange(30, 30 + NUM_PROMPT)[None]
     generated = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NUM_OUTPUT, min_new_tokens=NUM_OUTPUT
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NUM_OUTPUT,
+        min_new_tokens=NUM_OUTPUT,
     )
     return generated[0].tolist()
 
 
 def test_what_transformers_generated_is_accepted(folder: Path, sequence: list[int]) -> None:
-    verdict = compare_with_transformers(folder, [(sequence, [range(NUM_PROMPT, NUM_PROMPT + NUM_OUTPUT)])])
+    verdict = compare_with_transformers(
+        folder, [(sequence, [range(NUM_PROMPT, NUM_PROMPT + NUM_OUTPUT)])]
+    )
     assert verdict.num_tokens == NUM_OUTPUT
     assert verdict.differences == ()
 
@@ -36,6 +41,8 @@ def test_what_transformers_generated_is_accepted(folder: Path, sequence: list[in
 def test_one_wrong_token_is_found(folder: Path, sequence: list[int]) -> None:
     wrong = list(sequence)
     wrong[-1] = (wrong[-1] + 1) % 256
-    verdict = compare_with_transformers(folder, [(wrong, [range(NUM_PROMPT, NUM_PROMPT + NUM_OUTPUT)])])
+    verdict = compare_with_transformers(
+        folder, [(wrong, [range(NUM_PROMPT, NUM_PROMPT + NUM_OUTPUT)])]
+    )
     assert len(verdict.differences) == 1
     assert f"position {NUM_PROMPT + NUM_OUTPUT - 1}" in verdict.differences[0]

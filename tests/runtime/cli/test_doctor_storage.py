@@ -37,12 +37,19 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
     assert found["broken"].detail == "ImportError: libxyz.so is missing; do this"
     assert found["aborts"].detail == "its import ends with -6; do this"
     assert found["there"].detail == "usable, with a bucket"
-    assert [found[name].is_usable for name in ("absent", "broken", "there", "aborts")] == [False, False, True, False]
+    assert [found[name].is_usable for name in ("absent", "broken", "there", "aborts")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_library_whose_import_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_storage, "_IMPORT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(doctor_storage, "_LIBRARIES", (library("slow", "json", "import time; time.sleep(600)"),))
+    monkeypatch.setattr(
+        doctor_storage, "_LIBRARIES", (library("slow", "json", "import time; time.sleep(600)"),)
+    )
     assert "more than" in reports()["slow"].detail
 
 
@@ -52,7 +59,9 @@ def test_3fs_needs_a_mount_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     mounts.write_text("/dev/vda / ext4 rw 0 0\n")
     assert not reports(mounts)["hf3fs"].is_usable
     mounts.write_text("/dev/vda / ext4 rw 0 0\nhf3fs.stage /3fs fuse.hf3fs rw 0 0\n")
-    assert reports(mounts)["hf3fs"] == BackendReport("hf3fs", True, "usable; 3FS is mounted at /3fs")
+    assert reports(mounts)["hf3fs"] == BackendReport(
+        "hf3fs", True, "usable; 3FS is mounted at /3fs"
+    )
 
 
 def test_redis_says_whether_a_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +75,11 @@ def test_plugin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     name = install_documented_package(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert reports()[f"plugin {name}"] == BackendReport(f"plugin {name}", True, "usable; your_package:SqliteBackend")
+    assert reports()[f"plugin {name}"] == BackendReport(
+        f"plugin {name}", True, "usable; your_package:SqliteBackend"
+    )
     (tmp_path / "your_package.py").write_text("import no_such_module")
-    assert reports()[f"plugin {name}"].detail == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert (
+        reports()[f"plugin {name}"].detail
+        == "ModuleNotFoundError: No module named 'no_such_module'"
+    )

@@ -30,16 +30,25 @@ def test_the_schema_is_json_with_every_section(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generate", "no/such/folder", "--prompt", "x"], "neither a YAML file nor a checkpoint folder"),
+        (
+            ["generate", "no/such/folder", "--prompt", "x"],
+            "neither a YAML file nor a checkpoint folder",
+        ),
         (["serve", ".", "--set", "cache.l1.num_page=4"], "Did you mean cache.l1.num_pages?"),
         (["bench", ".", "--set", "cache.l1"], "expected KEY=VALUE"),
         (["cache", "attach", "--set", "model.path=x"], "sets cache.l3 and nothing else"),
         (["cache", "attach"], "Give --set cache.l3.backend=NAME"),
-        (["generate", ".", "--connect", "raydix", "--prompt", "x"], "--connect uses a running engine as it is"),
+        (
+            ["generate", ".", "--connect", "raydix", "--prompt", "x"],
+            "--connect uses a running engine as it is",
+        ),
     ],
 )
 def test_an_error_is_one_line_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
 ) -> None:
     assert run(monkeypatch, *arguments) == 1
     printed = capsys.readouterr()
@@ -91,7 +100,9 @@ def test_nested_values_are_printed_one_per_line(capsys: pytest.CaptureFixture[st
     assert lines == [["l2", "7"], ["scheduler.cpu_s", "0.5"], ["scheduler.num_plans", "3"]]
 
 
-@pytest.mark.parametrize("command", ["generate", "serve", "demo", "bench", "doctor", "cache", "config"])
+@pytest.mark.parametrize(
+    "command", ["generate", "serve", "demo", "bench", "doctor", "cache", "config"]
+)
 def test_every_command_explains_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -103,7 +114,10 @@ def test_every_command_explains_itself(
 def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_json: bool
 ) -> None:
-    sources = [{"l1": 1, "l2": 2, "l3": 1000, "computed:not_found": 4, "computed:partial_page": 5}, {"l3": 7}]
+    sources = [
+        {"l1": 1, "l2": 2, "l3": 1000, "computed:not_found": 4, "computed:partial_page": 5},
+        {"l3": 7},
+    ]
 
     async def prefetch(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
         assert (name, path) == ("engine", Path("prompts.jsonl"))
@@ -111,26 +125,58 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
 
     monkeypatch.setattr(session, "cache_prefetch", prefetch)
     flags = ["--json"] if is_json else []
-    assert run(monkeypatch, "cache", "prefetch", "--file", "prompts.jsonl", "--connect", "engine", *flags) == 0
+    assert (
+        run(
+            monkeypatch,
+            "cache",
+            "prefetch",
+            "--file",
+            "prompts.jsonl",
+            "--connect",
+            "engine",
+            *flags,
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     if is_json:
         assert json.loads(printed) == sources
     else:
-        rows = [[word for word in line.split() if word[0].isdigit()] for line in printed.splitlines() if "│" in line]
+        rows = [
+            [word for word in line.split() if word[0].isdigit()]
+            for line in printed.splitlines()
+            if "│" in line
+        ]
         assert rows == [["1", "1,012", "1", "2", "1,000", "9"], ["2", "7", "0", "0", "7", "0"]]
 
 
-def test_doctor_reports_each_subject_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_each_subject_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(monkeypatch, "doctor", "--json")
     findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     subjects = [finding["subject"] for finding in findings]
     assert len(subjects) == len(set(subjects))
-    assert {"python", "torch", "ray", "memory", "memfd", "/dev/shm", "storage: file", "device"} <= set(subjects)
+    assert {
+        "python",
+        "torch",
+        "ray",
+        "memory",
+        "memfd",
+        "/dev/shm",
+        "storage: file",
+        "device",
+    } <= set(subjects)
     assert {"storage: redis", "storage: s3", "storage: hf3fs"} <= set(subjects)
     assert all(finding["detail"] for finding in findings)
 
 
 def test_doctor_needs_no_torch() -> None:
-    code = "import sys; from raydix.runtime.cli.doctor import examine; examine(); print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import sys; from raydix.runtime.cli.doctor import examine; examine(); print('torch' in "
+        "sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "False"

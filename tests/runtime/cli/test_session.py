@@ -25,7 +25,9 @@ def cluster(checkpoint, monkeypatch):
     return cluster
 
 
-async def test_an_engine_for_one_command_does_not_take_the_name_of_one_that_stays_up(cluster, checkpoint):
+async def test_an_engine_for_one_command_does_not_take_the_name_of_one_that_stays_up(
+    cluster, checkpoint
+):
     names = []
     for _ in range(2):
         async with open_engine(load_config(checkpoint), None, None) as engine:
@@ -45,17 +47,27 @@ async def test_answers_keep_the_order_of_the_prompts(cluster):
     cluster.engines["mine"] = cluster.handle
     prompts = [f"prompt {i}" for i in range(100)]
     async with open_engine(None, "mine", None) as engine:
-        answers = [each async for each in generate_all(engine, prompts, SamplingParams(), as_chat=False)]
+        answers = [
+            each async for each in generate_all(engine, prompts, SamplingParams(), as_chat=False)
+        ]
     assert [answer["text"] for answer in answers] == prompts
     assert all(
-        sum(answer["cached_tokens_by_source"].values()) in (0, answer["num_prompt_tokens"]) for answer in answers
+        sum(answer["cached_tokens_by_source"].values()) in (0, answer["num_prompt_tokens"])
+        for answer in answers
     )
 
 
 def test_prompts_come_from_the_command_line_and_then_from_the_file(tmp_path):
     lines, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
     lines.write_text("one\n\ntwo\n")
-    objects.write_text(json.dumps("one") + "\n" + json.dumps([1, 2]) + "\n" + json.dumps({"prompt": "three"}) + "\n")
+    objects.write_text(
+        json.dumps("one")
+        + "\n"
+        + json.dumps([1, 2])
+        + "\n"
+        + json.dumps({"prompt": "three"})
+        + "\n"
+    )
     assert read_prompts(["zero"], lines) == ["zero", "one", "two"]
     assert read_prompts([], objects) == ["one", [1, 2], {"prompt": "three"}]
 

@@ -12,7 +12,11 @@ def test_reasons_to_compute_are_folded() -> None:
 
 def test_the_table_shows_tokens_and_shares() -> None:
     console = Console(width=100, file=io.StringIO())
-    console.print(source_table({"cold": {"computed:not_found": 100}, "warm": {"l1": 75, "l3": 25}, "none": {}}))
+    console.print(
+        source_table(
+            {"cold": {"computed:not_found": 100}, "warm": {"l1": 75, "l3": 25}, "none": {}}
+        )
+    )
     text = console.file.getvalue()
     assert "75 (75.0%)" in text
     assert "25 (25.0%)" in text

@@ -15,8 +15,12 @@ LAYOUT = KvLayout(
 
 
 def test_a_ratio_counts_all_ranks_of_the_node(tmp_path: Path) -> None:
-    config = load_config(tmp_path, {"parallel": {"dp": 2}, "cache": {"l1": {"num_pages": 10}, "l2": {"ratio": 3.0}}})
-    assert host_bytes_per_node(config, LAYOUT, num_pages=10, ranks_on_node=2) == 3 * 2 * 10 * LAYOUT.host_page_bytes(0)
+    config = load_config(
+        tmp_path, {"parallel": {"dp": 2}, "cache": {"l1": {"num_pages": 10}, "l2": {"ratio": 3.0}}}
+    )
+    assert host_bytes_per_node(
+        config, LAYOUT, num_pages=10, ranks_on_node=2
+    ) == 3 * 2 * 10 * LAYOUT.host_page_bytes(0)
 
 
 def test_no_prefix_caching_means_no_arena(tmp_path: Path) -> None:
@@ -27,7 +31,13 @@ def test_no_prefix_caching_means_no_arena(tmp_path: Path) -> None:
 def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None:
     config = load_config(
         tmp_path,
-        {"cache": {"l1": {"num_pages": 100}, "l2": {"bytes_per_node": "1MiB"}, "l3": {"backend": "fake"}}},
+        {
+            "cache": {
+                "l1": {"num_pages": 100},
+                "l2": {"bytes_per_node": "1MiB"},
+                "l3": {"backend": "fake"},
+            }
+        },
     )
     summary = effective_summary(config, LAYOUT)
     assert "16 tokens, 8KiB" in summary
@@ -54,4 +64,9 @@ def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
 
 
 def test_bytes_are_told_in_binary_units() -> None:
-    assert [format_bytes(value) for value in (0, 1023, 1536, 2**30)] == ["0B", "1023B", "1.5KiB", "1GiB"]
+    assert [format_bytes(value) for value in (0, 1023, 1536, 2**30)] == [
+        "0B",
+        "1023B",
+        "1.5KiB",
+        "1GiB",
+    ]

@@ -16,21 +16,33 @@ ALL_BACKENDS = "'file', 'redis', 's3', 'hf3fs', 'mooncake', 'nixl', 'aibrix', 'f
 def test_a_checkpoint_folder_alone_is_a_configuration(tmp_path: Path) -> None:
     config = load_config(tmp_path)
     assert config.model.path == str(tmp_path)
-    assert (config.model.device, config.model.dtype, config.cache.page_size) == ("cpu", "float32", 16)
+    assert (config.model.device, config.model.dtype, config.cache.page_size) == (
+        "cpu",
+        "float32",
+        16,
+    )
     assert config.cache.l1.num_pages == 1024
     assert config.has_l2
     assert not config.has_l3
 
 
 def test_cuda_has_its_own_defaults(tmp_path: Path) -> None:
-    config = load_config(tmp_path, {"model": {"device": "cuda"}, "cache": {"l2": {"bytes_per_node": "1GiB"}}})
-    assert (config.model.dtype, config.cache.page_size, config.cache.load) == ("bfloat16", 64, "auto")
+    config = load_config(
+        tmp_path, {"model": {"device": "cuda"}, "cache": {"l2": {"bytes_per_node": "1GiB"}}}
+    )
+    assert (config.model.dtype, config.cache.page_size, config.cache.load) == (
+        "bfloat16",
+        64,
+        "auto",
+    )
     assert config.cache.l1.memory_fraction == 0.85
 
 
 def test_a_file_is_read_and_keywords_are_laid_over_it(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
-    path.write_text("model: {path: here}\ncache:\n  l1: {num_pages: 8}\n  l2: {bytes_per_node: 64MiB}\n")
+    path.write_text(
+        "model: {path: here}\ncache:\n  l1: {num_pages: 8}\n  l2: {bytes_per_node: 64MiB}\n"
+    )
     config = load_config(path, {"cache": {"l1": {"num_pages": 32}}})
     assert config.cache.l1.num_pages == 32
     assert config.cache.l2 is not None
@@ -42,7 +54,9 @@ def test_keywords_alone_suffice() -> None:
 
 
 def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
-    config = load_config(tmp_path, {"cache": {"write_policy": "write_through_selective", "write_threshold": 3}})
+    config = load_config(
+        tmp_path, {"cache": {"write_policy": "write_through_selective", "write_threshold": 3}}
+    )
     assert load_config(config) == config
     assert load_config(config, {"parallel": {"dp": 2}}).parallel.dp == 2
 
@@ -60,30 +74,63 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        ({"cache": {"l1": {"num_page": 3}}}, ["cache.l1.num_page is not", "Did you mean cache.l1.num_pages?"]),
+        (
+            {"cache": {"l1": {"num_page": 3}}},
+            ["cache.l1.num_page is not", "Did you mean cache.l1.num_pages?"],
+        ),
         ({"num_pages": 3}, ["num_pages is not", "Did you mean cache.l1.num_pages?"]),
-        ({"cache": {"l3": {"backend": "file", "path": "x", "max_byte": 1}}}, ["Did you mean cache.l3.max_bytes?"]),
+        (
+            {"cache": {"l3": {"backend": "file", "path": "x", "max_byte": 1}}},
+            ["Did you mean cache.l3.max_bytes?"],
+        ),
         ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", ALL_BACKENDS]),
         ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend", ALL_BACKENDS]),
-        ({"cache": {"l3": {"backend": "file", "path": "x", "access": "all"}}}, ["'all'", "'owner' or 'group'"]),
+        (
+            {"cache": {"l3": {"backend": "file", "path": "x", "access": "all"}}},
+            ["'all'", "'owner' or 'group'"],
+        ),
         ({"cache": {"l3": {"backend": "fake"}, "l2": None}}, ["cache.l3 needs cache.l2"]),
         ({"cache": {"page_size": 24}}, ["cache.page_size is 24", "power of two in 1..256"]),
         ({"cache": {"page_size": 512}}, ["cache.page_size is 512"]),
         ({"cache": {"eviction": "lruu"}}, ["cache.eviction is 'lruu'", "'slru' or 'priority'"]),
         ({"cache": 3}, ["cache is 3", "section"]),
         ({"cache": {"l1": {"num_pages": True}}}, ["cache.l1.num_pages is True"]),
-        ({"cache": {"l1": {"num_pages": 4, "memory_fraction": 0.5}}}, ["exactly one of num_pages and memory_fraction"]),
+        (
+            {"cache": {"l1": {"num_pages": 4, "memory_fraction": 0.5}}},
+            ["exactly one of num_pages and memory_fraction"],
+        ),
         ({"cache": {"l1": {"memory_fraction": 0.5}}}, ["cache.l1.memory_fraction is for cuda"]),
-        ({"cache": {"l2": {"ratio": 1.0, "bytes_per_node": 5}}}, ["exactly one of bytes_per_node and ratio"]),
-        ({"cache": {"l2": {"bytes_per_node": "64 apples"}}}, ["cache.l2.bytes_per_node is '64 apples'", "64MiB"]),
+        (
+            {"cache": {"l2": {"ratio": 1.0, "bytes_per_node": 5}}},
+            ["exactly one of bytes_per_node and ratio"],
+        ),
+        (
+            {"cache": {"l2": {"bytes_per_node": "64 apples"}}},
+            ["cache.l2.bytes_per_node is '64 apples'", "64MiB"],
+        ),
         ({"cache": {"codec": "int4"}}, ["cache.codec is 'int4'", "'none', 'int8' or 'fp8'"]),
-        ({"cache": {"codec": "int8", "l2": None}}, ["cache.codec int8 has no effect", "Set cache.l2"]),
-        ({"cache": {"codec": "fp8", "prefix_caching": False}}, ["no effect without cache.prefix_caching"]),
-        ({"cache": {"write_threshold": 3}}, ["cache.write_threshold has no effect", "write_through_selective"]),
+        (
+            {"cache": {"codec": "int8", "l2": None}},
+            ["cache.codec int8 has no effect", "Set cache.l2"],
+        ),
+        (
+            {"cache": {"codec": "fp8", "prefix_caching": False}},
+            ["no effect without cache.prefix_caching"],
+        ),
+        (
+            {"cache": {"write_threshold": 3}},
+            ["cache.write_threshold has no effect", "write_through_selective"],
+        ),
         ({"parallel": {"tp": 2}}, ["parallel.tp is 2", "not supported"]),
-        ({"model": {"max_model_len": 20_000}}, ["16384 tokens", "raise cache.l1.num_pages to 1250"]),
+        (
+            {"model": {"max_model_len": 20_000}},
+            ["16384 tokens", "raise cache.l1.num_pages to 1250"],
+        ),
         ({"model": {"device": "cuda"}}, ["cache.l2.bytes_per_node must be given on cuda", "GiB"]),
-        ({"model": {"device": "cuda"}, "cache": {"l2": None, "l1": {"copy_delay_s": 1.0}}}, ["is for cpu"]),
+        (
+            {"model": {"device": "cuda"}, "cache": {"l2": None, "l1": {"copy_delay_s": 1.0}}},
+            ["is for cpu"],
+        ),
         (
             {"scheduler": {"chunked_prefill_tokens": 100}},
             ["is 100", "multiple of cache.page_size (16)", "Set it to 112"],
@@ -99,8 +146,14 @@ def test_a_wrong_value_is_named_with_what_was_expected(
 
 
 def test_arena_has_a_folder_only_where_3fs_maps_it(tmp_path: Path) -> None:
-    assert load_config(tmp_path, {"cache": {"l3": {"backend": "file", "path": "x"}}}).arena_folder is None
-    assert load_config(tmp_path, {"cache": {"l3": {"backend": "hf3fs", "path": "x"}}}).arena_folder == "/dev/shm"
+    assert (
+        load_config(tmp_path, {"cache": {"l3": {"backend": "file", "path": "x"}}}).arena_folder
+        is None
+    )
+    assert (
+        load_config(tmp_path, {"cache": {"l3": {"backend": "hf3fs", "path": "x"}}}).arena_folder
+        == "/dev/shm"
+    )
 
 
 def test_every_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
@@ -167,7 +220,9 @@ def test_the_documentation_describes_every_key_and_no_other() -> None:
     assert documented == set(all_keys(EngineConfig))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_the_example_configurations_are_valid(path: Path) -> None:
     assert load_config(path).model.path
 

@@ -26,11 +26,18 @@ def test_an_encoded_page_holds_a_byte_per_element_and_scales_per_head(codec: Cod
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"head_dim": 6}, "have 24 keys per head"), ({"kind": GroupKind.LATENT}, "cannot encode latent KV")],
+    [
+        ({"head_dim": 6}, "have 24 keys per head"),
+        ({"kind": GroupKind.LATENT}, "cannot encode latent KV"),
+    ],
 )
-def test_pages_that_a_codec_cannot_encode_are_refused(change: dict[str, object], message: str) -> None:
+def test_pages_that_a_codec_cannot_encode_are_refused(
+    change: dict[str, object], message: str
+) -> None:
     groups = (GROUP, replace(GROUP, **change))  # type: ignore[arg-type]
-    assert KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups).payload_bytes(1) > 0
+    assert (
+        KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups).payload_bytes(1) > 0
+    )
 
     with pytest.raises(ConfigError, match=message):
         KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups, codec=Codec.INT8)

@@ -9,7 +9,9 @@ from raydix.runtime.messages.host import CancelBatch
 LAST = 2**31 - 1
 
 
-@pytest.mark.parametrize("values", [[LAST + 1], np.array([0, LAST + 1]), np.array([-LAST - 2], dtype=np.int64)])
+@pytest.mark.parametrize(
+    "values", [[LAST + 1], np.array([0, LAST + 1]), np.array([-LAST - 2], dtype=np.int64)]
+)
 def test_what_does_not_fit_is_refused_and_never_wraps(values: list[int]) -> None:
     with pytest.raises(OverflowError):
         int32_array(values)

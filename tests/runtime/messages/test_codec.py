@@ -31,7 +31,9 @@ def _strategy(hint: Any) -> st.SearchStrategy[Any]:
     if isinstance(hint, NewType):
         return _strategy(hint.__supertype__)
     if get_origin(hint) in (Union, UnionType):
-        return st.one_of(*[st.none() if part is type(None) else _strategy(part) for part in get_args(hint)])
+        return st.one_of(
+            *[st.none() if part is type(None) else _strategy(part) for part in get_args(hint)]
+        )
     if get_origin(hint) is tuple:
         return st.lists(_strategy(get_args(hint)[0]), max_size=3).map(tuple)
     if get_origin(hint) is dict:
@@ -72,7 +74,11 @@ def _example(cls: type) -> Any:
 
 def _same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
-        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
+        return (
+            isinstance(right, np.ndarray)
+            and left.dtype == right.dtype
+            and np.array_equal(left, right)
+        )
     if is_dataclass(left):
         return type(left) is type(right) and all(
             _same(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
@@ -181,7 +187,9 @@ def test_what_cannot_travel_is_refused_when_encoding(message: Any) -> None:
         ("deadline_s", "1"),
     ],
 )
-def test_what_clients_send_is_refused_if_a_field_has_the_wrong_type(field: str, value: object) -> None:
+def test_what_clients_send_is_refused_if_a_field_has_the_wrong_type(
+    field: str, value: object
+) -> None:
     right = SubmitRequest(
         asking=AskingId(1),
         request_id=RequestId("r"),
@@ -200,7 +208,9 @@ def test_what_clients_send_is_refused_if_a_field_has_the_wrong_type(field: str, 
 )
 def test_every_message_is_refused_if_any_field_has_the_wrong_type(cls: type) -> None:
     message = _example(cls)
-    packed = msgpack.unpackb(encode(message), use_list=False, strict_map_key=False, ext_hook=msgpack.ExtType)
+    packed = msgpack.unpackb(
+        encode(message), use_list=False, strict_map_key=False, ext_hook=msgpack.ExtType
+    )
     for index, field in enumerate(fields(cls), start=1):
         wrong = [*packed[:index], {"odd": "value"}, *packed[index + 1 :]]
         with pytest.raises(MessageError, match=rf"{cls.__name__}\.{field.name} is a dict"):
@@ -228,4 +238,6 @@ def test_entries_of_a_clients_tuples_are_checked() -> None:
 
 
 def test_a_hello_does_not_print_its_secret() -> None:
-    assert "hunter2" not in repr(Hello(secret=b"hunter2", role=Role.GPU, name="gpu0", incarnation=1, pid=2))
+    assert "hunter2" not in repr(
+        Hello(secret=b"hunter2", role=Role.GPU, name="gpu0", incarnation=1, pid=2)
+    )

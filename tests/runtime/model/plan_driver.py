@@ -40,16 +40,31 @@ class Row:
 class PlanDriver:
     """One runner over one pool, whose page ids are handed out in random order."""
 
-    def __init__(self, model: LoadedModel, *, page_size: int = 8, num_pages: int = 120, max_slots: int = 40) -> None:
+    def __init__(
+        self, model: LoadedModel, *, page_size: int = 8, num_pages: int = 120, max_slots: int = 40
+    ) -> None:
         spec = model.spec
         self.page_size = page_size
         self.pool = torch.zeros(
-            num_pages + 1, spec.num_layers, spec.num_kv_heads, 2, page_size, spec.head_dim, dtype=model.decoder.dtype
+            num_pages + 1,
+            spec.num_layers,
+            spec.num_kv_heads,
+            2,
+            page_size,
+            spec.head_dim,
+            dtype=model.decoder.dtype,
         )
         self.runner = ModelRunner(
-            model.decoder, (self.pool,), page_size=page_size, max_slots=max_slots, max_model_len=256, device=CPU
+            model.decoder,
+            (self.pool,),
+            page_size=page_size,
+            max_slots=max_slots,
+            max_model_len=256,
+            device=CPU,
         )
-        self.free_pages = [int(page) for page in np.random.default_rng(7).permutation(num_pages) + 1]
+        self.free_pages = [
+            int(page) for page in np.random.default_rng(7).permutation(num_pages) + 1
+        ]
         self.logits: list[torch.Tensor] = []
         self._step = 0
 
@@ -106,7 +121,9 @@ class PlanDriver:
     def step(
         self, rows: Sequence[Row], wait_layer: Callable[[int, int], None] = lambda load, layer: None
     ) -> StepOutput:
-        """Run one step and advance the requests. A row samples if it reaches the end of its known tokens."""
+        """Run one step and advance the requests. A row samples if it reaches the end of its known
+        tokens.
+        """
         ends = [row.request.position + row.num_tokens for row in rows]
         samples = [end >= row.request.num_tokens for row, end in zip(rows, ends, strict=True)]
         plan = StepPlan(
@@ -131,8 +148,12 @@ class PlanDriver:
             row.request.num_tokens += int(is_sampled)
         return output
 
-    def generate(self, requests: Sequence[DrivenRequest], num_tokens: int, chunk: int = 10**6) -> list[list[int]]:
-        """Prefill in chunks, then decode, all requests in each step; tokens are read only after the last step."""
+    def generate(
+        self, requests: Sequence[DrivenRequest], num_tokens: int, chunk: int = 10**6
+    ) -> list[list[int]]:
+        """Prefill in chunks, then decode, all requests in each step; tokens are read only after the
+        last step.
+        """
         outputs: list[tuple[list[int], StepOutput]] = []
         targets = [request.num_tokens + num_tokens for request in requests]
         while True:
@@ -146,7 +167,9 @@ class PlanDriver:
             before = [row.request.num_tokens for row in rows]
             output = self.step(rows)
             sampled = [
-                row.request.slot for row, count in zip(rows, before, strict=True) if row.request.num_tokens > count
+                row.request.slot
+                for row, count in zip(rows, before, strict=True)
+                if row.request.num_tokens > count
             ]
             outputs.append((sampled, output))
         tokens: dict[int, list[int]] = {request.slot: [] for request in requests}

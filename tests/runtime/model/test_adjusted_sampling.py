@@ -18,14 +18,20 @@ def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def penalised(logits: list[float], sampling: DeviceSampling, prompt: list[int], output: list[int]) -> list[float]:
+def penalised(
+    logits: list[float], sampling: DeviceSampling, prompt: list[int], output: list[int]
+) -> list[float]:
     """The definition, one token at a time."""
     counts = Counter(output)
     result = []
     for token_id, logit in enumerate(logits):
         value = logit
         if token_id in prompt or token_id in output:
-            value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
+            value = (
+                value / sampling.repetition_penalty
+                if value > 0
+                else value * sampling.repetition_penalty
+            )
         value -= sampling.frequency_penalty * counts[token_id]
         value -= sampling.presence_penalty * (counts[token_id] > 0)
         result.append(value)
@@ -39,14 +45,20 @@ token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 @given(
     histories=st.lists(st.tuples(token_lists.filter(len), token_lists), min_size=1, max_size=5),
     penalties=st.lists(
-        st.tuples(st.sampled_from([1.0, 0.5, 3.0]), st.sampled_from([0.0, 1.5, -1.0]), st.sampled_from([0.0, 0.7])),
+        st.tuples(
+            st.sampled_from([1.0, 0.5, 3.0]),
+            st.sampled_from([0.0, 1.5, -1.0]),
+            st.sampled_from([0.0, 0.7]),
+        ),
         min_size=5,
         max_size=5,
     ),
     seed=st.integers(0, 1000),
 )
 def test_penalties_follow_their_definition(
-    histories: list[tuple[list[int], list[int]]], penalties: list[tuple[float, float, float]], seed: int
+    histories: list[tuple[list[int], list[int]]],
+    penalties: list[tuple[float, float, float]],
+    seed: int,
 ) -> None:
     logits = random_logits(len(histories), seed)
     sampling = [
@@ -93,14 +105,18 @@ def test_stop_ids_outside_of_the_vocabulary_need_no_mask() -> None:
 def test_more_adjusted_rows_than_a_block_holds_are_sampled_each_as_alone() -> None:
     num_rows = 2 * BLOCK_ROWS + 3
     logits = random_logits(num_rows)
-    sampling = [DeviceSampling(seed=i, temperature=1.0, presence_penalty=i / 50) for i in range(num_rows)]
+    sampling = [
+        DeviceSampling(seed=i, temperature=1.0, presence_penalty=i / 50) for i in range(num_rows)
+    ]
     histories = [([1, 2], [i % VOCAB] * (i % 5)) for i in range(num_rows)]
     positions = [len(output) for _, output in histories]
 
     together = sample(logits, sampling, positions, histories)
 
     alone = [
-        sample(logits[i : i + 1], sampling[i : i + 1], positions[i : i + 1], histories[i : i + 1])[0]
+        sample(logits[i : i + 1], sampling[i : i + 1], positions[i : i + 1], histories[i : i + 1])[
+            0
+        ]
         for i in range(num_rows)
     ]
     assert together == alone

@@ -1,4 +1,6 @@
-"""Captured steps on a GPU: they give what the same steps give when run operation by operation, and compile nothing."""
+"""Captured steps on a GPU: they give what the same steps give when run operation by operation, and
+compile nothing.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +11,13 @@ import torch
 
 from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, StepResult, TableChanges
+from raydix.runtime.messages.plan import (
+    AddedRequest,
+    DeviceSampling,
+    StepPlan,
+    StepResult,
+    TableChanges,
+)
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.runner import ModelRunner
@@ -108,7 +116,9 @@ def step(runner: ModelRunner, first: int, num_tokens: int, output_position: int)
     return runner.execute(plan, lambda load, layer: None).to_result(0, 0, 0.0)
 
 
-def extend(runner: ModelRunner, context: int, num_tokens: int) -> tuple[list[StepResult], torch.Tensor]:
+def extend(
+    runner: ModelRunner, context: int, num_tokens: int
+) -> tuple[list[StepResult], torch.Tensor]:
     """Results of the extension and of the token after it, and the pool but for the padding page."""
     start(runner, context + num_tokens)
     runner._pools[0].zero_()
@@ -132,7 +142,9 @@ def test_a_replayed_extension_gives_what_its_operations_give(
     tolerance = 1e-4 if is_float32 else 0.15
 
     for num_tokens in EXTENSIONS:
-        (expected, expected_pool), (results, pool) = (extend(runner, context, num_tokens) for runner in runners)
+        (expected, expected_pool), (results, pool) = (
+            extend(runner, context, num_tokens) for runner in runners
+        )
 
         torch.testing.assert_close(pool, expected_pool, atol=tolerance, rtol=tolerance)
         for result, other in zip(results, expected, strict=True):
@@ -160,8 +172,12 @@ SAMPLED = (
 )
 
 
-def start_all(runner: ModelRunner, sampling: tuple[DeviceSampling, ...], num_tokens: int) -> StepPlan:
-    """A request in each of the first slots, all computed but for the last token; the plan that decodes them all."""
+def start_all(
+    runner: ModelRunner, sampling: tuple[DeviceSampling, ...], num_tokens: int
+) -> StepPlan:
+    """A request in each of the first slots, all computed but for the last token; the plan that
+    decodes them all.
+    """
     count = len(sampling)
     pages_each = num_tokens // runner.slots.page_size + 2
     added = tuple(
@@ -192,8 +208,12 @@ def start_all(runner: ModelRunner, sampling: tuple[DeviceSampling, ...], num_tok
     )
 
 
-@pytest.mark.parametrize("sampling", [SAMPLED[:1], SAMPLED[1:2], SAMPLED[2:3], SAMPLED[3:], SAMPLED[1:]], ids=len)
-def test_a_captured_step_samples_within_its_graphs(decoder: Decoder, sampling: tuple[DeviceSampling, ...]) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SAMPLED[:1], SAMPLED[1:2], SAMPLED[2:3], SAMPLED[3:], SAMPLED[1:]], ids=len
+)
+def test_a_captured_step_samples_within_its_graphs(
+    decoder: Decoder, sampling: tuple[DeviceSampling, ...]
+) -> None:
     """An operation outside of them would take memory for its result."""
     eager, captured = (make_runner(decoder, 16) for _ in range(2))
     captured.capture_graphs()
@@ -232,7 +252,13 @@ def test_sampling_the_largest_batch_takes_no_more_than_warm_up_did(decoder: Deco
     runner.warm_up(64)
     expected = torch.cuda.max_memory_allocated()
     everything = DeviceSampling(
-        seed=0, temperature=1.0, top_k=9, top_p=0.5, presence_penalty=1.0, frequency_penalty=1.0, num_logprobs=20
+        seed=0,
+        temperature=1.0,
+        top_k=9,
+        top_p=0.5,
+        presence_penalty=1.0,
+        frequency_penalty=1.0,
+        num_logprobs=20,
     )
     plan = start_all(runner, (everything,) * MAX_SLOTS, 60)
     torch.cuda.reset_peak_memory_stats()

@@ -18,7 +18,9 @@ RANDOM = DeviceSampling(seed=4, temperature=1.2, num_logprobs=2)
 
 
 class UncapturedSteps:
-    """Stands in for `CapturedSteps` where there are no graphs: the same columns, run one operation after another."""
+    """Stands in for `CapturedSteps` where there are no graphs: the same columns, run one operation
+    after another.
+    """
 
     def __init__(self, driver: PlanDriver) -> None:
         self._run = driver.runner._run_columns
@@ -48,7 +50,9 @@ def capture(driver: PlanDriver) -> UncapturedSteps:
     return steps
 
 
-def with_prefix(driver: PlanDriver, num_cached: int, sampling: DeviceSampling = GREEDY) -> DrivenRequest:
+def with_prefix(
+    driver: PlanDriver, num_cached: int, sampling: DeviceSampling = GREEDY
+) -> DrivenRequest:
     """A request whose first tokens are computed already."""
     request = driver.add(0, PROMPT, sampling=sampling)
     if num_cached:
@@ -66,7 +70,9 @@ def test_an_extension_samples_and_writes_as_the_same_rows_do(
     steps = capture(columns)
     rows = [Row(request=request, num_tokens=90 - num_cached) for request in requests]
 
-    tokens = [tokens_of(driver.step([row])) for driver, row in zip((plain, columns), rows, strict=True)]
+    tokens = [
+        tokens_of(driver.step([row])) for driver, row in zip((plain, columns), rows, strict=True)
+    ]
 
     assert len(steps.replayed) == 1
     assert tokens[0] == tokens[1]
@@ -80,7 +86,8 @@ def test_decoding_goes_on_from_an_extension(small_model: LoadedModel) -> None:
     capture(columns)
 
     expected, tokens = (
-        driver.generate([driver.add(0, PROMPT[:40]), driver.add(1, PROMPT[:9])], 8) for driver in (plain, columns)
+        driver.generate([driver.add(0, PROMPT[:40]), driver.add(1, PROMPT[:9])], 8)
+        for driver in (plain, columns)
     )
 
     assert tokens == expected
@@ -108,7 +115,9 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize("sampling", [*MIXED, MIXED], ids=lambda each: "mixed" if isinstance(each, tuple) else None)
+@pytest.mark.parametrize(
+    "sampling", [*MIXED, MIXED], ids=lambda each: "mixed" if isinstance(each, tuple) else None
+)
 def test_a_captured_step_samples_as_its_operations_do(
     small_model: LoadedModel, sampling: DeviceSampling | tuple[DeviceSampling, ...]
 ) -> None:
@@ -117,7 +126,9 @@ def test_a_captured_step_samples_as_its_operations_do(
     steps = capture(columns)
 
     expected, tokens = (
-        driver.generate([driver.add(slot, PROMPT[slot:], sampling=each) for slot, each in enumerate(wanted)], 9)
+        driver.generate(
+            [driver.add(slot, PROMPT[slot:], sampling=each) for slot, each in enumerate(wanted)], 9
+        )
         for driver in (plain, columns)
     )
 

@@ -36,7 +36,9 @@ def edit(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
 
 def test_fingerprint_is_that_of_the_content_not_of_the_files(tmp_path: Path) -> None:
     one = load(make_checkpoint(tmp_path / "one", Family.MIXTRAL, seed=1))
-    shards = load(make_checkpoint(tmp_path / "shards", Family.MIXTRAL, seed=1, max_shard_size="20KB"))
+    shards = load(
+        make_checkpoint(tmp_path / "shards", Family.MIXTRAL, seed=1, max_shard_size="20KB")
+    )
     other = load(make_checkpoint(tmp_path / "other", Family.MIXTRAL, seed=2))
 
     assert one.weight_fingerprint == shards.weight_fingerprint

@@ -11,10 +11,16 @@ def test_columns_come_out_as_they_went_in() -> None:
     packed = torch.from_numpy(pack_columns(COLUMNS))
 
     assert len(packed) == packed_size(lengths)
-    assert [column.tolist() for column in split_columns(packed, lengths)] == [column.tolist() for column in COLUMNS]
+    assert [column.tolist() for column in split_columns(packed, lengths)] == [
+        column.tolist() for column in COLUMNS
+    ]
 
 
 def test_every_column_is_aligned_to_16_bytes() -> None:
-    columns = split_columns(torch.from_numpy(pack_columns(COLUMNS)), [len(column) for column in COLUMNS])
+    columns = split_columns(
+        torch.from_numpy(pack_columns(COLUMNS)), [len(column) for column in COLUMNS]
+    )
 
-    assert [(column.data_ptr() - columns[0].data_ptr()) % 16 for column in columns] == [0] * len(COLUMNS)
+    assert [(column.data_ptr() - columns[0].data_ptr()) % 16 for column in columns] == [0] * len(
+        COLUMNS
+    )

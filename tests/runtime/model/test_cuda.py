@@ -29,7 +29,9 @@ SPEC = ModelSpec(
     mlp_bias=False,
     qk_norm=True,
     tied_embeddings=False,
-    moe=MoeSpec(num_experts=6, experts_per_token=2, intermediate_size=40, norm_topk_prob=True, layers=(0, 2)),
+    moe=MoeSpec(
+        num_experts=6, experts_per_token=2, intermediate_size=40, norm_topk_prob=True, layers=(0, 2)
+    ),
     max_position_embeddings=512,
     eos_token_ids=(),
     dtype="float32",
@@ -38,7 +40,9 @@ SAMPLING = (
     DeviceSampling(seed=1),
     DeviceSampling(seed=2, temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
     DeviceSampling(seed=3, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1),
-    DeviceSampling(seed=4, temperature=0.7, min_tokens=5, masked_until_min_tokens=(1, 2), num_logprobs=2),
+    DeviceSampling(
+        seed=4, temperature=0.7, min_tokens=5, masked_until_min_tokens=(1, 2), num_logprobs=2
+    ),
 )
 PROMPT_TOKENS, NUM_STEPS = 30, 12
 
@@ -129,7 +133,10 @@ def test_gpu_samples_the_tokens_of_the_cpu(decoder: Decoder, cuda_runner: ModelR
     on_cpu = run(make_runner(decoder, torch.device("cpu")), plans)
 
     for step, (cuda_output, cpu_output) in enumerate(zip(on_cuda, on_cpu, strict=True)):
-        cuda_result, cpu_result = cuda_output.to_result(0, step, 0.0), cpu_output.to_result(0, step, 0.0)
+        cuda_result, cpu_result = (
+            cuda_output.to_result(0, step, 0.0),
+            cpu_output.to_result(0, step, 0.0),
+        )
         assert cuda_result.token_ids.tolist() == cpu_result.token_ids.tolist()
         cuda_entry, cpu_entry = cuda_result.logprobs[3], cpu_result.logprobs[3]
         assert cuda_entry is not None

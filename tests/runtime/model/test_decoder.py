@@ -9,7 +9,12 @@ import torch
 
 from raydix.runtime.model.checkpoint import load_model
 from raydix.runtime.model.spec import Family
-from tests.checkpoints import LOGITS_TOLERANCE, make_checkpoint, num_decided_tokens, reference_generate
+from tests.checkpoints import (
+    LOGITS_TOLERANCE,
+    make_checkpoint,
+    num_decided_tokens,
+    reference_generate,
+)
 from tests.runtime.model.plan_driver import PlanDriver
 
 NUM_TOKENS = 64
@@ -28,15 +33,27 @@ _YARN_ROPE = {
     "original_max_position_embeddings": 32,
 }
 CASES: list[tuple[str, Family, dict[str, Any]]] = [
-    ("llama_3_heads_on_1", Family.LLAMA, {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 36}),
-    ("llama_tied_llama3_rope", Family.LLAMA, {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}),
+    (
+        "llama_3_heads_on_1",
+        Family.LLAMA,
+        {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 36},
+    ),
+    (
+        "llama_tied_llama3_rope",
+        Family.LLAMA,
+        {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE},
+    ),
     (
         "llama_biased_yarn",
         Family.LLAMA,
         {"attention_bias": True, "mlp_bias": True, "head_dim": 10, "rope_parameters": _YARN_ROPE},
     ),
     ("qwen2_tied", Family.QWEN2, {"tie_word_embeddings": True, "num_key_value_heads": 3}),
-    ("qwen2_5_heads_in_shards", Family.QWEN2, {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 50}),
+    (
+        "qwen2_5_heads_in_shards",
+        Family.QWEN2,
+        {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 50},
+    ),
     ("qwen3_wide_heads_in_shards", Family.QWEN3, {"head_dim": 22, "num_key_value_heads": 1}),
     (
         "qwen3_tied_yarn",
@@ -47,10 +64,19 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
     (
         "qwen3_moe_partly_dense",
         Family.QWEN3_MOE,
-        {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False},
+        {
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": False,
+        },
     ),
     ("mixtral_in_shards", Family.MIXTRAL, {}),
-    ("mixtral_3_of_7", Family.MIXTRAL, {"num_local_experts": 7, "num_experts_per_tok": 3, "tie_word_embeddings": True}),
+    (
+        "mixtral_3_of_7",
+        Family.MIXTRAL,
+        {"num_local_experts": 7, "num_experts_per_tok": 3, "tie_word_embeddings": True},
+    ),
 ]
 
 
@@ -64,12 +90,18 @@ def test_tokens_and_logits_are_those_of_transformers(
     rng = np.random.default_rng(len(name))
     prompts = [rng.integers(0, 199, length).tolist() for length in (37, 70)]
     references = [reference_generate(tmp_path, prompt, NUM_TOKENS) for prompt in prompts]
-    driver = PlanDriver(load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32), num_pages=2000)
+    driver = PlanDriver(
+        load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32), num_pages=2000
+    )
     driver.record_logits()
 
-    together = driver.generate([driver.add(slot, prompt) for slot, prompt in enumerate(prompts)], NUM_TOKENS)
+    together = driver.generate(
+        [driver.add(slot, prompt) for slot, prompt in enumerate(prompts)], NUM_TOKENS
+    )
     logits = torch.stack(driver.logits, dim=1)
-    in_chunks = driver.generate([driver.add(10 + slot, p) for slot, p in enumerate(prompts)], NUM_TOKENS, chunk=11)
+    in_chunks = driver.generate(
+        [driver.add(10 + slot, p) for slot, p in enumerate(prompts)], NUM_TOKENS, chunk=11
+    )
 
     for i, reference in enumerate(references):
         num_checked = check_segment(together[i], logits[i], *reference)
@@ -80,8 +112,12 @@ def test_tokens_and_logits_are_those_of_transformers(
             num_checked += check_teacher_forced(driver, prompts[i], reference, num_checked)
 
 
-def check_segment(tokens: list[int], logits: torch.Tensor, expected: list[int], expected_logits: torch.Tensor) -> int:
-    """Compare up to and with the first undecided position, whose logits count but whose token does not."""
+def check_segment(
+    tokens: list[int], logits: torch.Tensor, expected: list[int], expected_logits: torch.Tensor
+) -> int:
+    """Compare up to and with the first undecided position, whose logits count but whose token does
+    not.
+    """
     decided = num_decided_tokens(expected_logits)
     assert tokens[:decided] == expected[:decided]
     difference = (logits[: decided + 1] - expected_logits[: decided + 1]).abs().max()

@@ -19,6 +19,8 @@ def test_a_folder_with_a_config_alone_gives_the_same_model_each_time(tmp_path: P
 
     assert first.weight_fingerprint == second.weight_fingerprint
     theirs = dict(second.decoder.named_parameters())
-    assert all(torch.equal(parameter, theirs[name]) for name, parameter in first.decoder.named_parameters())
+    assert all(
+        torch.equal(parameter, theirs[name]) for name, parameter in first.decoder.named_parameters()
+    )
     assert torch.all(first.decoder.norm.weight == 1)
     assert 0.01 < first.decoder.embedding.std() < 0.03

@@ -13,7 +13,9 @@ from tests.runtime.model.plan_driver import GREEDY, PlanDriver, Row, tokens_of
 
 PROMPT = np.random.default_rng(3).integers(0, 199, 32).tolist()
 OTHER = np.random.default_rng(4).integers(0, 199, 21).tolist()
-RANDOM = DeviceSampling(seed=11, temperature=1.5, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4)
+RANDOM = DeviceSampling(
+    seed=11, temperature=1.5, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4
+)
 
 
 def generate_alone(
@@ -23,7 +25,9 @@ def generate_alone(
     return driver.generate([driver.add(0, prompt, sampling=sampling)], num_tokens)[0]
 
 
-def test_fully_cached_prompt_computes_its_last_token_without_writing(small_model: LoadedModel) -> None:
+def test_fully_cached_prompt_computes_its_last_token_without_writing(
+    small_model: LoadedModel,
+) -> None:
     driver = PlanDriver(small_model)
     first = driver.add(0, PROMPT)
     expected = driver.generate([first], 12)[0]
@@ -61,9 +65,14 @@ def test_poisoned_page_changes_tokens(small_model: LoadedModel) -> None:
 def test_batch_chunks_and_page_order_change_no_sampled_token(small_model: LoadedModel) -> None:
     expected = [generate_alone(small_model, prompt, 24, RANDOM) for prompt in (PROMPT, OTHER)]
     driver = PlanDriver(small_model, page_size=4, num_pages=600)
-    others = [driver.add(2 + i, OTHER[i:], sampling=DeviceSampling(seed=i, temperature=1.0)) for i in range(6)]
+    others = [
+        driver.add(2 + i, OTHER[i:], sampling=DeviceSampling(seed=i, temperature=1.0))
+        for i in range(6)
+    ]
     driver.generate(others[:3], 5)
-    requests = [driver.add(slot, prompt, sampling=RANDOM) for slot, prompt in enumerate((PROMPT, OTHER))]
+    requests = [
+        driver.add(slot, prompt, sampling=RANDOM) for slot, prompt in enumerate((PROMPT, OTHER))
+    ]
 
     assert driver.generate(requests + others, 24, chunk=7)[:2] == expected
 
@@ -84,7 +93,9 @@ def test_32_requests_decode_as_each_alone(small_model: LoadedModel) -> None:
     prompts = [(PROMPT + OTHER)[i : i + 5 + i] for i in range(24)] + [OTHER[:1]] * 8
     driver = PlanDriver(small_model, page_size=16, num_pages=400)
 
-    together = driver.generate([driver.add(slot, prompt) for slot, prompt in enumerate(prompts)], 10)
+    together = driver.generate(
+        [driver.add(slot, prompt) for slot, prompt in enumerate(prompts)], 10
+    )
 
     for slot in (0, 11, 23, 31):
         assert together[slot] == generate_alone(small_model, prompts[slot], 10)
@@ -96,8 +107,11 @@ def test_row_one_step_late_writes_only_to_the_padding_page(small_model: LoadedMo
     running = driver.add(1, OTHER)
     expected = generate_alone(small_model, OTHER, 9)
     tokens = driver.generate([running, late], 5)[0]
-    # The request ended: its pages were given away, so its table names pages that the late row must not touch.
-    driver.runner.apply(StepPlan(step=0, removed_slots=int32_array([0]), added=(added_request(0, PROMPT),)))
+    # The request ended: its pages were given away, so its table names pages that the late row must
+    # not touch.
+    driver.runner.apply(
+        StepPlan(step=0, removed_slots=int32_array([0]), added=(added_request(0, PROMPT),))
+    )
     pages_before = driver.pool[late.pages].clone()
     for _ in range(4):
         output = driver.step([Row(request=running, num_tokens=1), Row(request=late, num_tokens=1)])
@@ -139,7 +153,9 @@ def test_logprobs_come_from_raw_logits(small_model: LoadedModel) -> None:
     ]
     requests = [driver.add(slot, PROMPT[slot:], sampling=s) for slot, s in enumerate(sampling)]
 
-    result = driver.step([Row(request=r, num_tokens=r.num_tokens) for r in requests]).to_result(0, 0, 0.5)
+    result = driver.step([Row(request=r, num_tokens=r.num_tokens) for r in requests]).to_result(
+        0, 0, 0.5
+    )
 
     assert len(result.logprobs) == 3
     assert result.logprobs[1] is None
@@ -228,9 +244,14 @@ def test_a_plan_that_names_a_page_beyond_the_pool_changes_nothing(small_model: L
     driver = PlanDriver(small_model, num_pages=120)
     before = driver.runner.slots.tables_XN[0].clone()
     added = added_request(3, PROMPT)
-    good, bad = table_plan(slot=3, page_ids=[5]).tables[0], table_plan(slot=3, start=1, page_ids=[121]).tables[0]
+    good, bad = (
+        table_plan(slot=3, page_ids=[5]).tables[0],
+        table_plan(slot=3, start=1, page_ids=[121]).tables[0],
+    )
 
-    with pytest.raises(AccountingError, match="name pages 121 to 121 of KV group 0; its pool has 120"):
+    with pytest.raises(
+        AccountingError, match="name pages 121 to 121 of KV group 0; its pool has 120"
+    ):
         driver.runner.apply(StepPlan(step=0, added=(added,), tables=(good, bad)))
 
     assert torch.equal(driver.runner.slots.tables_XN[0], before)

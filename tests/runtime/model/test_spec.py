@@ -25,7 +25,12 @@ BASE: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
 QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 8}
 
 
@@ -63,7 +68,11 @@ def test_llama3_rope_is_read(tmp_path: Path) -> None:
     rope = read_spec(write_config(tmp_path, rope_scaling=scaling)).rope
 
     assert rope == Llama3Rope(
-        theta=5000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=512
+        theta=5000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_positions=512,
     )
 
 
@@ -80,13 +89,20 @@ def test_kv_layout_is_one_full_group_of_all_layers(tmp_path: Path) -> None:
     layout = read_spec(write_config(tmp_path)).kv_layout(16, "bfloat16")
 
     (group,) = layout.groups
-    assert (group.kind, group.layers, group.num_kv_heads, group.head_dim) == (GroupKind.FULL, (0, 1), 2, 8)
+    assert (group.kind, group.layers, group.num_kv_heads, group.head_dim) == (
+        GroupKind.FULL,
+        (0, 1),
+        2,
+        8,
+    )
     assert layout.token_bytes == 2 * 2 * 2 * 8 * 2
 
 
 def test_digest_follows_what_the_model_computes(tmp_path: Path) -> None:
     first = read_spec(write_config(tmp_path))
-    same = read_spec(write_config(tmp_path, eos_token_id=9, max_position_embeddings=4096, torch_dtype="float32"))
+    same = read_spec(
+        write_config(tmp_path, eos_token_id=9, max_position_embeddings=4096, torch_dtype="float32")
+    )
     other = read_spec(write_config(tmp_path, rope_theta=5001.0))
 
     assert first.digest() == same.digest()
@@ -112,7 +128,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "sliding window of 128",
     ),
     "architecture": ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "gpt2"),
-    "other head": ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    "other head": (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "LlamaForSequenceClassification",
+    ),
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
     "activation": ({"hidden_act": "gelu"}, "gelu"),
     "odd head dim": ({**QWEN2, "hidden_size": 28}, "head_dim is 7"),
@@ -122,25 +141,44 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "no layers": ({"num_hidden_layers": -1}, "num_hidden_layers is -1; expected"),
     "no vocabulary": ({"vocab_size": 0}, "vocab_size is 0; expected"),
     "quantised by a word": ({"quantization_config": "int4"}, "int4"),
-    "EOS beyond the vocabulary": ({"eos_token_id": [7, 100]}, r"eos_token_id is \[7, 100\]; expected ids from 0 to 99"),
+    "EOS beyond the vocabulary": (
+        {"eos_token_id": [7, 100]},
+        r"eos_token_id is \[7, 100\]; expected ids from 0 to 99",
+    ),
     "EOS below it": ({"eos_token_id": -1}, "eos_token_id is -1; expected"),
     "no theta": ({"rope_theta": 0.0}, "rope_theta of the rotary embedding is 0"),
     "YaRN of nothing": (
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}},
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 0,
+            }
+        },
         "original_max_position_embeddings of the rotary embedding is 0",
     ),
-    "Llama 3 without a factor": ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": None}}, "factor"),
+    "Llama 3 without a factor": (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": None}},
+        "factor",
+    ),
     "Llama 3 of equal factors": (
         {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},
         "low_freq_factor is 4 and high_freq_factor 4",
     ),
     "no sparse step": ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
-    "too few experts": ({**MIXTRAL, "num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most"),
+    "too few experts": (
+        {**MIXTRAL, "num_experts_per_tok": 5},
+        "num_experts_per_tok is 5; expected at most",
+    ),
     "window that YaRN outgrows": (
         {
             **MIXTRAL,
             "sliding_window": 2048,
-            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 2048,
+            },
         },
         "sliding window of 2048 tokens, and its context is 8192",
     ),

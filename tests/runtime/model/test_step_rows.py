@@ -79,7 +79,9 @@ def test_what_is_not_kept_goes_to_the_padding_page(slots: RequestSlots) -> None:
     assert pages[:2].tolist() == [0, 0]
 
 
-def columns_of(slots: RequestSlots, shape: StepShape, row: tuple[int, int, int, int, int]) -> list[list[int]]:
+def columns_of(
+    slots: RequestSlots, shape: StepShape, row: tuple[int, int, int, int, int]
+) -> list[list[int]]:
     """Of a captured step of one row."""
     rows = read_rows(plan([row]), slots)
     return unpack(step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape), shape)
@@ -140,7 +142,11 @@ def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_to
 
     covered = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
     assert covered == list(range(8))
-    ends = [context for context, first in zip(contexts, firsts, strict=True) if context and first < num_tokens]
+    ends = [
+        context
+        for context, first in zip(contexts, firsts, strict=True)
+        if context and first < num_tokens
+    ]
     assert ends[-1] == 10 + num_tokens
 
 
@@ -179,7 +185,11 @@ def test_a_step_takes_the_first_shape_that_holds_its_rows(slots: RequestSlots) -
     assert chosen(decode, silent) is None
 
 
-@pytest.mark.parametrize("row", [(1, 0, 0, 0, -1), (1, -1, 2, 0, -1), (1, 40, 11, 40, -1), (2, 0, 1, 0, -1)])
-def test_impossible_rows_are_refused(slots: RequestSlots, row: tuple[int, int, int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "row", [(1, 0, 0, 0, -1), (1, -1, 2, 0, -1), (1, 40, 11, 40, -1), (2, 0, 1, 0, -1)]
+)
+def test_impossible_rows_are_refused(
+    slots: RequestSlots, row: tuple[int, int, int, int, int]
+) -> None:
     with pytest.raises(AccountingError):
         read_rows(plan([row]), slots)

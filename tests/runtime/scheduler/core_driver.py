@@ -43,7 +43,9 @@ def mirror_keys(keys: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Answer:
-    """What the client has heard of one request. `ending` is a finish reason or the kind of a failure."""
+    """What the client has heard of one request. `ending` is a finish reason or the kind of a
+    failure.
+    """
 
     tokens: list[int] = field(default_factory=list)
     sources: dict[str, int] | None = None
@@ -55,7 +57,12 @@ class CoreDriver:
     """A core, its ranks and clients, and a stand-in for HostMemory with unlimited pages and no L3."""
 
     def __init__(
-        self, *, page_size: int = 4, is_attached: bool = True, max_staged_pages: int = 1000, **changes: Any
+        self,
+        *,
+        page_size: int = 4,
+        is_attached: bool = True,
+        max_staged_pages: int = 1000,
+        **changes: Any,
     ) -> None:
         self.max_staged_pages = max_staged_pages
         layout = replace(BASE.layout, page_size=page_size)
@@ -106,9 +113,13 @@ class CoreDriver:
                 case events.SendClient():
                     self._hear(effect)
                 case events.SendTokens():
-                    for asking, token in zip(effect.askings.tolist(), effect.token_ids.tolist(), strict=True):
+                    for asking, token in zip(
+                        effect.askings.tolist(), effect.token_ids.tolist(), strict=True
+                    ):
                         answer = self.answers[self._names_of_askings[asking]]
-                        assert answer.ending is None, f"{self._names_of_askings[asking]} hears after its end"
+                        assert answer.ending is None, (
+                            f"{self._names_of_askings[asking]} hears after its end"
+                        )
                         answer.tokens.append(token)
                 case events.KillRank():
                     self.kills.append(effect)
@@ -120,7 +131,9 @@ class CoreDriver:
             self._names[lane][added.slot] = added.request_id
         names = [self._names[lane][slot] for slot in plan.row_slots.tolist()]
         sampled = zip(names, plan.row_output_positions.tolist(), strict=True)
-        self._sampled[lane, plan.step] = [(name, position) for name, position in sampled if position >= 0]
+        self._sampled[lane, plan.step] = [
+            (name, position) for name, position in sampled if position >= 0
+        ]
         self._rows[lane, plan.step] = dict(zip(names, plan.row_num_tokens.tolist(), strict=True))
         for copies in (plan.loads, plan.backups):
             self._copies[lane].extend(dict.fromkeys(copies.transfer_ids.tolist()))
@@ -139,7 +152,7 @@ class CoreDriver:
         if answer.ending is not None:
             self.endings.append(delta.request_id)
 
-    # Clients and time --------------------------------------------------------------------------------------------
+    # Clients and time -----------------------------------------------------------------------------
 
     def submit(
         self,
@@ -195,12 +208,16 @@ class CoreDriver:
         """The core looks at everything again."""
         self.send(events.Tick())
 
-    # Ranks -------------------------------------------------------------------------------------------------------
+    # Ranks ----------------------------------------------------------------------------------------
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
         self._connections[rank] = connection = self._next_connection()
-        self.send(events.RankAttached(rank=rank, connection=connection, incarnation=incarnation, pid=100 + rank))
+        self.send(
+            events.RankAttached(
+                rank=rank, connection=connection, incarnation=incarnation, pid=100 + rank
+            )
+        )
 
     def connection_of(self, rank: int) -> ConnectionId:
         """By which a rank is attached, or was."""
@@ -219,7 +236,9 @@ class CoreDriver:
 
     def report(self, rank: int, message: StepResult | TransfersDone) -> None:
         """A GPU actor says something."""
-        self.send(events.RankMessage(rank=rank, connection=self._connections[rank], message=message))
+        self.send(
+            events.RankMessage(rank=rank, connection=self._connections[rank], message=message)
+        )
 
     def _ranks(self, lane: int) -> range:
         width = self.settings.ranks_per_lane
@@ -230,13 +249,22 @@ class CoreDriver:
         return 1
 
     def step(self, lane: int = 0, *, token: int | None = None) -> StepPlan:
-        """The oldest plan is carried out in 10 ms, its copies are not. Rows sample `token`, or else `token_of`."""
+        """The oldest plan is carried out in 10 ms, its copies are not. Rows sample `token`, or else
+        `token_of`.
+        """
         plan = self.plans[lane].popleft()
         self.now_s += 0.01
         rows = self._sampled[lane, plan.step]
-        sampled = [self.token_of(name, position) if token is None else token for name, position in rows]
+        sampled = [
+            self.token_of(name, position) if token is None else token for name, position in rows
+        ]
         for rank in self._ranks(lane):
-            self.report(rank, StepResult(rank=rank, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01))
+            self.report(
+                rank,
+                StepResult(
+                    rank=rank, step=plan.step, token_ids=int32_array(sampled), compute_s=0.01
+                ),
+            )
         return plan
 
     def finish_copies(self, lane: int = 0, *, is_stale: bool = False) -> int:
@@ -245,7 +273,12 @@ class CoreDriver:
         stale = int32_array(ids if is_stale else ())
         for rank in self._ranks(lane):
             if ids:
-                self.report(rank, TransfersDone(rank=rank, transfer_ids=int32_array(ids), stale_transfer_ids=stale))
+                self.report(
+                    rank,
+                    TransfersDone(
+                        rank=rank, transfer_ids=int32_array(ids), stale_transfer_ids=stale
+                    ),
+                )
         return len(ids)
 
     def run(self) -> None:
@@ -269,7 +302,7 @@ class CoreDriver:
         assert match.node is not None
         return match.node.num_hits
 
-    # HostMemory --------------------------------------------------------------------------------------------------
+    # HostMemory -----------------------------------------------------------------------------------
 
     def attach_host(self) -> None:
         """A HostMemory with L3 says hello; it holds nothing."""
@@ -287,11 +320,15 @@ class CoreDriver:
     def hear_host(self, *messages: host.FromHost, connection: ConnectionId | None = None) -> None:
         """HostMemory says something, by default over the connection that it is attached by."""
         for message in messages:
-            self.send(events.HostMessage(connection=connection or self.host_connection, message=message))
+            self.send(
+                events.HostMessage(connection=connection or self.host_connection, message=message)
+            )
 
     def keys(self, tokens: list[int], cache_salt: str | None = None) -> bytes:
         """Keys of the full pages of a prompt."""
-        return extend_keys(root_key(cache_salt=cache_salt), pack_tokens(tokens), self.settings.page_size)
+        return extend_keys(
+            root_key(cache_salt=cache_salt), pack_tokens(tokens), self.settings.page_size
+        )
 
     def fill_l2(self, tokens: list[int]) -> bytes:
         """L2 holds the full pages of this prompt from now on; returns their keys."""
@@ -323,7 +360,10 @@ class CoreDriver:
     def _answer(self, message: Any) -> None:
         match message:
             case host.Lookup():
-                sources = [PageSource.L2 if key in self.ready else PageSource.NOT_FOUND for key in self._split(message)]
+                sources = [
+                    PageSource.L2 if key in self.ready else PageSource.NOT_FOUND
+                    for key in self._split(message)
+                ]
                 sources[: message.num_l1_pages] = [PageSource.L1] * message.num_l1_pages
                 self.report_lookup(message.lookup_id, sources)
             case host.CancelLookup() if message.lookup_id in self._open_lookups:
@@ -334,7 +374,11 @@ class CoreDriver:
                 num_leased = missing[0] if missing else len(keys)
                 self.leases[message.lease_id] = num_leased
                 pages = int32_array(range(1000, 1000 + num_leased))
-                self.hear_host(host.PagesLeased(lease_id=message.lease_id, host_page_ids=pages, generations=pages))
+                self.hear_host(
+                    host.PagesLeased(
+                        lease_id=message.lease_id, host_page_ids=pages, generations=pages
+                    )
+                )
             case host.ReleaseLeases():
                 for lease_id in message.lease_ids:
                     del self.leases[lease_id]
@@ -351,13 +395,17 @@ class CoreDriver:
                 pass
 
     def report_lookup(self, lookup: LookupId | str, sources: list[PageSource]) -> None:
-        """HostMemory reports on a chain, or on that of a request's latest lookup; final unless a page is PENDING."""
+        """HostMemory reports on a chain, or on that of a request's latest lookup; final unless a
+        page is PENDING.
+        """
         lookup_id = self._lookups[lookup] if isinstance(lookup, str) else lookup
         is_final = PageSource.PENDING not in sources
         self._open_lookups.discard(lookup_id)
         if not is_final:
             self._open_lookups.add(lookup_id)
-        self.hear_host(host.LookupProgress(lookup_id=lookup_id, sources=bytes(sources), is_final=is_final))
+        self.hear_host(
+            host.LookupProgress(lookup_id=lookup_id, sources=bytes(sources), is_final=is_final)
+        )
 
     def asker_of(self, lookup_id: LookupId) -> str:
         """The request or hint that a lookup was for."""
@@ -370,7 +418,8 @@ class CoreDriver:
     def _asker(self, lookup: host.Lookup) -> str:
         """The request or hint that a lookup is for."""
         asker = self.core._replica.lookups.find(lookup.lookup_id)
-        # One that was closed by the event that opened it is that of the request which arrived with that event.
+        # One that was closed by the event that opened it is that of the request which arrived with
+        # that event.
         return self._last_submitted if asker is None else asker.request_id
 
     def _split(self, message: Any) -> list[bytes]:

@@ -1,4 +1,6 @@
-"""The simulated cluster with one lane and storage: asks one prompt after the other and empties tiers in between."""
+"""The simulated cluster with one lane and storage: asks one prompt after the other and empties
+tiers in between.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +50,9 @@ def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:
 
 
 def serve(cluster: Cluster, name: str, prompt: list[int]) -> dict[str, int]:
-    """Send a prompt, wait for the whole answer and for all that follows; returns the prompt's sources."""
+    """Send a prompt, wait for the whole answer and for all that follows; returns the prompt's
+    sources.
+    """
     ask(cluster, name, prompt)
     cluster.run(lambda: cluster.answers[name].ending is not None)  # type: ignore[index]
     answer = cluster.answers[name]  # type: ignore[index]

@@ -29,7 +29,9 @@ def test_fully_cached_prompt_computes_one_token_and_writes_to_the_padding_page()
     plan = driver.step()
     assert driver.rows(plan) == {second: 1}
     assert plan.row_starts.tolist() == [7]
-    assert plan.row_write_starts.tolist() == [8], "the last token's keys and values are there already"
+    assert plan.row_write_starts.tolist() == [8], (
+        "the last token's keys and values are there already"
+    )
     assert driver.answers[second].sources == {"l1": 7, "computed:last_token": 1}
 
 
@@ -47,7 +49,13 @@ def test_a_page_is_taken_only_when_the_last_one_is_full() -> None:
 
 
 def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
-    driver = CoreDriver(page_size=64, num_pages=64, max_model_len=4096, prefill_budget_tokens=512, policy=Policy.FCFS)
+    driver = CoreDriver(
+        page_size=64,
+        num_pages=64,
+        max_model_len=4096,
+        prefill_budget_tokens=512,
+        policy=Policy.FCFS,
+    )
     first = driver.submit(tokens(0, 1300), max_tokens=1)
     second = driver.submit(tokens(5000, 1000), max_tokens=1)
     plans = [driver.rows(driver.step()) for _ in range(4)]
@@ -104,7 +112,11 @@ def test_lpm_works_with_any_number_waiting(num_waiting: int) -> None:
 
 def test_shared_prefix_is_computed_once() -> None:
     driver = CoreDriver(
-        page_size=4, num_pages=400, max_model_len=1200, prefill_budget_tokens=4096, max_running_requests=16
+        page_size=4,
+        num_pages=400,
+        max_model_len=1200,
+        prefill_budget_tokens=4096,
+        max_running_requests=16,
     )
     shared = tokens(0, 1000)
     names = [driver.submit([*shared, 5000 + index], max_tokens=1) for index in range(10)]
@@ -112,11 +124,16 @@ def test_shared_prefix_is_computed_once() -> None:
     assert driver.rows(first) == {names[0]: 1001}
     second = driver.step()
     assert driver.rows(second) == dict.fromkeys(names[1:], 1)
-    assert all(driver.answers[name].sources == {"l1": 1000, "computed:partial_page": 1} for name in names[1:])
+    assert all(
+        driver.answers[name].sources == {"l1": 1000, "computed:partial_page": 1}
+        for name in names[1:]
+    )
 
 
 @pytest.mark.parametrize("ending", ["abort", "lost rank"])
-def test_request_that_waits_for_anothers_pages_computes_them_when_that_one_ends(ending: str) -> None:
+def test_request_that_waits_for_anothers_pages_computes_them_when_that_one_ends(
+    ending: str,
+) -> None:
     driver = CoreDriver(prefill_budget_tokens=8)
     first = driver.submit(tokens(0, 24), max_tokens=1)
     second = driver.submit(tokens(0, 24), max_tokens=1)
@@ -135,7 +152,9 @@ def test_low_priority_numbers_run_first() -> None:
     driver = CoreDriver(max_running_requests=1)
     driver.submit(tokens(0, 4), max_tokens=2)
     for priority in (1, 0, -1):
-        driver.submit(tokens(100 * (priority + 2), 4), max_tokens=1, priority=priority, name=f"p{priority}")
+        driver.submit(
+            tokens(100 * (priority + 2), 4), max_tokens=1, priority=priority, name=f"p{priority}"
+        )
     driver.run()
     assert list(driver.answers)[1:] == ["p-1", "p0", "p1"]
 
@@ -153,13 +172,16 @@ def test_ageing_prevents_starvation() -> None:
 def test_auto_loads_only_when_that_is_faster_than_computing() -> None:
     prompt = tokens(0, 17)
     for bytes_per_s, expected in ((1e9, "l2"), (1e3, "computed:recompute_cheaper")):
-        driver = CoreDriver(has_host_memory=True, load=LoadPolicy.AUTO, start_load_bytes_per_s=bytes_per_s)
+        driver = CoreDriver(
+            has_host_memory=True, load=LoadPolicy.AUTO, start_load_bytes_per_s=bytes_per_s
+        )
         driver.fill_l2(prompt)
         name = driver.submit(prompt, max_tokens=1)
         driver.run()
         assert driver.answers[name].sources == {expected: 16, "computed:partial_page": 1}
         decisions = {
-            decision: driver.core.stats().get(f"{decision}_decisions", 0) for decision in ("load", "recompute")
+            decision: driver.core.stats().get(f"{decision}_decisions", 0)
+            for decision in ("load", "recompute")
         }
         assert decisions == {"load": int(expected == "l2"), "recompute": int(expected != "l2")}
 
@@ -171,10 +193,14 @@ def test_predictions_are_counted_beside_what_was_measured() -> None:
     done = TransfersDone(rank=0, transfer_ids=int32_array(()), num_bytes=1_000_000, seconds=0.25)
     driver.report(0, done)
     stats = driver.core.stats()
-    assert [stats[f"prefill_{part}_s"] for part in ("predicted", "measured", "error")] == pytest.approx(
-        [0.016, 0.01, 0.006]
-    )
-    assert [stats[f"load_{part}_s"] for part in ("predicted", "measured", "error")] == [1.0, 0.25, 0.75]
+    assert [
+        stats[f"prefill_{part}_s"] for part in ("predicted", "measured", "error")
+    ] == pytest.approx([0.016, 0.01, 0.006])
+    assert [stats[f"load_{part}_s"] for part in ("predicted", "measured", "error")] == [
+        1.0,
+        0.25,
+        0.75,
+    ]
     assert stats["predicted_prefills"] == stats["predicted_loads"] == 1
 
 

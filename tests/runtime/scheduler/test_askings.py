@@ -27,10 +27,16 @@ class Asker:
         self.heard: list[tuple[ClientId, RequestDelta]] = []
 
     def say(
-        self, message: SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest, client: ClientId = CLIENT
+        self,
+        message: SubmitRequest | PrefetchPrompt | AbortRequest | StopRequest,
+        client: ClientId = CLIENT,
     ) -> None:
-        effects = self.driver.core.handle(events.ClientMessage(client_id=client, message=message), self.driver.now_s)
-        self.heard += [(each.client_id, each.delta) for each in effects if isinstance(each, events.SendClient)]
+        effects = self.driver.core.handle(
+            events.ClientMessage(client_id=client, message=message), self.driver.now_s
+        )
+        self.heard += [
+            (each.client_id, each.delta) for each in effects if isinstance(each, events.SendClient)
+        ]
 
     def submit(self, asking: int, client: ClientId = CLIENT) -> None:
         message = SubmitRequest(

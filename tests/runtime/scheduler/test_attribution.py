@@ -9,7 +9,15 @@ from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import LoadPolicy, PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver
-from tests.runtime.scheduler.storage_cluster import PAGES, PATIENT, ask, cluster_with, flush, serve, settle
+from tests.runtime.scheduler.storage_cluster import (
+    PAGES,
+    PATIENT,
+    ask,
+    cluster_with,
+    flush,
+    serve,
+    settle,
+)
 from tests.simulation.faults import Faults
 
 PROMPT = list(range(17))
@@ -23,7 +31,10 @@ WORLDS: dict[PageSource, dict[str, Any]] = {
     PageSource.NOT_FOUND: {},
     PageSource.BELOW_MIN_TOKENS: {"min_tokens": 64},
     PageSource.TIMED_OUT: {"faults": SLOW, "prefetch": PrefetchSettings(base_s=0.1)},
-    PageSource.CANCELLED: {"faults": SLOW, "prefetch": PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT)},
+    PageSource.CANCELLED: {
+        "faults": SLOW,
+        "prefetch": PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT),
+    },
     PageSource.RECOMPUTE_CHEAPER: {"load": LoadPolicy.NEVER},
     PageSource.NO_HOST_PAGE: {"l2_pages": 8},
     PageSource.BAD_OBJECT: {"faults": Faults(bad_object_fraction=1.0)},
@@ -98,7 +109,11 @@ def test_page_that_another_request_loaded_meanwhile_counts_where_it_was_on_arriv
     assert driver.answers["other"].sources == {"l2": 8, "computed:partial_page": 1}
     driver.report_lookup(name, [L2, L2, NOT_FOUND, NOT_FOUND])
     driver.run()
-    assert driver.answers[name].sources == {"l2": 8, "computed:not_found": 8, "computed:partial_page": 1}
+    assert driver.answers[name].sources == {
+        "l2": 8,
+        "computed:not_found": 8,
+        "computed:partial_page": 1,
+    }
 
 
 def test_page_that_left_l1_for_l2_while_the_request_waited_counts_as_l1() -> None:
@@ -111,12 +126,18 @@ def test_page_that_left_l1_for_l2_while_the_request_waited_counts_as_l1() -> Non
     driver.send(events.FlushL1())
     driver.report_lookup(name, [L1, L1, NOT_FOUND, NOT_FOUND])
     driver.run()
-    assert driver.answers[name].sources == {"l1": 8, "computed:not_found": 8, "computed:partial_page": 1}
+    assert driver.answers[name].sources == {
+        "l1": 8,
+        "computed:not_found": 8,
+        "computed:partial_page": 1,
+    }
     assert driver.core.stats()["loaded_pages"] == 2
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_prompts_that_share_nothing_report_nothing_cached_however_often_they_are_retracted(seed: int) -> None:
+def test_prompts_that_share_nothing_report_nothing_cached_however_often_they_are_retracted(
+    seed: int,
+) -> None:
     draw = random.Random(seed)
     num_pages = draw.choice([12, 16, 20, 24])
     driver = CoreDriver(

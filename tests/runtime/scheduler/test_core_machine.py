@@ -1,4 +1,6 @@
-"""The scheduler core under events in any order, against a naive model: what each request must answer."""
+"""The scheduler core under events in any order, against a naive model: what each request must
+answer.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import LoadPolicy, Policy, PrefetchSettings, PrefetchStrategy, WritePolicy
+from raydix.runtime.scheduler.settings import (
+    LoadPolicy,
+    Policy,
+    PrefetchSettings,
+    PrefetchStrategy,
+    WritePolicy,
+)
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 NUM_LANES = 2
@@ -72,7 +80,9 @@ class CoreMachine(RuleBasedStateMachine):
     def ended_name(self) -> str | None:
         """The request that came last of those that have ended: its name is free."""
         answers = self.driver.answers
-        ended = [name for name in self.expected if name in answers and answers[name].ending is not None]
+        ended = [
+            name for name in self.expected if name in answers and answers[name].ending is not None
+        ]
         return ended[-1] if ended else None
 
     def open_names(self) -> list[str]:
@@ -84,7 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
             if expected.is_listening and (name not in answers or answers[name].ending is None)
         ]
 
-    # Clients -----------------------------------------------------------------------------------------------------
+    # Clients --------------------------------------------------------------------------------------
 
     @rule(
         prefix=st.integers(0, 2),
@@ -141,7 +151,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.expected[name].is_listening = False
         self.driver.send(events.ClientGone(client_id=CLIENT))
 
-    # Ranks and copies --------------------------------------------------------------------------------------------
+    # Ranks and copies -----------------------------------------------------------------------------
 
     @rule(lane=st.integers(0, NUM_LANES - 1), count=st.integers(1, 4))
     def step(self, lane: int, count: int) -> None:
@@ -179,7 +189,7 @@ class CoreMachine(RuleBasedStateMachine):
     def wait(self, duration_s: float) -> None:
         self.driver.wait(duration_s)
 
-    # HostMemory --------------------------------------------------------------------------------------------------
+    # HostMemory -----------------------------------------------------------------------------------
 
     @rule()
     def host_answers(self) -> None:
@@ -193,7 +203,9 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.has_host)
     @rule(prefix=st.integers(0, 2), num_pages=st.integers(1, 7))
     def l2_drops(self, prefix: int, num_pages: int) -> None:
-        self.driver.drop_from_l2(self.driver.keys(list(range(100 * prefix, 100 * prefix + 28)))[-32 * num_pages :])
+        self.driver.drop_from_l2(
+            self.driver.keys(list(range(100 * prefix, 100 * prefix + 28)))[-32 * num_pages :]
+        )
 
     @rule()
     def host_dies_or_returns(self) -> None:
@@ -209,13 +221,15 @@ class CoreMachine(RuleBasedStateMachine):
         self.driver.lose_host()
         self.driver.attach_host()
 
-    # What must hold ----------------------------------------------------------------------------------------------
+    # What must hold -------------------------------------------------------------------------------
 
     @invariant()
     def answers_are_exact(self) -> None:
         for name, answer in self.driver.answers.items():
             expected = self.expected[name]
-            assert answer.tokens == [token_of(name, position) for position in range(len(answer.tokens))]
+            assert answer.tokens == [
+                token_of(name, position) for position in range(len(answer.tokens))
+            ]
             assert len(answer.tokens) <= expected.max_tokens
             if answer.tokens:
                 assert answer.sources is not None

@@ -1,4 +1,6 @@
-"""Requests that decode in columns: the same tokens, endings and pages as one by one, at a cost that barely grows."""
+"""Requests that decode in columns: the same tokens, endings and pages as one by one, at a cost that
+barely grows.
+"""
 
 import random
 from typing import Any
@@ -95,7 +97,9 @@ def test_pages_of_decoded_tokens_are_published_as_they_fill() -> None:
 
 def _random_run(seed: int, **changes: Any) -> CoreDriver:
     draw = random.Random(seed)
-    driver = CoreDriver(num_pages=draw.choice([20, 40]), max_running_requests=draw.choice([2, 8]), **changes)
+    driver = CoreDriver(
+        num_pages=draw.choice([20, 40]), max_running_requests=draw.choice([2, 8]), **changes
+    )
     driver.token_of = lambda name, position: (7 * position + len(name)) % 5  # type: ignore[method-assign]
     for index in range(12):
         prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 20))]
@@ -147,14 +151,17 @@ def test_rows_that_were_done_before_their_load_are_taken_in_order_once_it_is() -
     assert driver.answers[name].tokens == [11, 12, 13, 1, 1, 1]
 
 
-def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_page_that_is_kept() -> None:
+def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_page_that_is_kept() -> (
+    None
+):
     driver = CoreDriver()
     writer = driver.submit([1, 2, 3, 4], max_tokens=12)
     driver.step()
     while len(driver.answers[writer].tokens) < 3:
         driver.step()
 
-    # The step that fills the writer's page is in flight. The reader computes the same page behind it.
+    # The step that fills the writer's page is in flight. The reader computes the same page behind
+    # it.
     reader = driver.submit([1, 2, 3, 4, 1, 1, 1, 1], max_tokens=3)
     tables: dict[str, dict[int, int]] = {}
     while reader not in driver.answers or not driver.answers[reader].tokens:
@@ -192,7 +199,12 @@ def note_tables(driver: CoreDriver, tables: dict[str, dict[int, int]]) -> None:
     for plan in driver.plans[0]:
         for changes in plan.tables:
             pages = iter(changes.page_ids.tolist())
-            columns = zip(changes.slots.tolist(), changes.starts.tolist(), changes.counts.tolist(), strict=True)
+            columns = zip(
+                changes.slots.tolist(),
+                changes.starts.tolist(),
+                changes.counts.tolist(),
+                strict=True,
+            )
             for slot, start, count in columns:
                 table = tables.setdefault(driver._names[0][slot], {})
                 table.update({start + index: next(pages) for index in range(count)})

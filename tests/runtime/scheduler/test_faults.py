@@ -37,7 +37,9 @@ def test_step_that_hangs_behind_a_slow_first_step_is_noticed() -> None:
     driver.submit([1, 2, 3], max_tokens=2)
     driver.wait(40.0)
     driver.step()
-    assert len(driver.plans[0]) == 1, "the last token's step is the only one in flight, and no other follows"
+    assert len(driver.plans[0]) == 1, (
+        "the last token's step is the only one in flight, and no other follows"
+    )
     driver.wait(100.0)
     assert driver.kills
 
@@ -114,7 +116,9 @@ def test_silent_host_memory_is_done_without_and_then_used_again() -> None:
         driver.step()
     assert driver.answers["meanwhile"].ending == "length"
     no_pages = int32_array(())
-    driver.hear_host(host.PagesLeased(lease_id=lease.lease_id, host_page_ids=no_pages, generations=no_pages))
+    driver.hear_host(
+        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=no_pages, generations=no_pages)
+    )
     assert sent(driver, host.ReleaseLeases), "the late lease goes back at once"
     driver.send(events.FlushL1())
     driver.to_host.clear()
@@ -138,7 +142,9 @@ def test_pages_reserved_for_a_lease_before_the_first_step_are_free_when_it_is_gi
 
 def test_unanswered_lookup_is_given_up_exactly_at_its_deadline() -> None:
     for arrival_s in (0.3, 0.7, 1.1, 2.3):
-        driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05, start_prefill_tokens_per_s=1.0)
+        driver = CoreDriver(
+            has_host_memory=True, lookup_deadline_s=0.05, start_prefill_tokens_per_s=1.0
+        )
         driver.now_s = arrival_s
         driver.submit(PROMPT, max_tokens=1)
         driver.now_s += 0.01
@@ -150,7 +156,9 @@ def test_unanswered_lookup_is_given_up_exactly_at_its_deadline() -> None:
 
 
 def test_own_turn_counts_as_nobodys_silence() -> None:
-    driver = CoreDriver(has_host_memory=True, lookup_deadline_s=0.05, start_prefill_tokens_per_s=1.0)
+    driver = CoreDriver(
+        has_host_memory=True, lookup_deadline_s=0.05, start_prefill_tokens_per_s=1.0
+    )
     driver.submit(PROMPT, max_tokens=1)
     driver.now_s += 0.08  # the turn that asked took so long: HostMemory has not heard yet
     driver.send_tick()
@@ -193,7 +201,9 @@ def test_new_host_memory_is_told_that_copies_are_drained_only_when_they_are() ->
     assert not sent(driver, host.CopiesDrained)
     driver.finish_copies()
     assert sent(driver, host.CopiesDrained)
-    assert not sent(driver, host.CommitPages), "the old HostMemory's pages mean nothing to the new one"
+    assert not sent(driver, host.CommitPages), (
+        "the old HostMemory's pages mean nothing to the new one"
+    )
 
 
 def test_new_host_memory_is_not_drained_while_a_rank_is_missing() -> None:
@@ -240,7 +250,9 @@ def test_requests_of_a_lane_without_ranks_move_to_the_first_that_gets_some() -> 
 
 def test_request_that_ends_every_rank_it_runs_on_fails_alone_and_the_others_are_answered() -> None:
     driver = CoreDriver(max_running_requests=4)
-    names = [driver.submit([index] * 9, max_tokens=3, name=f"innocent {index}") for index in range(3)]
+    names = [
+        driver.submit([index] * 9, max_tokens=3, name=f"innocent {index}") for index in range(3)
+    ]
     driver.submit([9] * 9, max_tokens=3, name="killer")
     num_losses = 0
     for _ in range(60):
@@ -276,10 +288,14 @@ def test_process_that_says_hello_anew_is_told_to_be_drained() -> None:
     driver.host_turn()
     driver.step()
     driver.lose_rank(0)
-    assert [message.pid for message in driver.to_host if isinstance(message, host.AbandonPages)] == [100]
+    assert [
+        message.pid for message in driver.to_host if isinstance(message, host.AbandonPages)
+    ] == [100]
     driver.to_host.clear()
     driver.attach_rank(0)
-    assert [message.pid for message in driver.to_host if isinstance(message, host.ProcessDrained)] == [100]
+    assert [
+        message.pid for message in driver.to_host if isinstance(message, host.ProcessDrained)
+    ] == [100]
 
 
 def test_nothing_is_said_to_a_host_memory_over_another_connection_than_it_is_about() -> None:

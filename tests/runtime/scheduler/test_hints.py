@@ -1,4 +1,6 @@
-"""Prefetches without a request: they go after the requests, compute nothing, hold nothing, and are always answered."""
+"""Prefetches without a request: they go after the requests, compute nothing, hold nothing, and are
+always answered.
+"""
 
 from typing import Any
 
@@ -23,13 +25,19 @@ def driver_with(**changes: Any) -> CoreDriver:
 
 def prefetch(driver: CoreDriver, tokens: list[int], name: str = "hint") -> str:
     asking = driver.new_asking(name)
-    message = PrefetchPrompt(asking=asking, request_id=RequestId(name), token_ids=int32_array(tokens))
+    message = PrefetchPrompt(
+        asking=asking, request_id=RequestId(name), token_ids=int32_array(tokens)
+    )
     driver.send(events.ClientMessage(client_id=CLIENT, message=message))
     return name
 
 
 def lookups(driver: CoreDriver) -> list[str]:
-    return [driver.asker_of(message.lookup_id) for message in driver.to_host if isinstance(message, host.Lookup)]
+    return [
+        driver.asker_of(message.lookup_id)
+        for message in driver.to_host
+        if isinstance(message, host.Lookup)
+    ]
 
 
 def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:
@@ -38,7 +46,11 @@ def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:
     driver.run()
     name = prefetch(driver, PROMPT)
     [lookup] = [message for message in driver.to_host if isinstance(message, host.Lookup)]
-    assert (lookup.keys, lookup.num_l1_pages, lookup.urgency) == (driver.keys(PROMPT), 1, Urgency.HINT)
+    assert (lookup.keys, lookup.num_l1_pages, lookup.urgency) == (
+        driver.keys(PROMPT),
+        1,
+        Urgency.HINT,
+    )
     driver.to_host.clear()
     driver.report_lookup(name, [L1, L2, PENDING, PENDING])
     assert name not in driver.answers
@@ -105,7 +117,9 @@ def test_vanished_client_leaves_no_hint() -> None:
     assert len(driver.core._replica.hints) == 6
     driver.send(events.ClientGone(client_id=CLIENT))
     assert not driver.core._replica.hints
-    assert len([message for message in driver.to_host if isinstance(message, host.CancelLookup)]) == 4
+    assert (
+        len([message for message in driver.to_host if isinstance(message, host.CancelLookup)]) == 4
+    )
 
 
 def test_every_hint_is_answered_when_host_memory_dies() -> None:
@@ -114,7 +128,11 @@ def test_every_hint_is_answered_when_host_memory_dies() -> None:
     driver.report_lookup(names[0], [L2, PENDING, PENDING, PENDING])
     driver.lose_host()
     assert [driver.answers[name].ending for name in names] == ["prefetch"] * 6
-    assert driver.answers[names[0]].sources == {"l2": 4, "computed:io_error": 12, "computed:partial_page": 1}
+    assert driver.answers[names[0]].sources == {
+        "l2": 4,
+        "computed:io_error": 12,
+        "computed:partial_page": 1,
+    }
     assert driver.answers[names[5]].sources == {"computed:io_error": 16, "computed:partial_page": 1}
 
 
@@ -122,7 +140,10 @@ def test_every_hint_is_answered_when_host_memory_is_silent() -> None:
     driver = driver_with()
     names = [prefetch(driver, PROMPT, f"hint-{index}") for index in range(6)]
     driver.wait(101.0)
-    assert driver.answers[names[0]].sources == {"computed:timed_out": 16, "computed:partial_page": 1}
+    assert driver.answers[names[0]].sources == {
+        "computed:timed_out": 16,
+        "computed:partial_page": 1,
+    }
     assert [driver.answers[name].ending for name in names] == ["prefetch"] * 6
 
 

@@ -61,7 +61,14 @@ def decoding(driver: CoreDriver) -> str:
     return name
 
 
-STATES = [waiting_for_lookup, waiting_for_prefetch, waiting_for_a_lease, loading, in_its_first_chunk, decoding]
+STATES = [
+    waiting_for_lookup,
+    waiting_for_prefetch,
+    waiting_for_a_lease,
+    loading,
+    in_its_first_chunk,
+    decoding,
+]
 
 
 def require_all_given_back(driver: CoreDriver) -> None:
@@ -138,7 +145,9 @@ def test_lost_rank_moves_requests_to_another_lane() -> None:
 def test_one_step_ahead_a_late_stop_discards_one_token() -> None:
     driver = CoreDriver()
     name = driver.submit([1, 2, 3], max_tokens=50, stop_token_ids=(9,))
-    assert len(driver.plans[0]) == 2, "the second step is sent before the first one's token is known"
+    assert len(driver.plans[0]) == 2, (
+        "the second step is sent before the first one's token is known"
+    )
     driver.step()
     driver.step(token=9)
     assert driver.answers[name].ending == "stop"
@@ -224,7 +233,9 @@ def test_requests_go_where_they_are_answered_soonest() -> None:
     driver.submit([*PROMPT, 77], max_tokens=1, name="warm")
     assert driver.plans[cached_lane], "a cached prefix is less to compute"
     for index in range(8):
-        driver.submit(list(range(100 * index + 500, 100 * index + 590)), max_tokens=1, session_id=f"s{index}")
+        driver.submit(
+            list(range(100 * index + 500, 100 * index + 590)), max_tokens=1, session_id=f"s{index}"
+        )
     assert all(driver.plans)
 
 
@@ -239,7 +250,9 @@ def test_what_l2_holds_is_no_reason_to_queue_behind_others() -> None:
     assert driver.plans[cached_lane]
     driver.submit([*prompt, 77], max_tokens=1)
     driver.host_turn()
-    assert len(driver.plans[1 - cached_lane][0].loads) == 10, "loading is sooner than the other lane's queue"
+    assert len(driver.plans[1 - cached_lane][0].loads) == 10, (
+        "loading is sooner than the other lane's queue"
+    )
 
 
 def test_flush_drops_all_but_locked_pages() -> None:
@@ -300,15 +313,20 @@ def test_half_computed_prompts_that_hold_all_pages_go_on_one_by_one() -> None:
 def test_pages_are_conserved_through_a_mixed_load() -> None:
     driver = CoreDriver(num_pages=16, max_model_len=64)
     for index in range(20):
-        driver.submit([*PROMPT[: index % 17 + 1], *range(900, 900 + index)], max_tokens=index % 7 + 1)
+        driver.submit(
+            [*PROMPT[: index % 17 + 1], *range(900, 900 + index)], max_tokens=index % 7 + 1
+        )
         driver.step() if driver.plans[0] else None
         if index % 5 == 4:
             driver.abort(f"r{index}")
         pool, tree = driver.core._replica.lanes[0].pool, driver.core._replica.lanes[0].tree
         private = sum(
-            len(request.table) - request.num_held_pages for request in driver.core._replica.lanes[0].running.values()
+            len(request.table) - request.num_held_pages
+            for request in driver.core._replica.lanes[0].running.values()
         )
-        assert pool.num_free + pool.num_quarantined + tree.num_cached_pages + private == pool.num_pages
+        assert (
+            pool.num_free + pool.num_quarantined + tree.num_cached_pages + private == pool.num_pages
+        )
     require_all_given_back(driver)
 
 
@@ -329,10 +347,14 @@ def test_explain_names_the_ranges() -> None:
 
 
 def test_page_keys_of_a_long_prompt_are_computed_over_several_events() -> None:
-    driver = CoreDriver(max_model_len=20_000, num_pages=6000, prefill_budget_tokens=16_384, has_host_memory=True)
+    driver = CoreDriver(
+        max_model_len=20_000, num_pages=6000, prefill_budget_tokens=16_384, has_host_memory=True
+    )
     driver.submit([1] * 12_000)
     driver.send_tick()
-    assert not any(isinstance(message, Lookup) for message in driver.to_host), "3,000 keys take three events"
+    assert not any(isinstance(message, Lookup) for message in driver.to_host), (
+        "3,000 keys take three events"
+    )
     driver.send_tick()
     assert any(isinstance(message, Lookup) for message in driver.to_host)
     driver.run()

@@ -76,7 +76,9 @@ def test_lookup_without_room_is_repeated_only_once_another_claim_has_ended() -> 
     assert lookups.next_to_send() is None
     lookups.end_claim(other)
     assert lookups.next_to_send() is refused
-    assert not lookups.enqueue_again(refused, pages(10, 15), order_key(refused, BASE, 0)), "nobody else holds room"
+    assert not lookups.enqueue_again(refused, pages(10, 15), order_key(refused, BASE, 0)), (
+        "nobody else holds room"
+    )
 
 
 def test_check_finds_claims_that_do_not_add_up() -> None:
@@ -101,7 +103,7 @@ def test_clock_of_an_asking_starts_with_the_next_event() -> None:
     assert unanswered.overdue(1.0, 12.5) == []
 
 
-# Through the core ----------------------------------------------------------------------------------------------------
+# Through the core ---------------------------------------------------------------------------------
 
 
 def driver_with(max_staged_pages: int) -> CoreDriver:
@@ -116,7 +118,11 @@ def driver_with(max_staged_pages: int) -> CoreDriver:
 
 def lookups_of(driver: CoreDriver) -> list[str]:
     """Whose chains HostMemory was asked for since the last time, in order."""
-    found = [driver.asker_of(message.lookup_id) for message in driver.to_host if isinstance(message, host.Lookup)]
+    found = [
+        driver.asker_of(message.lookup_id)
+        for message in driver.to_host
+        if isinstance(message, host.Lookup)
+    ]
     driver.to_host.clear()
     return found
 
@@ -137,7 +143,10 @@ def test_deep_queue_is_looked_up_as_room_comes_free() -> None:
 
 def test_request_that_found_no_room_asks_again_and_counts_what_came_before_as_l3() -> None:
     driver = driver_with(max_staged_pages=100)
-    other, refused = driver.submit(prompt_of(1), max_tokens=1), driver.submit(prompt_of(2), max_tokens=1)
+    other, refused = (
+        driver.submit(prompt_of(1), max_tokens=1),
+        driver.submit(prompt_of(2), max_tokens=1),
+    )
     driver.to_host.clear()
     driver.report_lookup(refused, [L3, L3, NO_ROOM, NO_ROOM])
     driver.fill_l2(prompt_of(2)[:8])
@@ -208,12 +217,19 @@ def test_pages_that_l3_brought_are_leased_before_their_lookup_is_given_up() -> N
     driver.report_lookup(name, [L3, PENDING, PENDING, PENDING])
     driver.to_host.clear()
     driver.fill_l2(prompt_of(1))  # the mirror shows the last page before its report comes
-    assert said_of(driver, host.LeasePages, host.CancelLookup) == [host.LeasePages, host.CancelLookup]
+    assert said_of(driver, host.LeasePages, host.CancelLookup) == [
+        host.LeasePages,
+        host.CancelLookup,
+    ]
 
 
 def test_aborted_request_gives_up_what_its_finished_lookup_brought() -> None:
     driver = CoreDriver(
-        has_host_memory=True, prefetch=PATIENT, lookup_deadline_s=1e9, num_pages=200, max_running_requests=1
+        has_host_memory=True,
+        prefetch=PATIENT,
+        lookup_deadline_s=1e9,
+        num_pages=200,
+        max_running_requests=1,
     )
     driver.submit(prompt_of(9), max_tokens=80, name="keeps the only slot")
     driver.host_turn()
@@ -227,7 +243,10 @@ def test_aborted_request_gives_up_what_its_finished_lookup_brought() -> None:
 
 def test_second_lookup_takes_over_what_the_first_brought() -> None:
     driver = driver_with(max_staged_pages=100)
-    other, refused = driver.submit(prompt_of(1), max_tokens=1), driver.submit(prompt_of(2), max_tokens=1)
+    other, refused = (
+        driver.submit(prompt_of(1), max_tokens=1),
+        driver.submit(prompt_of(2), max_tokens=1),
+    )
     first = driver.lookup_of(refused)
     driver.report_lookup(refused, [L3, L3, NO_ROOM, NO_ROOM])
     driver.to_host.clear()

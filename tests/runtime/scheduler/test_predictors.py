@@ -61,7 +61,9 @@ def test_predictions_are_positive_and_grow_whatever_was_observed() -> None:
     draw = random.Random(1)
     predictor = TimePredictor(1000.0, full_amount=64)
     for step in range(500):
-        predictor.observe(draw.choice([1, 5, 64, 3000]), draw.choice([2e-6, 1e-3, 0.5, 20.0]), now_s=step)
+        predictor.observe(
+            draw.choice([1, 5, 64, 3000]), draw.choice([2e-6, 1e-3, 0.5, 20.0]), now_s=step
+        )
         times = [predictor.predict_s(amount, step) for amount in (1, 10, 100, 10_000)]
         assert times[0] > 0
         assert times == sorted(times)

@@ -7,7 +7,15 @@ from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
-from tests.runtime.scheduler.storage_cluster import PAGES, PATIENT, ask, cluster_with, flush, serve, settle
+from tests.runtime.scheduler.storage_cluster import (
+    PAGES,
+    PATIENT,
+    ask,
+    cluster_with,
+    flush,
+    serve,
+    settle,
+)
 from tests.simulation.checks import check_answers
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
@@ -28,7 +36,9 @@ def driver_with(prefetch: PrefetchSettings, *, prefill_tokens_per_s: float = 100
 
 
 def submit(driver: CoreDriver, sources: list[PageSource] | None = None) -> str:
-    """A request whose lookup has been answered with `sources`, all pages being on their way by default."""
+    """A request whose lookup has been answered with `sources`, all pages being on their way by
+    default.
+    """
     name = driver.submit(PROMPT, max_tokens=1)
     driver.to_host.clear()
     driver.report_lookup(name, sources or [PENDING] * 4)
@@ -37,7 +47,10 @@ def submit(driver: CoreDriver, sources: list[PageSource] | None = None) -> str:
 
 def take_all_slots(driver: CoreDriver) -> list[str]:
     """Running requests without a full page, which look nothing up."""
-    return [driver.submit([900 + index], max_tokens=9) for index in range(driver.settings.max_running_requests)]
+    return [
+        driver.submit([900 + index], max_tokens=9)
+        for index in range(driver.settings.max_running_requests)
+    ]
 
 
 def arrive(driver: CoreDriver, name: str, num_pages: int) -> None:
@@ -63,7 +76,11 @@ def test_best_effort_takes_what_has_arrived_at_first_look_and_cancels_the_rest()
     assert is_admitted(driver)
     assert any(isinstance(message, host.CancelLookup) for message in driver.to_host)
     driver.run()
-    assert driver.answers[name].sources == {"l3": 8, "computed:cancelled": 8, "computed:partial_page": 1}
+    assert driver.answers[name].sources == {
+        "l3": 8,
+        "computed:cancelled": 8,
+        "computed:partial_page": 1,
+    }
 
 
 def test_wait_complete_waits_until_all_is_there_while_others_run() -> None:
@@ -110,7 +127,9 @@ def test_timeout_is_capped_at_the_time_to_compute_instead(tokens_per_s: float) -
 
 def test_default_timeout_for_1024_tokens_is_a_second_and_a_quarter() -> None:
     settings = PrefetchSettings(cap_at_recompute=False)
-    deadline_s = prefetch_deadline_s(settings, first_runnable_s=5.0, pending_tokens=1024, recompute_s=0.01)
+    deadline_s = prefetch_deadline_s(
+        settings, first_runnable_s=5.0, pending_tokens=1024, recompute_s=0.01
+    )
     assert deadline_s == 6.25
 
 
@@ -123,7 +142,12 @@ def test_waiting_does_not_flood_the_core_with_wakeups() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [s for s in PageSource if s not in (PENDING, PageSource.LAST_TOKEN, PageSource.PARTIAL_PAGE) and s > L3]
+    "reason",
+    [
+        s
+        for s in PageSource
+        if s not in (PENDING, PageSource.LAST_TOKEN, PageSource.PARTIAL_PAGE) and s > L3
+    ],
 )
 def test_the_reason_that_host_memory_gives_is_passed_on(reason: PageSource) -> None:
     driver = driver_with(PATIENT)
@@ -169,7 +193,7 @@ def test_lookup_names_the_whole_chain() -> None:
     assert lookup.num_l1_pages == 2
 
 
-# On the simulated cluster, with the real HostMemory ------------------------------------------------------------------
+# On the simulated cluster, with the real HostMemory -----------------------------------------------
 
 
 def test_flushed_tiers_are_filled_from_storage() -> None:
@@ -186,14 +210,21 @@ def test_page_gone_from_the_middle_of_storage_leaves_the_prefix_before_it() -> N
     assert cluster.storage is not None
     keys = CoreDriver().keys(PAGES)
     del cluster.storage.objects[host.split_keys(keys)[4]]
-    assert serve(cluster, "warm", PAGES) == {"l3": 16, "computed:not_found": 24, "computed:partial_page": 1}
+    assert serve(cluster, "warm", PAGES) == {
+        "l3": 16,
+        "computed:not_found": 24,
+        "computed:partial_page": 1,
+    }
 
 
 def test_run_below_min_tokens_is_computed_without_a_read() -> None:
     cluster = cluster_with(min_tokens=64)
     serve(cluster, "cold", PAGES)
     flush(cluster)
-    assert serve(cluster, "warm", PAGES) == {"computed:below_min_tokens": 40, "computed:partial_page": 1}
+    assert serve(cluster, "warm", PAGES) == {
+        "computed:below_min_tokens": 40,
+        "computed:partial_page": 1,
+    }
     assert cluster.storage is not None
     assert not cluster.storage.num_reads
 
@@ -255,14 +286,22 @@ def test_abort_stops_the_reads_of_its_request_within_a_batch_and_no_others() -> 
     settle(cluster)
     assert cluster.storage is not None
     own, others = (host.split_keys(CoreDriver().keys(prompt)) for prompt in (PAGES, OTHER))
-    assert sum(cluster.storage.num_reads.get(key, 0) for key in own) <= 2 * STORAGE.batch_pages < len(own)
+    assert (
+        sum(cluster.storage.num_reads.get(key, 0) for key in own)
+        <= 2 * STORAGE.batch_pages
+        < len(own)
+    )
     assert [cluster.storage.num_reads.get(key, 0) for key in others] == [1] * len(others)
     assert cluster.answers["other"].sources == {"l3": 40, "computed:partial_page": 1}  # type: ignore[index]
 
 
 @pytest.mark.parametrize("strategy", [PrefetchStrategy.BEST_EFFORT, PrefetchStrategy.TIMEOUT])
-def test_request_that_waits_no_longer_reads_at_most_one_more_batch(strategy: PrefetchStrategy) -> None:
-    prefetch = PrefetchSettings(strategy=strategy, base_s=0.02, per_1k_tokens_s=0.0, cap_at_recompute=False)
+def test_request_that_waits_no_longer_reads_at_most_one_more_batch(
+    strategy: PrefetchStrategy,
+) -> None:
+    prefetch = PrefetchSettings(
+        strategy=strategy, base_s=0.02, per_1k_tokens_s=0.0, cap_at_recompute=False
+    )
     cluster = cluster_with(Faults(storage_s=0.05), max_read_batches=1, prefetch=prefetch)
     serve(cluster, "cold", PAGES)
     flush(cluster)

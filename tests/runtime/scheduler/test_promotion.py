@@ -1,4 +1,6 @@
-"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded while the rest is on its way."""
+"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded while the rest is on
+its way.
+"""
 
 from typing import Any
 
@@ -19,7 +21,10 @@ PAGE_BYTES = BASE.layout.payload_bytes(0)
 
 
 def driver_with(
-    strategy: PrefetchStrategy = PrefetchStrategy.WAIT_COMPLETE, *, num_pages: int = 64, **changes: Any
+    strategy: PrefetchStrategy = PrefetchStrategy.WAIT_COMPLETE,
+    *,
+    num_pages: int = 64,
+    **changes: Any,
 ) -> CoreDriver:
     return CoreDriver(
         has_host_memory=True,
@@ -116,7 +121,11 @@ def test_request_whose_patience_ends_computes_what_is_missing() -> None:
     assert num_promoted(driver) == 3
     driver.wait(2.0)
     driver.run()
-    assert driver.answers[name].sources == {"l3": 12, "computed:timed_out": 20, "computed:partial_page": 1}
+    assert driver.answers[name].sources == {
+        "l3": 12,
+        "computed:timed_out": 20,
+        "computed:partial_page": 1,
+    }
     assert not driver.leases
 
 
@@ -129,7 +138,11 @@ def test_request_whose_patience_ends_during_a_part_waits_for_that_part() -> None
     assert sent_loads(driver) == [3]
     assert driver.core.stats()["num_requests_waiting"] == 1
     driver.run()
-    assert driver.answers[name].sources == {"l3": 12, "computed:timed_out": 20, "computed:partial_page": 1}
+    assert driver.answers[name].sources == {
+        "l3": 12,
+        "computed:timed_out": 20,
+        "computed:partial_page": 1,
+    }
     assert driver.core.stats()["loaded_pages"] == 3
 
 
@@ -141,7 +154,9 @@ def test_those_who_share_a_prefix_load_it_once() -> None:
             arrive(driver, name, num_pages)
         driver.run()
     assert driver.core.stats()["loaded_pages"] == 8
-    assert [driver.answers[name].sources for name in names] == [{"l3": 32, "computed:partial_page": 1}] * 3
+    assert [driver.answers[name].sources for name in names] == [
+        {"l3": 32, "computed:partial_page": 1}
+    ] * 3
 
 
 STAGES = ["leasing", "sent", "loaded", "between parts"]
@@ -232,7 +247,9 @@ def test_part_of_which_l2_has_dropped_the_end_is_loaded_as_far_as_it_goes() -> N
     driver = driver_with()
     name = waiting(driver)
     arrive(driver, name, 3)
-    driver.ready.difference_update(host.split_keys(driver.keys(PROMPT))[1:])  # and the mirror lags behind
+    driver.ready.difference_update(
+        host.split_keys(driver.keys(PROMPT))[1:]
+    )  # and the mirror lags behind
     driver.host_turn()
     driver.drop_from_l2(driver.keys(PROMPT)[host.KEY_BYTES :])
     driver.run()
@@ -294,7 +311,9 @@ def test_lease_that_comes_after_its_promotion_has_ended_goes_back() -> None:
     driver.to_host.clear()
     driver.abort(name)
     pages = int32_array(range(3))
-    driver.hear_host(host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages))
+    driver.hear_host(
+        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages)
+    )
     [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
     assert released.lease_ids == (lease.lease_id,)
 
@@ -307,7 +326,9 @@ def test_lease_of_a_part_that_went_with_its_rank_is_nobodys() -> None:
     driver.lose_rank(0)
     driver.to_host.clear()
     pages = int32_array(range(3))
-    driver.hear_host(host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages))
+    driver.hear_host(
+        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages)
+    )
     [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
     assert released.lease_ids == (lease.lease_id,)
 

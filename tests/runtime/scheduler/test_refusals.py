@@ -25,8 +25,13 @@ REQUEST = SubmitRequest(
 
 def test_what_is_in_order_is_not_refused() -> None:
     assert refuse_request(REQUEST, SETTINGS) is None
-    extreme = DeviceSampling(seed=2**63 - 1, temperature=1e30, top_k=2**31 - 1, top_p=1e-9, num_logprobs=1000)
-    assert refuse_request(replace(REQUEST, sampling=extreme, priority=-5, deadline_s=1e-3), SETTINGS) is None
+    extreme = DeviceSampling(
+        seed=2**63 - 1, temperature=1e30, top_k=2**31 - 1, top_p=1e-9, num_logprobs=1000
+    )
+    assert (
+        refuse_request(replace(REQUEST, sampling=extreme, priority=-5, deadline_s=1e-3), SETTINGS)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,9 @@ def test_wrong_sampling_is_refused_with_its_name(changes: dict[str, Any]) -> Non
 
 
 def test_prefetch_of_unknown_tokens_is_refused() -> None:
-    prompt = PrefetchPrompt(asking=AskingId(1), request_id=RequestId("p"), token_ids=int32_array([1000]))
+    prompt = PrefetchPrompt(
+        asking=AskingId(1), request_id=RequestId("p"), token_ids=int32_array([1000])
+    )
     settings = replace(SETTINGS, has_host_memory=True)
     failure = refuse_prefetch(prompt, settings)
     assert failure is not None

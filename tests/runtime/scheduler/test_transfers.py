@@ -1,4 +1,6 @@
-"""Backups and loads between L1 and L2: when they are ordered, what they hold, what an acknowledgement means."""
+"""Backups and loads between L1 and L2: when they are ordered, what they hold, what an
+acknowledgement means.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ OTHER = list(range(500, 517))
 
 
 def driver_with(policy: WritePolicy = WritePolicy.WRITE_THROUGH, **changes: Any) -> CoreDriver:
-    return CoreDriver(has_host_memory=True, write_policy=policy, prefill_budget_tokens=64, **changes)
+    return CoreDriver(
+        has_host_memory=True, write_policy=policy, prefill_budget_tokens=64, **changes
+    )
 
 
 def serve(driver: CoreDriver, tokens: list[int], **fields: Any) -> str:
@@ -52,7 +56,10 @@ def test_selective_write_waits_for_the_second_distinct_request() -> None:
 
 def test_selective_write_counts_a_retracted_request_once() -> None:
     driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE, max_model_len=64, num_pages=16)
-    names = [driver.submit(list(range(start, start + 16)), max_tokens=30, name=str(start)) for start in (0, 100)]
+    names = [
+        driver.submit(list(range(start, start + 16)), max_tokens=30, name=str(start))
+        for start in (0, 100)
+    ]
     driver.run()
     assert driver.core.stats()["retracted_requests"] > 0
     assert [len(driver.answers[name].tokens) for name in names] == [30, 30]
@@ -78,23 +85,34 @@ def test_write_back_copies_only_before_eviction() -> None:
 
 def test_write_back_loses_nothing_to_a_prompt_of_many_chunks() -> None:
     driver = CoreDriver(
-        has_host_memory=True, write_policy=WritePolicy.WRITE_BACK, num_pages=32, prefill_budget_tokens=16
+        has_host_memory=True,
+        write_policy=WritePolicy.WRITE_BACK,
+        num_pages=32,
+        prefill_budget_tokens=16,
     )
     starts = range(100, 900, 100)
     for start in starts:
         serve(driver, list(range(start, start + 15)))
     serve(driver, list(range(1000, 1072)))
     num_evicted = driver.core.stats()["evicted_pages"]
-    keys = [key for start in starts for key in split_keys(driver.keys(list(range(start, start + 15))))]
+    keys = [
+        key for start in starts for key in split_keys(driver.keys(list(range(start, start + 15))))
+    ]
     assert num_evicted == 12
     assert driver.ready >= set(keys[:num_evicted])
 
 
 def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
     driver = CoreDriver(
-        has_host_memory=True, write_policy=WritePolicy.WRITE_BACK, num_pages=16, max_model_len=64, is_attached=False
+        has_host_memory=True,
+        write_policy=WritePolicy.WRITE_BACK,
+        num_pages=16,
+        max_model_len=64,
+        is_attached=False,
     )
-    driver.attach_rank(0)  # after HostMemory: it was told that copies are drained, but it has no page to grant
+    driver.attach_rank(
+        0
+    )  # after HostMemory: it was told that copies are drained, but it has no page to grant
     driver.to_host.clear()
     for start in range(0, 700, 100):
         name = driver.submit(list(range(start, start + 17)), max_tokens=1)
@@ -228,11 +246,17 @@ def test_stale_load_is_counted_and_the_request_starts_over() -> None:
 def test_lease_of_fewer_pages_loads_those_and_computes_the_rest() -> None:
     driver = driver_with()
     driver.fill_l2(PROMPT)
-    driver.ready.difference_update(split_keys(driver.keys(PROMPT))[2:])  # dropped, and the mirror lags behind
+    driver.ready.difference_update(
+        split_keys(driver.keys(PROMPT))[2:]
+    )  # dropped, and the mirror lags behind
     name = driver.submit(PROMPT, max_tokens=1)
     driver.host_turn()
     driver.run()
-    assert driver.answers[name].sources == {"l2": 8, "computed:not_found": 8, "computed:partial_page": 1}
+    assert driver.answers[name].sources == {
+        "l2": 8,
+        "computed:not_found": 8,
+        "computed:partial_page": 1,
+    }
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -259,7 +283,9 @@ def test_step_counts_once_every_rank_has_done_it() -> None:
 
 
 def test_step_is_sent_when_its_load_is_about_to_end_without_waiting_for_the_report() -> None:
-    driver = CoreDriver(has_host_memory=True, start_load_bytes_per_s=8 * BASE.layout.payload_bytes(0), launch_s=0.1)
+    driver = CoreDriver(
+        has_host_memory=True, start_load_bytes_per_s=8 * BASE.layout.payload_bytes(0), launch_s=0.1
+    )
     prompt = list(range(33))
     driver.fill_l2(prompt)
     driver.submit(prompt, max_tokens=1)
@@ -282,7 +308,9 @@ def test_nobody_waits_for_storage_that_is_not_there() -> None:
 
 def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
     for start_s in range(1, 60):
-        driver = CoreDriver(has_host_memory=True, start_load_bytes_per_s=8 * BASE.layout.payload_bytes(0))
+        driver = CoreDriver(
+            has_host_memory=True, start_load_bytes_per_s=8 * BASE.layout.payload_bytes(0)
+        )
         driver.fill_l2(PROMPT)
         driver.now_s = start_s / 7
         driver.submit(PROMPT, max_tokens=1)
@@ -292,7 +320,9 @@ def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
         while not any(len(plan.row_slots) for plan in driver.plans[0]):
             due_s = driver.core.next_deadline_s()
             assert due_s is not None
-            assert num_ticks < 3, "the time that it asked for has come, and it asks for the same again"
+            assert num_ticks < 3, (
+                "the time that it asked for has come, and it asks for the same again"
+            )
             num_ticks += 1
             driver.now_s = max(driver.now_s, due_s)
             driver.send_tick()
@@ -345,7 +375,9 @@ def device_tables(plans: list[StepPlan]) -> dict[int, dict[int, int]]:
     return tables
 
 
-def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_decode_with_it() -> None:
+def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_decode_with_it() -> (
+    None
+):
     driver = CoreDriver(prefill_budget_tokens=4)
     names = [driver.submit([1, 2, 3, 4, 5, 6], max_tokens=9) for _ in range(2)]
     while names[1] not in driver.answers or len(driver.answers[names[1]].tokens) < 2:

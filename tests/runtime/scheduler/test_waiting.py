@@ -55,7 +55,9 @@ def test_priority_goes_before_the_policy(settings: object) -> None:
 
 
 @pytest.mark.parametrize("settings", [FCFS, LPM])
-def test_nobody_is_overtaken_by_those_who_come_a_priority_times_ageing_later(settings: object) -> None:
+def test_nobody_is_overtaken_by_those_who_come_a_priority_times_ageing_later(
+    settings: object,
+) -> None:
     patient = request(1, arrival_s=3.0, priority=2)
     newcomer = request(2, arrival_s=3.0 + 3 * BASE.ageing_s, priority=0)
     assert order_key(patient, settings, 0) < order_key(newcomer, settings, 1000)  # type: ignore[arg-type]
@@ -143,7 +145,9 @@ def test_random_use_agrees_with_a_sorted_list() -> None:
             queue.wake(present[serial][0])
             parked.discard(serial)
         ready = [entry for number, entry in present.items() if number not in parked]
-        expected = min(ready, key=lambda entry: order_key(entry[0], LPM, entry[1]), default=(None, 0))[0]
+        expected = min(
+            ready, key=lambda entry: order_key(entry[0], LPM, entry[1]), default=(None, 0)
+        )[0]
         assert queue.next_turn() is expected
         queue.check()
 
@@ -156,10 +160,12 @@ def test_check_finds_a_turn_of_a_request_that_does_not_wait() -> None:
         queue.check()
 
 
-# Through the core ----------------------------------------------------------------------------------------------------
+# Through the core ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "expected"), [(Policy.FCFS, ["cold", "hot"]), (Policy.LPM, ["hot", "cold"])])
+@pytest.mark.parametrize(
+    ("policy", "expected"), [(Policy.FCFS, ["cold", "hot"]), (Policy.LPM, ["hot", "cold"])]
+)
 def test_each_policy_admits_in_its_order(policy: Policy, expected: list[str]) -> None:
     driver = CoreDriver(policy=policy, max_running_requests=1)
     hot = list(range(12))

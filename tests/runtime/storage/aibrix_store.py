@@ -15,7 +15,9 @@ from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 def require_aibrix() -> None:
     """Skip the test where the library is not installed."""
     pytest.importorskip(
-        "aibrix_kvcache.l2.connectors.rocksdb", reason="aibrix-kvcache is not installed", exc_type=ImportError
+        "aibrix_kvcache.l2.connectors.rocksdb",
+        reason="aibrix-kvcache is not installed",
+        exc_type=ImportError,
     )
 
 

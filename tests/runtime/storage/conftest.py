@@ -16,7 +16,18 @@ from tests.runtime.storage.plugin_package import PluginStore, install_documented
 from tests.runtime.storage.redis_server import RedisServer, RedisStore
 from tests.runtime.storage.stores import Bench, FakeStore, FileStore, NixlStore, Store
 
-BACKENDS = ("file", "fake", "redis", "mooncake", "nixl", "aibrix", "s3", "hf3fs_emulated", "hf3fs", "plugin")
+BACKENDS = (
+    "file",
+    "fake",
+    "redis",
+    "mooncake",
+    "nixl",
+    "aibrix",
+    "s3",
+    "hf3fs_emulated",
+    "hf3fs",
+    "plugin",
+)
 """Each has a fixture `<name>_store`, which skips where this machine cannot run the backend."""
 
 

@@ -1,7 +1,7 @@
 """An emulator of USRBIO, to the letter of its documentation: what 3FS refuses, it refuses.
 
-It stands in for the module `hf3fs_fuse.io` and for the 3FS client, on an ordinary folder. Nothing here shows that
-Raydix works on a 3FS cluster, or how fast.
+It stands in for the module `hf3fs_fuse.io` and for the 3FS client, on an ordinary folder. Nothing
+here shows that Raydix works on a 3FS cluster, or how fast.
 """
 
 import errno
@@ -19,7 +19,9 @@ from typing import Any
 class Iovec:
     """Shared memory that the client has mapped by its name, whole or a slice."""
 
-    def __init__(self, client: mmap.mmap, base: memoryview, offset: int = 0, link: Path | None = None) -> None:
+    def __init__(
+        self, client: mmap.mmap, base: memoryview, offset: int = 0, link: Path | None = None
+    ) -> None:
         self.client = client
         self.base = base
         self.offset = offset
@@ -81,7 +83,9 @@ class Ioring:
         return self
 
     def _serve(self, work: list[_Sqe]) -> None:
-        """What the client does, in its own mapping of the memory; operations of a batch end in any order."""
+        """What the client does, in its own mapping of the memory; operations of a batch end in any
+        order.
+        """
         for sqe in reversed(work):
             self.api.arrived.set()
             self.api.gate.wait()
@@ -96,16 +100,25 @@ class Ioring:
             return -self.api.errors.popleft()
         target = memoryview(sqe.iov.client)[sqe.iov.offset : sqe.iov.offset + len(sqe.iov.base)]
         try:
-            return os.preadv(sqe.fd, [target], sqe.offset) if sqe.is_read else os.pwritev(sqe.fd, [target], sqe.offset)
+            return (
+                os.preadv(sqe.fd, [target], sqe.offset)
+                if sqe.is_read
+                else os.pwritev(sqe.fd, [target], sqe.offset)
+            )
         except OSError as error:
             return -(error.errno or errno.EIO)
 
-    def wait(self, *, max_results: int = 0, min_results: int = 0, timeout: timedelta | None = None) -> list[Iovec]:
+    def wait(
+        self, *, max_results: int = 0, min_results: int = 0, timeout: timedelta | None = None
+    ) -> list[Iovec]:
         """Past `timeout`, what there is, perhaps nothing."""
         seconds = None if timeout is None else timeout.total_seconds()
         with self.changed:
             self.changed.wait_for(lambda: len(self.done) >= min_results, seconds)
-            found = [self.done.popleft() for _ in range(min(max(max_results, min_results, 1), len(self.done)))]
+            found = [
+                self.done.popleft()
+                for _ in range(min(max(max_results, min_results, 1), len(self.done)))
+            ]
             self.num_under_way -= len(found)
         return found
 
@@ -139,7 +152,9 @@ class UsrbioEmulator:
         os.fstat(fd)  # must come before the file is closed
         self.registered.remove(fd)
 
-    def make_iovec(self, shm: Any, hf3fs_mount_point: str, block_size: int = 0, numa: int = -1) -> Iovec:
+    def make_iovec(
+        self, shm: Any, hf3fs_mount_point: str, block_size: int = 0, numa: int = -1
+    ) -> Iovec:
         assert hf3fs_mount_point == str(self.mount)
         link = self.mount / "3fs-virt/iovs" / str(uuid.uuid4())
         link.symlink_to(Path("/dev/shm") / shm.name)
@@ -149,7 +164,13 @@ class UsrbioEmulator:
         return Iovec(client, shm.buf, link=link)
 
     def make_ioring(
-        self, hf3fs_mount_point: str, entries: int, for_read: bool = True, *, io_depth: int = 0, flags: int = 0
+        self,
+        hf3fs_mount_point: str,
+        entries: int,
+        for_read: bool = True,
+        *,
+        io_depth: int = 0,
+        flags: int = 0,
     ) -> Ioring:
         assert hf3fs_mount_point == str(self.mount)
         assert io_depth == 0

@@ -39,7 +39,9 @@ class Hf3fsStore(Store):
         _, place = self._find(name)
         if place is None:
             return None
-        return (self.path / f"slots-{place.slot_bytes}.slab").read_bytes()[place.offset :][: place.size_bytes]
+        return (self.path / f"slots-{place.slot_bytes}.slab").read_bytes()[place.offset :][
+            : place.size_bytes
+        ]
 
     def set_raw(self, name: int, data: bytes) -> None:
         slab_name, place = self._find(name)

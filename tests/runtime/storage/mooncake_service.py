@@ -35,7 +35,9 @@ def find_master() -> str:
     """The program; skips the test where Mooncake is not installed."""
     if importlib.util.find_spec("mooncake") is None:
         pytest.skip("mooncake-transfer-engine-non-cuda is not installed")
-    program = shutil.which("mooncake_master") or str(Path(sys.executable).parent / "mooncake_master")
+    program = shutil.which("mooncake_master") or str(
+        Path(sys.executable).parent / "mooncake_master"
+    )
     try:
         importlib.import_module("mooncake.store")
     except ImportError as error:
@@ -64,10 +66,17 @@ class MooncakeService:
 
     def start_master(self) -> None:
         host, _, port = self.address.partition(":")
-        options = [f"--rpc_address={host}", f"--rpc_port={port}", "--metrics_host=127.0.0.1", "--client_ttl=2"]
+        options = [
+            f"--rpc_address={host}",
+            f"--rpc_port={port}",
+            "--metrics_host=127.0.0.1",
+            "--client_ttl=2",
+        ]
         options += [f"--metrics_port={find_free_port()}", "--default_kv_lease_ttl=5000"]
         options += [f"--put_start_discard_timeout_sec={DISCARD_S}"]
-        self.master = subprocess.Popen([self.program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.master = subprocess.Popen(
+            [self.program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     def start_lender(self) -> None:
         """Wait for a master that answers: the library itself tries for long."""

@@ -16,7 +16,11 @@ from raydix.runtime.storage.create import create_backend
 from tests.runtime.storage.redis_server import find_free_port
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_REGION": "us-east-1",
+}
 
 
 class MotoServer:
@@ -34,11 +38,15 @@ class MotoServer:
     def start(self) -> None:
         """Start, empty, on the same port as before, and wait until it answers."""
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         give_up_s = time.monotonic() + 60
         while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/moto-api/", timeout=10).close()
+                urllib.request.urlopen(
+                    f"http://127.0.0.1:{self.port}/moto-api/", timeout=10
+                ).close()
                 return
             except OSError:
                 assert self.process.poll() is None, "moto has ended"
@@ -66,7 +74,9 @@ class S3Store(Store):
     def make(self, max_bytes: int | None = None) -> StorageBackend:
         if max_bytes is not None:
             pytest.skip("a bucket has no bound")
-        section = S3L3Section(backend="s3", bucket=self.bucket, endpoint=self.endpoint, prefix="l3", timeout_s=20.0)
+        section = S3L3Section(
+            backend="s3", bucket=self.bucket, endpoint=self.endpoint, prefix="l3", timeout_s=20.0
+        )
         return create_backend(section)
 
     def _client(self) -> Any:

@@ -15,7 +15,9 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs/writing_a_backend.md"
 
 
 def install_documented_package(folder: Path) -> str:
-    """Write a package with the document's code and entry point, for the path; returns the entry point's name."""
+    """Write a package with the document's code and entry point, for the path; returns the entry
+    point's name.
+    """
     [code] = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
     [table] = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.S)
     [[name, target]] = re.findall(r'(\w+) = "(.*)"', table)
@@ -35,7 +37,9 @@ class PluginStore(Store):
     def make(self, max_bytes: int | None = None) -> StorageBackend:
         if max_bytes is not None:
             pytest.skip("the documented backend has no bound")
-        return create_backend(PluginL3Section(backend="plugin", name=self.name, options={"path": str(self.path)}))
+        return create_backend(
+            PluginL3Section(backend="plugin", name=self.name, options={"path": str(self.path)})
+        )
 
     def _run(self, query: str, *values: object) -> list[tuple[bytes]]:
         with sqlite3.connect(self.path) as database:

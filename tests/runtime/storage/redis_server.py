@@ -37,7 +37,16 @@ class RedisServer:
 
     def start(self) -> None:
         """Start, empty, on the same port as before, and wait until it answers."""
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         self.process = subprocess.Popen([self.program, *options], stdout=subprocess.DEVNULL)
         give_up_s = time.monotonic() + 20
         while True:
@@ -84,7 +93,9 @@ class RedisStore(Store):
             info = self._call(b"INFO", b"memory")
             assert isinstance(info, bytes)
             fields = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
-            self._call(b"CONFIG", b"SET", b"maxmemory", b"%d" % (int(fields[b"used_memory"]) + max_bytes))
+            self._call(
+                b"CONFIG", b"SET", b"maxmemory", b"%d" % (int(fields[b"used_memory"]) + max_bytes)
+            )
         return RedisBackend(self.url)
 
     def _call(self, *words: bytes) -> object:

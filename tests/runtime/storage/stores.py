@@ -59,10 +59,14 @@ def make_object(name: int, payload: bytes | None = None) -> ObjectRef:
 
 
 class Store(ABC):
-    """A backend with a way to look at, and damage, what it stores. Can be pickled if another process may use it."""
+    """A backend with a way to look at, and damage, what it stores. Can be pickled if another
+    process may use it.
+    """
 
     is_bounded = False
-    """Raydix itself keeps the backend within `max_bytes`, evicts the least recently used, and counts the bytes."""
+    """Raydix itself keeps the backend within `max_bytes`, evicts the least recently used, and
+    counts the bytes.
+    """
     outlives_backend = True
     """What one backend has written, another finds."""
     is_shared = True
@@ -72,7 +76,8 @@ class Store(ABC):
     def make(self, max_bytes: int | None = None) -> StorageBackend:
         """A new backend on the same objects, where it has objects that outlive it.
 
-        One that is bounded by its service has that bound set to about `max_bytes` more than it holds.
+        One that is bounded by its service has that bound set to about `max_bytes` more than it
+        holds.
         """
 
     @abstractmethod
@@ -88,7 +93,9 @@ class Store(ABC):
         return None
 
     def wait_for_dead_writers(self) -> None:
-        """Wait until the service has given up what a process that was killed had begun to write. Most do at once."""
+        """Wait until the service has given up what a process that was killed had begun to write.
+        Most do at once.
+        """
         return None
 
     def check(self, backend: StorageBackend) -> None:
@@ -136,7 +143,9 @@ class FileStore(Store):
 
 class NixlStore(FileStore):
     def make(self, max_bytes: int | None = None) -> FileBackend:
-        return FileBackend(self.root, max_bytes, transfers=NixlTransfers("POSIX", {"use_uring": "true"}))
+        return FileBackend(
+            self.root, max_bytes, transfers=NixlTransfers("POSIX", {"use_uring": "true"})
+        )
 
 
 class FakeStore(Store):
@@ -185,7 +194,9 @@ class Bench:
         self.payload_bytes = layout.payload_bytes(0)
         self.arena = HostArena.create(layout, num_pages * layout.host_page_bytes(0), 1, "/dev/shm")
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
-        self.worker = StorageWorker(backend, self.arena, namespace, self.answers.put, num_threads=2, tidy_every_s=3600)
+        self.worker = StorageWorker(
+            backend, self.arena, namespace, self.answers.put, num_threads=2, tidy_every_s=3600
+        )
         self.next_batch = 0
 
     def batch_id(self) -> BatchId:
@@ -197,7 +208,9 @@ class Bench:
         return [ObjectStatus(code) for code in self.answers.get(timeout=30).statuses]
 
     def find(self, names: list[int]) -> list[ObjectStatus]:
-        self.worker.submit(FindObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names))))
+        self.worker.submit(
+            FindObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names)))
+        )
         return self.wait()
 
     def write_order(self, names: list[int], first_page: int = 0) -> WriteObjects:
@@ -211,12 +224,19 @@ class Bench:
         self.worker.submit(self.write_order(names, first_page))
         return self.wait()
 
-    def read_order(self, names: list[int], first_page: int = 32, deadline_s: float = 30.0) -> ReadObjects:
+    def read_order(
+        self, names: list[int], first_page: int = 32, deadline_s: float = 30.0
+    ) -> ReadObjects:
         pages = range(first_page, first_page + len(names))
         for page in pages:
             self.arena.payload(HostPageId(page), 0)[:] = bytes([0xEE]) * self.payload_bytes
         keys = b"".join(map(make_key, names))
-        return ReadObjects(batch_id=self.batch_id(), keys=keys, host_page_ids=int32_array(pages), deadline_s=deadline_s)
+        return ReadObjects(
+            batch_id=self.batch_id(),
+            keys=keys,
+            host_page_ids=int32_array(pages),
+            deadline_s=deadline_s,
+        )
 
     def read(self, names: list[int], first_page: int = 32) -> list[ObjectStatus]:
         """Read and prove that whatever is OK is right."""

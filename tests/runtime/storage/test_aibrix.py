@@ -1,4 +1,6 @@
-"""AIBrix alone: its missing-block fault, folders that cannot be used, and failures of its connector."""
+"""AIBrix alone: its missing-block fault, folders that cannot be used, and failures of its
+connector.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +32,9 @@ def bench(store: AibrixStore) -> Iterator[Bench]:
 
 
 def test_block_that_is_missing_shifts_no_other_into_its_place(bench: Bench) -> None:
-    """Asked for these eight at once, AIBrix's manager may return seven, with garbage for the missing one."""
+    """Asked for these eight at once, AIBrix's manager may return seven, with garbage for the
+    missing one.
+    """
     bench.write([0, 1, 2, 3, 5, 6, 7])
     assert bench.read(list(range(8))) == [OK] * 4 + [MISSING] + [OK] * 3
 
@@ -46,7 +50,9 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         AibrixBackend(tmp_path, ttl_s=60).open(memoryview(bytearray(64)), NAMESPACE)
 
 
-def test_object_that_has_expired_is_forgotten_and_written_again(bench: Bench, store: AibrixStore) -> None:
+def test_object_that_has_expired_is_forgotten_and_written_again(
+    bench: Bench, store: AibrixStore
+) -> None:
     bench.write([1, 2])
     assert store.backend is not None
     store._database().delete(store._key(1))
@@ -59,9 +65,12 @@ def test_object_that_has_expired_is_forgotten_and_written_again(bench: Bench, st
 
 
 @pytest.mark.parametrize(
-    ("message", "status"), [("broken", ObjectStatus.IO_ERROR), ("No space left on device", ObjectStatus.FULL)]
+    ("message", "status"),
+    [("broken", ObjectStatus.IO_ERROR), ("No space left on device", ObjectStatus.FULL)],
 )
-def test_failure_of_the_connector_is_a_status(bench: Bench, store: AibrixStore, message: str, status: int) -> None:
+def test_failure_of_the_connector_is_a_status(
+    bench: Bench, store: AibrixStore, message: str, status: int
+) -> None:
     from aibrix_kvcache.status import Status, StatusCodes
 
     assert store.backend is not None
@@ -98,7 +107,9 @@ def test_connector_that_raises_leaks_no_room_and_holds_no_name(store: AibrixStor
     bench.close()
 
 
-def test_open_that_fails_leaves_the_database_closed(store: AibrixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_that_fails_leaves_the_database_closed(
+    store: AibrixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of order")
 

@@ -1,4 +1,6 @@
-"""What every L3 backend must do, seen through the worker. Runs on every backend that this machine can run."""
+"""What every L3 backend must do, seen through the worker. Runs on every backend that this machine
+can run.
+"""
 
 import os
 import threading
@@ -204,7 +206,11 @@ def test_delete_answers_per_name(bench: Bench, store: Store) -> None:
     bench.write([1, 2])
     names = [ObjectName(make_key(name), 0) for name in (1, 9, 2)]
     backend = bench.backend
-    assert [info and info.size_bytes for info in backend.query(names)] == [OBJECT_BYTES, None, OBJECT_BYTES]
+    assert [info and info.size_bytes for info in backend.query(names)] == [
+        OBJECT_BYTES,
+        None,
+        OBJECT_BYTES,
+    ]
     assert backend.delete(names) == [OK, MISSING, OK]
     assert bench.read([1, 2]) == [MISSING] * 2
 
@@ -227,7 +233,9 @@ def test_concurrent_writers_of_one_key_leave_one_good_object(bench: Bench, store
     backend = bench.backend
     page = bench.arena.page(HostPageId(0), 0)
     page[:] = make_object(7).page
-    ref = ObjectRef(ObjectName(make_key(7), 0), page, bench.arena.geometry.page_offset(HostPageId(0), 0))
+    ref = ObjectRef(
+        ObjectName(make_key(7), 0), page, bench.arena.geometry.page_offset(HostPageId(0), 0)
+    )
     start = threading.Barrier(4)
     statuses: list[ObjectStatus] = []
 
@@ -254,7 +262,11 @@ def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
     bench.read([1, 9, 2])
     bench.clear()
     stats = bench.worker.stats()
-    counted = {name: stats[name] for name in stats if name.partition("_")[0] in ("find", "read", "write", "clear")}
+    counted = {
+        name: stats[name]
+        for name in stats
+        if name.partition("_")[0] in ("find", "read", "write", "clear")
+    }
     assert {name: value for name, value in counted.items() if not name.endswith("seconds")} == {
         "write_batches": 1,
         "write_objects_ok": 2,
@@ -269,7 +281,9 @@ def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
         "clear_batches": 1,
         "clear_objects_ok": 1,
     }
-    assert all(stats[f"{operation}_seconds"] > 0 for operation in ("find", "read", "write", "clear"))
+    assert all(
+        stats[f"{operation}_seconds"] > 0 for operation in ("find", "read", "write", "clear")
+    )
 
 
 def test_past_its_deadline_a_batch_is_timed_out(bench: Bench) -> None:
@@ -313,7 +327,9 @@ def test_backend_that_raises_answers_io_error(bench: Bench) -> None:
     assert bench.clear() == [ObjectStatus.IO_ERROR]
 
 
-def test_concurrent_writers_of_different_bytes_leave_one_of_them_whole(bench: Bench, store: Store) -> None:
+def test_concurrent_writers_of_different_bytes_leave_one_of_them_whole(
+    bench: Bench, store: Store
+) -> None:
     """Two ranks may compute the same page with other rounding; a reader gets the one or the other."""
     payloads = [bytes([value]) * LAYOUT.payload_bytes(0) for value in (1, 2)]
     refs = []

@@ -1,4 +1,6 @@
-"""What every L3 backend that outlives a process must do: restarts, and processes that die in the middle of a batch."""
+"""What every L3 backend that outlives a process must do: restarts, and processes that die in the
+middle of a batch.
+"""
 
 import multiprocessing
 import os
@@ -60,7 +62,9 @@ def write_for_ever(store: Store, started: Connection) -> None:
 
 
 @pytest.mark.parametrize("num_batches", [1, 2, 4])
-def test_writer_killed_in_a_batch_leaves_whole_objects_or_none(lasting_store: Store, num_batches: int) -> None:
+def test_writer_killed_in_a_batch_leaves_whole_objects_or_none(
+    lasting_store: Store, num_batches: int
+) -> None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=write_for_ever, args=(lasting_store, sender), daemon=True)
@@ -86,7 +90,9 @@ def test_smaller_bound_deletes_nothing_unasked(lasting_store: Store) -> None:
     bench = Bench(lasting_store.make(max_bytes=8 * OBJECT_BYTES))
     bench.write(list(range(8)))
     bench.close()
-    with pytest.raises(ConfigError, match=rf"holds {8 * OBJECT_BYTES} bytes.*Set cache\.l3\.max_bytes"):
+    with pytest.raises(
+        ConfigError, match=rf"holds {8 * OBJECT_BYTES} bytes.*Set cache\.l3\.max_bytes"
+    ):
         Bench(lasting_store.make(max_bytes=4 * OBJECT_BYTES))
     again = Bench(lasting_store.make(max_bytes=8 * OBJECT_BYTES))
     assert again.read(list(range(8))) == [OK] * 8

@@ -36,7 +36,15 @@ def test_backends_are_made_from_configuration(values: Mapping[str, object], back
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:6379", "rediss://host", "redis://", "redis://host:port", "redis://host/main", "unix://x"]
+    "url",
+    [
+        "127.0.0.1:6379",
+        "rediss://host",
+        "redis://",
+        "redis://host:port",
+        "redis://host/main",
+        "unix://x",
+    ],
 )
 def test_bad_redis_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match=r"cache\.l3\.url .* redis://"):
@@ -66,7 +74,9 @@ def test_plugin_is_called_with_its_options() -> None:
         (plugin("memory", speed=1), "speed"),
     ],
 )
-def test_plugin_that_cannot_be_made_is_a_config_error(section: PluginL3Section, complaint: str) -> None:
+def test_plugin_that_cannot_be_made_is_a_config_error(
+    section: PluginL3Section, complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         _create_plugin(section, POINTS)
 

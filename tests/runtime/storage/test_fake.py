@@ -35,14 +35,18 @@ def backend(clock: Clock) -> FakeBackend:
     return backend
 
 
-def test_batch_takes_its_latency_once_and_its_bytes_each(backend: FakeBackend, clock: Clock) -> None:
+def test_batch_takes_its_latency_once_and_its_bytes_each(
+    backend: FakeBackend, clock: Clock
+) -> None:
     assert backend.batch_put_from([make_object(name) for name in range(4)], 100.0) == [OK] * 4
     assert clock.now_s == pytest.approx(4.5)
     assert backend.batch_exists([make_object(1).name]) == [OK]
     assert clock.now_s == pytest.approx(5.0)
 
 
-def test_object_that_cannot_come_in_time_is_waited_for_until_the_deadline(backend: FakeBackend, clock: Clock) -> None:
+def test_object_that_cannot_come_in_time_is_waited_for_until_the_deadline(
+    backend: FakeBackend, clock: Clock
+) -> None:
     refs = [make_object(name) for name in range(4)]
     statuses = backend.batch_put_from(refs, 3.0)
     assert statuses == [OK, OK, ObjectStatus.TIMED_OUT, ObjectStatus.TIMED_OUT]

@@ -25,7 +25,10 @@ def opened(root: Path, max_bytes: int | None = None) -> FileBackend:
 
 
 def refs(*names: int) -> list[ObjectRef]:
-    return [ObjectRef(ObjectName(make_key(name), 0), memoryview(bytearray(OBJECT_BYTES)), 0) for name in names]
+    return [
+        ObjectRef(ObjectName(make_key(name), 0), memoryview(bytearray(OBJECT_BYTES)), 0)
+        for name in names
+    ]
 
 
 def files(root: Path) -> list[Path]:
@@ -99,7 +102,9 @@ def test_files_of_another_user_are_read_though_their_times_cannot_be_set(
     backend.close()
 
 
-def test_object_that_is_evicted_under_its_reader_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_that_is_evicted_under_its_reader_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = opened(tmp_path, max_bytes=OBJECT_BYTES)
     [written], [read] = refs(1), refs(1)
     written.page[:] = bytes(i % 256 for i in range(OBJECT_BYTES))
@@ -116,7 +121,9 @@ def test_object_that_is_evicted_under_its_reader_is_read_whole(tmp_path: Path, m
     assert backend.batch_exists([written.name]) == [MISSING]
 
 
-def test_eviction_goes_from_the_high_mark_to_the_low_one_in_pieces_and_is_counted(tmp_path: Path) -> None:
+def test_eviction_goes_from_the_high_mark_to_the_low_one_in_pieces_and_is_counted(
+    tmp_path: Path,
+) -> None:
     backend = opened(tmp_path, max_bytes=32 * TRIM_OBJECTS * OBJECT_BYTES)
     for first in range(0, 31 * TRIM_OBJECTS, TRIM_OBJECTS):
         backend.batch_put_from(refs(*range(first, first + TRIM_OBJECTS)), 1.0)
@@ -127,11 +134,17 @@ def test_eviction_goes_from_the_high_mark_to_the_low_one_in_pieces_and_is_counte
     assert backend.tidy()
     assert not backend.tidy()
     assert backend.stats()["objects"] == 30 * TRIM_OBJECTS
-    assert backend.stats()["objects_evicted"] == TRIM_OBJECTS + 1 == 31 * TRIM_OBJECTS + 1 - len(files(tmp_path))
+    assert (
+        backend.stats()["objects_evicted"]
+        == TRIM_OBJECTS + 1
+        == 31 * TRIM_OBJECTS + 1 - len(files(tmp_path))
+    )
     backend.check()
 
 
-@pytest.mark.parametrize(("code", "status"), [(errno.ENOSPC, FULL), (errno.EIO, ObjectStatus.IO_ERROR)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(errno.ENOSPC, FULL), (errno.EIO, ObjectStatus.IO_ERROR)]
+)
 def test_failed_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: ObjectStatus
 ) -> None:
@@ -152,7 +165,9 @@ def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
     backend = opened(tmp_path)
     preadv, pwrite = os.preadv, os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, page, offset: pwrite(fd, page[:100], offset))
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:33]], offset))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:33]], offset)
+    )
     [written] = refs(1)
     written.page[:] = bytes(i % 256 for i in range(OBJECT_BYTES))
     [read] = refs(1)

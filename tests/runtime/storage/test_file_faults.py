@@ -67,7 +67,9 @@ def test_file_that_cannot_be_deleted_is_counted_and_others_go_for_it(
     backend.check()
 
 
-def test_order_of_use_is_written_though_nothing_can_be_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_use_is_written_though_nothing_can_be_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = [0.0]
     backend = FileBackend(tmp_path, 4 * OBJECT_BYTES, clock=lambda: times[0])
     backend.open(memoryview(b""), NAMESPACE)
@@ -81,7 +83,9 @@ def test_order_of_use_is_written_though_nothing_can_be_evicted(tmp_path: Path, m
     assert backend._unstamped == []
 
 
-def test_removal_that_fails_keeps_the_object_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_that_fails_keeps_the_object_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = opened(tmp_path)
     backend.batch_put_from(refs(1, 2), 1.0)
     refuse_unlinks(monkeypatch, backend.path(refs(1)[0].name))
@@ -133,7 +137,9 @@ def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(
 ) -> None:
     whole = opened(tmp_path)
     whole.batch_put_from(refs(1, 2), 1.0)
-    backend = FileBackend(tmp_path, 4 * OBJECT_BYTES, clock=lambda: 0.0, transfers=BrokenTransfers())
+    backend = FileBackend(
+        tmp_path, 4 * OBJECT_BYTES, clock=lambda: 0.0, transfers=BrokenTransfers()
+    )
     backend.open(memoryview(b""), NAMESPACE)
     num_open = num_descriptors()
     for _ in range(4):
@@ -148,7 +154,9 @@ def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(
     backend.check()
 
 
-def test_folder_that_cannot_be_made_fails_its_object_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_made_fails_its_object_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = opened(tmp_path)
 
     def refuse(path: str, mode: int) -> None:

@@ -84,7 +84,9 @@ def temporary_of(root: Path, token: str, age_s: float) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("age_s", "is_there"), [(0.0, True), (ABANDONED_S / 2, True), (2 * ABANDONED_S, False)])
+@pytest.mark.parametrize(
+    ("age_s", "is_there"), [(0.0, True), (ABANDONED_S / 2, True), (2 * ABANDONED_S, False)]
+)
 def test_temporaries_of_a_writer_on_another_host_are_judged_by_their_age(
     tmp_path: Path, age_s: float, is_there: bool
 ) -> None:
@@ -95,7 +97,9 @@ def test_temporaries_of_a_writer_on_another_host_are_judged_by_their_age(
     assert len(list(tmp_path.glob("writer-e*"))) == 1
 
 
-def test_lock_that_cannot_be_tried_counts_as_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_cannot_be_tried_counts_as_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = temporary_of(tmp_path, "0123456789abcdef", 0.0)
     (tmp_path / f"writer-{writer_lock._kernel()}-0123456789abcdef.lock").touch()
 
@@ -142,8 +146,12 @@ def test_lock_of_a_writer_is_not_taken_by_one_that_looks(tmp_path: Path) -> None
 # Users --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("modes", "umask"), [(OWNER_ALONE, 0o000), (OWNER_ALONE, 0o022), (GROUP_TOO, 0o077)])
-def test_files_and_folders_have_the_modes_that_are_configured(tmp_path: Path, modes: Modes, umask: int) -> None:
+@pytest.mark.parametrize(
+    ("modes", "umask"), [(OWNER_ALONE, 0o000), (OWNER_ALONE, 0o022), (GROUP_TOO, 0o077)]
+)
+def test_files_and_folders_have_the_modes_that_are_configured(
+    tmp_path: Path, modes: Modes, umask: int
+) -> None:
     former = os.umask(umask)
     try:
         backend = FileBackend(tmp_path / "l3", 1 << 20, clock=lambda: 0.0, modes=modes)
@@ -154,13 +162,17 @@ def test_files_and_folders_have_the_modes_that_are_configured(tmp_path: Path, mo
     found = [tmp_path / "l3", *(tmp_path / "l3").rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {modes.folder}
     kinds = {
-        path.name if path.name in ("manifest.json", "max_bytes") else path.suffix for path in found if path.is_file()
+        path.name if path.name in ("manifest.json", "max_bytes") else path.suffix
+        for path in found
+        if path.is_file()
     }
     assert kinds == {"manifest.json", "max_bytes", ".page", ".lock"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {modes.file}
 
 
-def test_folder_of_another_user_is_passed_over_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_passed_over_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = opened(tmp_path)
     backend.batch_put_from(refs(1), 1.0)
     (tmp_path / "0123456789abcdef").mkdir()
@@ -225,7 +237,9 @@ def test_objects_are_cleared_beside_a_writer_and_another_that_clears(tmp_path: P
     backend = writer(tmp_path, clear_twice)
     assert backend.batch_put_from(refs(1, 2), 1.0) == [OK] * 2
     assert others == [OK] * 2
-    assert backend.batch_exists([ref.name for ref in refs(1, 2)]) == [OK] * 2, "written after the flush"
+    assert backend.batch_exists([ref.name for ref in refs(1, 2)]) == [OK] * 2, (
+        "written after the flush"
+    )
     assert backend.clear() is OK
     assert backend.stats()["bytes"] == 0
 
@@ -254,7 +268,9 @@ def every_operation(backend: FileBackend) -> list[ObjectStatus]:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_root_that_vanishes_fails_every_operation_and_is_not_made_again(tmp_path: Path, is_replaced: bool) -> None:
+def test_root_that_vanishes_fails_every_operation_and_is_not_made_again(
+    tmp_path: Path, is_replaced: bool
+) -> None:
     root = tmp_path / "l3"
     backend = opened(root)
     backend.batch_put_from(refs(1), 1.0)

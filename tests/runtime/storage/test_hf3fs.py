@@ -1,4 +1,6 @@
-"""The 3FS backend on the emulator of USRBIO: what it asks of its surroundings, and I/O that fails or stalls."""
+"""The 3FS backend on the emulator of USRBIO: what it asks of its surroundings, and I/O that fails
+or stalls.
+"""
 
 import builtins
 import errno
@@ -32,7 +34,9 @@ def backend(usrbio: UsrbioEmulator) -> Hf3fsBackend:
     return Hf3fsBackend(usrbio.mount / "l3", None, usrbio)
 
 
-def test_closing_leaves_nothing_shared_and_no_name(usrbio: UsrbioEmulator, backend: Hf3fsBackend) -> None:
+def test_closing_leaves_nothing_shared_and_no_name(
+    usrbio: UsrbioEmulator, backend: Hf3fsBackend
+) -> None:
     bench = Bench(backend)
     assert len(usrbio.links) == 1
     assert not Path(usrbio.links[0].readlink()).exists()
@@ -42,7 +46,9 @@ def test_closing_leaves_nothing_shared_and_no_name(usrbio: UsrbioEmulator, backe
     assert usrbio.registered == set()
 
 
-def test_arena_that_cannot_have_a_name_is_a_config_error(usrbio: UsrbioEmulator, backend: Hf3fsBackend) -> None:
+def test_arena_that_cannot_have_a_name_is_a_config_error(
+    usrbio: UsrbioEmulator, backend: Hf3fsBackend
+) -> None:
     arena = HostArena.create(LAYOUT, 4096, num_threads=1)
     with pytest.raises(ConfigError, match="/dev/shm"):
         backend.open(arena.buffer, NAMESPACE)
@@ -56,7 +62,9 @@ def test_folder_elsewhere_is_a_config_error(tmp_path: Path) -> None:
         Hf3fsBackend(tmp_path / "else", None, usrbio).open(memoryview(b""), NAMESPACE)
 
 
-def test_folder_of_another_engine_is_a_config_error(usrbio: UsrbioEmulator, backend: Hf3fsBackend) -> None:
+def test_folder_of_another_engine_is_a_config_error(
+    usrbio: UsrbioEmulator, backend: Hf3fsBackend
+) -> None:
     bench = Bench(backend)
     with pytest.raises(ConfigError, match="in use by another engine"):
         Bench(Hf3fsBackend(usrbio.mount / "l3", None, usrbio))
@@ -64,7 +72,9 @@ def test_folder_of_another_engine_is_a_config_error(usrbio: UsrbioEmulator, back
     Bench(Hf3fsBackend(usrbio.mount / "l3", None, usrbio)).close()
 
 
-def test_without_its_library_the_backend_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_the_backend_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = builtins.__import__
 
     def no_library(name: str, *arguments: object) -> object:
@@ -118,14 +128,18 @@ def test_batch_beyond_a_ring_comes_back(backend: Hf3fsBackend) -> None:
     bench.close()
 
 
-def test_read_under_way_is_waited_for_whatever_its_deadline(usrbio: UsrbioEmulator, backend: Hf3fsBackend) -> None:
+def test_read_under_way_is_waited_for_whatever_its_deadline(
+    usrbio: UsrbioEmulator, backend: Hf3fsBackend
+) -> None:
     """The 3FS client cannot be told to leave a page alone."""
     now_s = [0.0]
     backend._clock = lambda: now_s[0]
     bench = Bench(backend)
     bench.write([1])
     page = bench.arena.page(HostPageId(40), 0)
-    ref = ObjectRef(ObjectName(make_key(1), 0), page, bench.arena.geometry.page_offset(HostPageId(40), 0))
+    ref = ObjectRef(
+        ObjectName(make_key(1), 0), page, bench.arena.geometry.page_offset(HostPageId(40), 0)
+    )
     statuses: list[ObjectStatus] = []
     usrbio.gate.clear()
     usrbio.arrived.clear()
@@ -165,7 +179,9 @@ def test_failures_while_slots_are_taken_or_published_leak_no_room(
     bench.close()
 
 
-def test_open_that_fails_leaves_nothing_open(usrbio: UsrbioEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_that_fails_leaves_nothing_open(
+    usrbio: UsrbioEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("out of order")
 
@@ -183,4 +199,6 @@ def test_files_are_their_users_alone(usrbio: UsrbioEmulator, backend: Hf3fsBacke
     bench.close()
     folder = usrbio.mount / "l3"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.name != "max_bytes"} == {0o600}
+    assert {
+        path.stat().st_mode & 0o777 for path in folder.iterdir() if path.name != "max_bytes"
+    } == {0o600}

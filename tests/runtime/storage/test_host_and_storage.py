@@ -51,7 +51,8 @@ class Node:
     def __init__(self, backend: StorageBackend, num_pages: int = 64) -> None:
         self.arena = HostArena.create(LAYOUT, num_pages * LAYOUT.host_page_bytes(0), num_threads=1)
         settings = HostSettings(
-            page_size=LAYOUT.page_size, storage=StorageSettings(min_tokens=4, batch_pages=4, breaker_failures=1000)
+            page_size=LAYOUT.page_size,
+            storage=StorageSettings(min_tokens=4, batch_pages=4, breaker_failures=1000),
         )
         self.core = HostMemoryCore(self.arena.geometry, settings)
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
@@ -73,11 +74,16 @@ class Node:
                 case ToStorage(_, order):
                     self.worker.submit(order)
                 case ToScheduler(_, PagesGranted() as grant):
-                    self.granted.extend(zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True))
+                    self.granted.extend(
+                        zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True)
+                    )
                 case ToScheduler(_, LookupProgress() as progress):
                     self.heard[progress.lookup_id] = progress
                 case ToScheduler(_, PagesLeased() as leased):
-                    assert self.arena.generations[leased.host_page_ids].tolist() == leased.generations.tolist()
+                    assert (
+                        self.arena.generations[leased.host_page_ids].tolist()
+                        == leased.generations.tolist()
+                    )
                     self.leased = [HostPageId(page) for page in leased.host_page_ids.tolist()]
                 case StorageFlushed(status):
                     self.flushed.append(status)
@@ -101,13 +107,17 @@ class Node:
         keys = b"".join(map(make_key, names))
         self.num_asked += 1
         asked = self.num_asked
-        self.tell(FromScheduler(SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=0)))
+        self.tell(
+            FromScheduler(SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=0))
+        )
         self.settle()
         self.tell(FromScheduler(SCHEDULER, LeasePages(lease_id=LeaseId(asked), keys=keys)))
         for name, page in zip(names, self.leased, strict=False):
             assert bytes(self.arena.payload(page, 0)) == content(name)
         sources = [PageSource(code) for code in self.heard[asked].sources]
-        assert len(self.leased) >= sum(source in (PageSource.L2, PageSource.L3) for source in sources)
+        assert len(self.leased) >= sum(
+            source in (PageSource.L2, PageSource.L3) for source in sources
+        )
         self.tell(FromScheduler(SCHEDULER, ReleaseLeases(lease_ids=int32_array([asked]))))
         return sources
 

@@ -78,23 +78,39 @@ def test_arena_is_registered_whole_and_the_options_are_passed(
     client = FakeClient()
     monkeypatch.setattr(mooncake, "_store_class", lambda: lambda: client)
     options = MooncakeL3Section(
-        backend="mooncake", master=f"127.0.0.1:{master_port}", protocol="rdma", devices="mlx5_0", segment_bytes=1 << 30
+        backend="mooncake",
+        master=f"127.0.0.1:{master_port}",
+        protocol="rdma",
+        devices="mlx5_0",
+        segment_bytes=1 << 30,
     )
     backend = MooncakeBackend(options)
     arena = memoryview(bytearray(4096))
     backend.open(arena, NAMESPACE)
-    assert client.calls[0] == ("127.0.0.1", "P2PHANDSHAKE", 1 << 30, 16 << 20, "rdma", "mlx5_0", options.master)
+    assert client.calls[0] == (
+        "127.0.0.1",
+        "P2PHANDSHAKE",
+        1 << 30,
+        16 << 20,
+        "rdma",
+        "mlx5_0",
+        options.master,
+    )
     address, size_bytes = client.calls[1]
     assert size_bytes == 4096
     backend.close()
     assert client.calls[2:] == [(address,), ()]
 
 
-def test_arena_that_cannot_be_registered_is_a_config_error(monkeypatch: pytest.MonkeyPatch, master_port: int) -> None:
+def test_arena_that_cannot_be_registered_is_a_config_error(
+    monkeypatch: pytest.MonkeyPatch, master_port: int
+) -> None:
     client = FakeClient()
     client.register_code = -1
     monkeypatch.setattr(mooncake, "_store_class", lambda: lambda: client)
-    backend = MooncakeBackend(MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{master_port}"))
+    backend = MooncakeBackend(
+        MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{master_port}")
+    )
     with pytest.raises(ConfigError, match="locked memory"):
         backend.open(memoryview(bytearray(4096)), NAMESPACE)
 
@@ -113,7 +129,9 @@ def test_client_that_cannot_be_set_up_is_closed_and_tried_again_later(
     client.setup_code, client.register_code = 0, -1
     now_s[0] = 6.0
     for _ in range(3):
-        assert backend.clear() is IO_ERROR, "the arena cannot be registered now: no ConfigError after open"
+        assert backend.clear() is IO_ERROR, (
+            "the arena cannot be registered now: no ConfigError after open"
+        )
     assert len(client.calls) == 5, "it looks again only after some time"
     client.register_code = 0
     now_s[0] = 12.0
@@ -133,12 +151,16 @@ def test_master_whose_address_cannot_be_is_one_that_does_not_answer(
     backend.close()
 
 
-def test_absent_master_fails_operations_at_once_and_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_master_fails_operations_at_once_and_is_found_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = FakeClient()
     monkeypatch.setattr(mooncake, "_store_class", lambda: lambda: client)
     now_s = [100.0]
     port = find_free_port()
-    backend = MooncakeBackend(MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{port}"), clock=lambda: now_s[0])
+    backend = MooncakeBackend(
+        MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{port}"), clock=lambda: now_s[0]
+    )
     bench = Bench(backend)
     assert bench.find([1, 2]) == [IO_ERROR] * 2
     assert bench.clear() == [IO_ERROR]
@@ -156,11 +178,15 @@ def test_copies_of_one_object_in_a_batch_are_all_filled(bench: Bench) -> None:
     bench.write([1, 2])
     assert bench.read([1, 2, 1, 1]) == [OK] * 4
     for place, name in enumerate((1, 2, 1, 1)):
-        assert bytes(bench.arena.payload(HostPageId(32 + place), 0)) == content(name, LAYOUT.payload_bytes(0))
+        assert bytes(bench.arena.payload(HostPageId(32 + place), 0)) == content(
+            name, LAYOUT.payload_bytes(0)
+        )
 
 
 @pytest.mark.slow
-def test_objects_of_a_dead_lender_are_lost_and_the_next_one_is_used(bench: Bench, service: MooncakeService) -> None:
+def test_objects_of_a_dead_lender_are_lost_and_the_next_one_is_used(
+    bench: Bench, service: MooncakeService
+) -> None:
     bench.write([1, 2])
     service.kill_lender()
     assert set(bench.read([1, 2])) <= {IO_ERROR, MISSING}

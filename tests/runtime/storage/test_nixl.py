@@ -35,7 +35,9 @@ def transfers(request: pytest.FixtureRequest, arena: memoryview) -> Iterator[Nix
 def refs_to(arena: memoryview, places: range) -> list[ObjectRef]:
     return [
         ObjectRef(
-            ObjectName(make_key(place), 0), arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES], place * PAGE_BYTES
+            ObjectName(make_key(place), 0),
+            arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES],
+            place * PAGE_BYTES,
         )
         for place in places
     ]
@@ -45,7 +47,9 @@ def opened(folder: Path, count: int, flags: int = os.O_RDWR | os.O_CREAT) -> lis
     return [os.open(folder / str(number), flags) for number in range(count)]
 
 
-def test_batch_is_written_and_read_back(transfers: NixlTransfers, arena: memoryview, tmp_path: Path) -> None:
+def test_batch_is_written_and_read_back(
+    transfers: NixlTransfers, arena: memoryview, tmp_path: Path
+) -> None:
     for place in range(8):
         arena[place * PAGE_BYTES : (place + 1) * PAGE_BYTES] = bytes([place + 1]) * PAGE_BYTES
     fds = opened(tmp_path, 8)

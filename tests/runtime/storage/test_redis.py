@@ -1,4 +1,6 @@
-"""The Redis backend: a server that dies, stalls, is full or wants a password, and one that breaks the protocol."""
+"""The Redis backend: a server that dies, stalls, is full or wants a password, and one that breaks
+the protocol.
+"""
 
 import contextlib
 import socket
@@ -29,14 +31,19 @@ def opened(url: str, **options: object) -> RedisBackend:
 
 
 def targets(*names: int, num_bytes: int = OBJECT_BYTES) -> list[ObjectRef]:
-    return [ObjectRef(ObjectName(make_key(name), 0), memoryview(bytearray(num_bytes)), 0) for name in names]
+    return [
+        ObjectRef(ObjectName(make_key(name), 0), memoryview(bytearray(num_bytes)), 0)
+        for name in names
+    ]
 
 
 def soon() -> float:
     return time.monotonic() + 0.2
 
 
-def test_killed_server_fails_operations_and_a_new_one_is_found_without_reopening(redis_server: RedisServer) -> None:
+def test_killed_server_fails_operations_and_a_new_one_is_found_without_reopening(
+    redis_server: RedisServer,
+) -> None:
     backend = opened(redis_server.url)
     objects = [make_object(name) for name in range(4)]
     names = [ref.name for ref in objects]
@@ -56,7 +63,9 @@ def test_killed_server_fails_operations_and_a_new_one_is_found_without_reopening
     backend.close()
 
 
-def test_server_killed_in_the_middle_of_batches_leaves_an_answer_per_object(redis_server: RedisServer) -> None:
+def test_server_killed_in_the_middle_of_batches_leaves_an_answer_per_object(
+    redis_server: RedisServer,
+) -> None:
     backend = opened(redis_server.url)
     objects = [make_object(name, bytes(4 << 20)) for name in range(24)]
     started = threading.Event()
@@ -128,20 +137,27 @@ def test_objects_expire_where_a_time_to_live_is_set(redis_server: RedisServer) -
 
 def test_clear_spares_the_keys_of_others(redis_server: RedisServer) -> None:
     backend = opened(redis_server.url)
-    assert backend.batch_put_from([make_object(name, b"x") for name in range(2500)], LATE) == [OK] * 2500
+    assert (
+        backend.batch_put_from([make_object(name, b"x") for name in range(2500)], LATE)
+        == [OK] * 2500
+    )
     redis_server.call(b"SET", b"raydix:else", b"kept")
     assert backend.clear() is OK
     assert redis_server.call(b"KEYS", b"*") == [b"raydix:else"]
     backend.close()
 
 
-def test_batch_larger_than_a_round_trip_comes_back(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_larger_than_a_round_trip_comes_back(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_module, "_MAX_CHUNK_BYTES", 5 * OBJECT_BYTES // 2)
     backend = opened(redis_server.url)
     backend.batch_put_from([make_object(name) for name in range(9) if name != 4], LATE)
     read = targets(*range(9))
     assert backend.batch_get_into(read, LATE) == [OK] * 4 + [MISSING] + [OK] * 4
-    assert [ref.page[64:] for ref in read if ref is not read[4]] == [content(name) for name in range(9) if name != 4]
+    assert [ref.page[64:] for ref in read if ref is not read[4]] == [
+        content(name) for name in range(9) if name != 4
+    ]
     assert backend.batch_get_into([], LATE) == []
     backend.close()
 
@@ -163,7 +179,8 @@ def test_wrong_password_and_unknown_database_are_config_errors(redis_server: Red
 def test_server_on_a_socket_in_the_file_system(redis_server: RedisServer, tmp_path: Path) -> None:
     path = tmp_path / "s"
     process = subprocess.Popen(
-        [redis_server.program, "--port", "0", "--unixsocket", path, "--save", ""], stdout=subprocess.DEVNULL
+        [redis_server.program, "--port", "0", "--unixsocket", path, "--save", ""],
+        stdout=subprocess.DEVNULL,
     )
     backend = opened(f"unix://{path}")
     give_up_s = time.monotonic() + 20
@@ -177,7 +194,9 @@ def test_server_on_a_socket_in_the_file_system(redis_server: RedisServer, tmp_pa
 
 
 class ScriptedServer:
-    """Owns: a listening socket and a thread that reads a command, says the next part of the script, and so on."""
+    """Owns: a listening socket and a thread that reads a command, says the next part of the script,
+    and so on.
+    """
 
     def __init__(self, script: list[bytes]) -> None:
         self.script = script
@@ -207,7 +226,9 @@ class ScriptedServer:
 def test_value_that_comes_after_the_deadline_does_not_reach_the_page() -> None:
     value = bytes(make_object(1).page)
     half = len(value) // 2
-    server = ScriptedServer([b"*1\r\n$%d\r\n%s" % (len(value), value[:half]), value[half:] + b"\r\n"])
+    server = ScriptedServer(
+        [b"*1\r\n$%d\r\n%s" % (len(value), value[:half]), value[half:] + b"\r\n"]
+    )
     backend = opened(server.url)
     [ref] = targets(1)
     assert backend.batch_get_into([ref], soon()) == [TIMED_OUT]
@@ -239,7 +260,9 @@ def test_server_that_breaks_the_protocol_is_an_error(reply: bytes) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize(("reply", "status"), [(b"-OOM no\r\n", FULL), (b"-READONLY no\r\n", IO_ERROR)])
+@pytest.mark.parametrize(
+    ("reply", "status"), [(b"-OOM no\r\n", FULL), (b"-READONLY no\r\n", IO_ERROR)]
+)
 def test_refused_command_keeps_the_connection(reply: bytes, status: ObjectStatus) -> None:
     server = ScriptedServer([reply, b""])
     backend = opened(server.url)

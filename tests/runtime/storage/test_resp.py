@@ -79,7 +79,9 @@ class Server:
             client.recv(1)
 
     def connect(self) -> RespConnection:
-        return RespConnection(RespAddress(endpoint=self.listener.getsockname()), time.monotonic() + 30)
+        return RespConnection(
+            RespAddress(endpoint=self.listener.getsockname()), time.monotonic() + 30
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,10 @@ def test_all_addresses_of_a_host_are_tried_before_one_deadline(
     now_s, waits = [0.0], []
 
     def find(*_: object, **__: object) -> list[object]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", number)) for number in (1, 2, 3)]
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", number))
+            for number in (1, 2, 3)
+        ]
 
     def wait(self: socket.socket, where: object) -> None:
         waits.append(self.gettimeout())

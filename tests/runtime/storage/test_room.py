@@ -94,7 +94,11 @@ def test_random_failures_never_take_more_than_the_bound_nor_leak_room() -> None:
         store.stuck = {name for name in store.room.names() if rng.random() < 0.3}
         sizes = [rng.randint(1, 9) for _ in range(rng.randint(1, 8))]
         with store.room.reserve(sizes) as reservation:
-            written = {f"{turn} {index}": size for index, size in enumerate(reservation.sizes) if rng.random() < 0.8}
+            written = {
+                f"{turn} {index}": size
+                for index, size in enumerate(reservation.sizes)
+                if rng.random() < 0.8
+            }
             store.room.settle(reservation, written)
         store.room.check()
         assert store.room.figures()["bytes"] <= 50

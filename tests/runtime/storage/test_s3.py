@@ -35,7 +35,9 @@ def opened(section: S3L3Section) -> StorageBackend:
     return backend
 
 
-def test_without_its_library_the_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_the_backend_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = builtins.__import__
 
     def no_obstore(name: str, *arguments: object) -> object:

@@ -144,7 +144,9 @@ def test_of_two_names_in_one_slot_the_later_one_is_left_after_a_restart(tmp_path
     again.close()
 
 
-def test_slab_that_cannot_grow_loses_no_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slab_that_cannot_grow_loses_no_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slab = Slab(tmp_path / "slab", 4096)
 
     def refuse(fd: int, size: int) -> None:
@@ -161,7 +163,9 @@ def test_slab_that_cannot_grow_loses_no_slots(tmp_path: Path, monkeypatch: pytes
     slab.close()
 
 
-def test_log_that_cannot_be_replaced_grows_and_stays_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_that_cannot_be_replaced_grows_and_stays_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slab_module, "_COMPACT_SLACK_RECORDS", 4)
     path = tmp_path / "index.log"
     index = SlabIndex(path)
@@ -184,7 +188,9 @@ def test_log_that_cannot_be_replaced_grows_and_stays_right(tmp_path: Path, monke
     assert list(SlabIndex(path)) == [(name(99), place(0))]
 
 
-def test_removal_that_cannot_be_logged_is_still_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_removal_that_cannot_be_logged_is_still_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     index = SlabIndex(tmp_path / "index.log")
     index.add([(name(1), place(1))])
     index.close()

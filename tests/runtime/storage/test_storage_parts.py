@@ -45,7 +45,10 @@ def test_any_flipped_bit_is_found(payload: bytes, flip: int) -> None:
 def test_every_field_changes_the_namespace() -> None:
     bf16 = KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=(GROUP,))
     layouts = [LAYOUT, bf16, replace(LAYOUT, page_size=8), replace(LAYOUT, version=2)]
-    layouts += [replace(LAYOUT, groups=(replace(GROUP, **change),)) for change in ({"head_dim": 6}, {"layers": (0, 2)})]
+    layouts += [
+        replace(LAYOUT, groups=(replace(GROUP, **change),))
+        for change in ({"head_dim": 6}, {"layers": (0, 2)})
+    ]
     layouts += [replace(LAYOUT, groups=(GROUP, GROUP))]
     layouts += [replace(LAYOUT, codec=codec, page_size=16) for codec in Codec]
     namespaces = [make_namespace(b"m", "v", layout) for layout in layouts]
@@ -56,8 +59,14 @@ def test_every_field_changes_the_namespace() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.sampled_from("dutrw"), st.integers(0, 9), st.integers(1, 40)), max_size=60))
-def test_lru_keeps_within_its_bound_and_gives_up_the_least_recently_used(steps: list[tuple[str, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("dutrw"), st.integers(0, 9), st.integers(1, 40)), max_size=60
+    )
+)
+def test_lru_keeps_within_its_bound_and_gives_up_the_least_recently_used(
+    steps: list[tuple[str, int, int]],
+) -> None:
     lru, order, reserved = BytesLru(100), {}, []
     for action, number, size in steps:
         name = str(number)

@@ -34,7 +34,9 @@ def test_batch_that_is_cancelled_before_its_turn_moves_nothing() -> None:
     bench.worker.submit(order)
     bench.worker.submit(CancelBatch(batch_id=order.batch_id))
     leave.set()
-    assert sorted(bench.wait() for _ in range(NUM_THREADS + 1)) == [[OK]] * NUM_THREADS + [[CANCELLED] * 2]
+    assert sorted(bench.wait() for _ in range(NUM_THREADS + 1)) == [[OK]] * NUM_THREADS + [
+        [CANCELLED] * 2
+    ]
     assert num_read == NUM_THREADS
     bench.close()
 

@@ -68,7 +68,9 @@ async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
 
 
 class ShrinkingDevice:
-    """Has room for fewer pages each time a model is loaded, which counts unless the model is told how many."""
+    """Has room for fewer pages each time a model is loaded, which counts unless the model is told
+    how many.
+    """
 
     def __init__(self, *counts: int) -> None:
         self._counts = iter(counts)
@@ -78,7 +80,9 @@ class ShrinkingDevice:
     def build_model(self, config: EngineConfig, device_index: int) -> GpuModel:
         """See `BuildModel`."""
         found = next(self._counts)
-        model = build_sleeping_model(config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0)
+        model = build_sleeping_model(
+            config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0
+        )
         self.loaded.append(model.facts.num_pages)
         if len(self.loaded) == 2:
             self.twice.set()
@@ -95,7 +99,9 @@ async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts
     )
     device = ShrinkingDevice(32, 20)
     spawner = InProcessSpawner(device.build_model)
-    supervisor = SupervisorActor(name="t", config=config, spawner=spawner, supervision=Supervision())
+    supervisor = SupervisorActor(
+        name="t", config=config, spawner=spawner, supervision=Supervision()
+    )
     facts = await supervisor.start()
     first = spawner.latest(ActorKind.GPU)
     assert first is not None

@@ -5,7 +5,9 @@ from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, SleepingRunner
 
 
-def _tokens(slots: list[int], starts: list[int], num_tokens: list[int], outputs: list[int]) -> list[int]:
+def _tokens(
+    slots: list[int], starts: list[int], num_tokens: list[int], outputs: list[int]
+) -> list[int]:
     plan = StepPlan(
         step=1,
         row_slots=int32_array(slots),
@@ -20,7 +22,11 @@ def _tokens(slots: list[int], starts: list[int], num_tokens: list[int], outputs:
 def test_tokens_depend_on_slot_and_position_alone() -> None:
     together = _tokens([1, 2, 3], [4, 0, 9], [1, 10, 1], [0, 0, 5])
 
-    assert together == [_tokens([1], [0], [5], [3])[0], _tokens([2], [9], [1], [7])[0], _tokens([3], [9], [1], [0])[0]]
+    assert together == [
+        _tokens([1], [0], [5], [3])[0],
+        _tokens([2], [9], [1], [7])[0],
+        _tokens([3], [9], [1], [0])[0],
+    ]
     assert len(set(together)) == 3
 
 

@@ -1,4 +1,6 @@
-"""Transfer engines with a codec: the arena holds what the plain PyTorch twin says, on the CPU and on a GPU."""
+"""Transfer engines with a codec: the arena holds what the plain PyTorch twin says, on the CPU and
+on a GPU.
+"""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -47,7 +49,9 @@ class Tiers:
         self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
-        self.engine = make(self.layout, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append)
+        self.engine = make(
+            self.layout, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append
+        )
 
     def copies(self, pairs: list[tuple[int, int]], group: int = 0) -> PageCopies:
         host_pages = [host_page for _, host_page in pairs]
@@ -73,7 +77,9 @@ class Tiers:
     def decoded(self, host_page: int, group: int) -> Tensor:
         """What the twin makes of a host page."""
         pool = self.pools[group]
-        encoded = torch.tensor(list(self.host_page(host_page, group)), dtype=torch.uint8).view(pool.shape[1], -1)
+        encoded = torch.tensor(list(self.host_page(host_page, group)), dtype=torch.uint8).view(
+            pool.shape[1], -1
+        )
         return decode_pages(encoded, self.codec, pool.shape[2:], pool.dtype)
 
 
@@ -101,7 +107,9 @@ def tiers(request: pytest.FixtureRequest, codec: Codec) -> Iterator[Tiers]:
 
 
 @pytest.mark.parametrize("group", [0, 1])
-def test_a_page_is_encoded_on_its_way_down_and_restored_on_its_way_up(tiers: Tiers, group: int) -> None:
+def test_a_page_is_encoded_on_its_way_down_and_restored_on_its_way_up(
+    tiers: Tiers, group: int
+) -> None:
     slab = group * tiers.arena.geometry.pages_per_slab
     expected = {page: tiers.encoded(page, group) for page in (3, 5, 6)}
     others = tiers.pools[group][[0, 2, 4, 7, 8, 10, 11]].clone()
@@ -111,7 +119,9 @@ def test_a_page_is_encoded_on_its_way_down_and_restored_on_its_way_up(tiers: Tie
     tiers.engine.start(tiers.copies([(9, slab + 4), (1, slab + 2), (12, slab)], group), NO_COPIES)
     report = tiers.finish()
 
-    assert {page: tiers.host_page(slab + place, group) for page, place in ((3, 4), (5, 2), (6, 0))} == expected
+    assert {
+        page: tiers.host_page(slab + place, group) for page, place in ((3, 4), (5, 2), (6, 0))
+    } == expected
     for page, place in ((9, 4), (1, 2), (12, 0)):
         restored = tiers.pools[group][page].cpu()
         assert torch.equal(restored, tiers.decoded(slab + place, group))

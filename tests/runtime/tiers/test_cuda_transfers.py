@@ -15,7 +15,9 @@ from tests.runtime.tiers.tier_pair import NO_COPIES, Tiers, joined
     ("layer_mib", "expected"),
     [(8, [[0], [1], [2], [3]]), (5, [[0, 1], [2, 3]]), (3, [[0, 1, 2], [3]]), (1, [[0, 1, 2, 3]])],
 )
-def test_layers_share_an_event_until_their_run_is_long_enough(layer_mib: int, expected: list[list[int]]) -> None:
+def test_layers_share_an_event_until_their_run_is_long_enough(
+    layer_mib: int, expected: list[list[int]]
+) -> None:
     transfer = layers_of(Direction.LOAD, num_layers=4, layer_bytes=layer_mib << 18, num_pages=4)
 
     assert [[copy.layer for copy in run] for run in layer_runs(transfer)] == expected
@@ -26,7 +28,9 @@ def test_layers_share_an_event_until_their_pieces_are_large_enough_for_the_copy_
     small_layers = layers_of(Direction.LOAD, num_layers=17, layer_bytes=16 << 10, num_pages=2000)
 
     assert [len(run) for run in layer_runs(layers)] == [2] * 8 + [1]
-    assert [len(run) for run in layer_runs(small_layers)] == [2] * 8 + [1], "not more than one layer in eight"
+    assert [len(run) for run in layer_runs(small_layers)] == [2] * 8 + [1], (
+        "not more than one layer in eight"
+    )
 
 
 def test_a_backup_moves_whole_pages() -> None:
@@ -35,9 +39,13 @@ def test_a_backup_moves_whole_pages() -> None:
     assert [copy.layer for copy in run] == [0, 1, 2, 3]
 
 
-def layers_of(direction: Direction, *, num_layers: int, layer_bytes: int, num_pages: int) -> Transfer:
+def layers_of(
+    direction: Direction, *, num_layers: int, layer_bytes: int, num_pages: int
+) -> Transfer:
     """`layer_bytes`: of each page."""
-    pages = GroupPages(page_ids=int32_array(range(1, num_pages + 1)), host_page_ids=int32_array(range(num_pages)))
+    pages = GroupPages(
+        page_ids=int32_array(range(1, num_pages + 1)), host_page_ids=int32_array(range(num_pages))
+    )
     return Transfer(
         transfer_id=1,
         direction=direction,
@@ -45,7 +53,8 @@ def layers_of(direction: Direction, *, num_layers: int, layer_bytes: int, num_pa
         host_page_ids=pages.host_page_ids,
         generations=int32_array([0] * num_pages),
         layer_copies=tuple(
-            LayerCopy(layer=i, group=0, start=i * layer_bytes, stop=(i + 1) * layer_bytes) for i in range(num_layers)
+            LayerCopy(layer=i, group=0, start=i * layer_bytes, stop=(i + 1) * layer_bytes)
+            for i in range(num_layers)
         ),
     )
 
@@ -108,7 +117,9 @@ def test_no_copy_waits_for_a_compiler() -> None:
     kernels = page_copy._copy_pieces.device_caches[torch.cuda.current_device()][0]
     num_compiled = len(kernels)
 
-    for number, pairs in enumerate(([(1, 1)], [(2, 2), (3, 3)], [(page, page) for page in range(1, 13)])):
+    for number, pairs in enumerate(
+        ([(1, 1)], [(2, 2), (3, 3)], [(page, page) for page in range(1, 13)])
+    ):
         tiers.engine.start(tiers.copies(2 * number, pairs), NO_COPIES)
         tiers.finish()
         tiers.engine.start(NO_COPIES, tiers.copies(2 * number + 1, pairs))

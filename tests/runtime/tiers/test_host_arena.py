@@ -141,12 +141,17 @@ def test_pages_survive_the_death_of_their_creator() -> None:
         sys.stdin.read()
     """
     owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     fd, numbers = owner.stdout.readline().split(" ", 1)
     values = json.loads(numbers)
-    geometry = ArenaGeometry(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    geometry = ArenaGeometry(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    )
     assert asdict(geometry) == asdict(plan_arena(ONE_GROUP, 1 << 20))
     arena = HostArena.attach(owner.pid, int(fd), geometry)
     owner.send_signal(signal.SIGKILL)

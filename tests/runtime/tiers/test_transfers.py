@@ -1,4 +1,6 @@
-"""What every transfer engine promises, shown on the CPU engine; the CUDA one joins where there is a GPU."""
+"""What every transfer engine promises, shown on the CPU engine; the CUDA one joins where there is a
+GPU.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -79,18 +81,24 @@ def test_one_transfer_may_span_groups_and_wait_for_layers_of_each(tiers: Tiers) 
     full = tiers.fill_host_page(1, 0)
     window = tiers.fill_host_page(other_slab, 1)
 
-    tiers.engine.start(joined(tiers.copies(5, [(3, 1)]), tiers.copies(5, [(4, other_slab)], group=1)), NO_COPIES)
+    tiers.engine.start(
+        joined(tiers.copies(5, [(3, 1)]), tiers.copies(5, [(4, other_slab)], group=1)), NO_COPIES
+    )
     for layer in range(4):
         tiers.engine.wait_layer(5, layer)
     reports = tiers.finish()
 
     assert (tiers.page(3, 0), tiers.page(4, 1)) == (full, window)
-    assert [(report.transfer_id, report.num_bytes) for report in reports] == [(5, len(full) + len(window))]
+    assert [(report.transfer_id, report.num_bytes) for report in reports] == [
+        (5, len(full) + len(window))
+    ]
 
 
 def test_a_layer_that_was_waited_for_has_arrived(tiers: Tiers) -> None:
     pages = list(range(1, NUM_PAGES + 1))
-    payloads = [np.frombuffer(tiers.fill_host_page(page, 0), np.uint8).reshape(3, -1) for page in pages]
+    payloads = [
+        np.frombuffer(tiers.fill_host_page(page, 0), np.uint8).reshape(3, -1) for page in pages
+    ]
     tiers.engine.start(tiers.copies(1, [(page, page) for page in pages]), NO_COPIES)
 
     for index, layer in enumerate(LAYOUT.groups[0].layers):
@@ -111,11 +119,16 @@ def test_each_transfer_is_reported_once_and_only_loads_count_bytes(tiers: Tiers)
     size = LAYOUT.payload_bytes(0)
 
     tiers.engine.start(
-        joined(tiers.copies(1, [(1, 1), (2, 2)]), tiers.copies(2, [(3, 3)])), tiers.copies(3, [(4, 4), (5, 5)])
+        joined(tiers.copies(1, [(1, 1), (2, 2)]), tiers.copies(2, [(3, 3)])),
+        tiers.copies(3, [(4, 4), (5, 5)]),
     )
     reports = tiers.finish()
 
-    assert {report.transfer_id: report.num_bytes for report in reports} == {1: 2 * size, 2: size, 3: 0}
+    assert {report.transfer_id: report.num_bytes for report in reports} == {
+        1: 2 * size,
+        2: size,
+        3: 0,
+    }
     assert len(reports) == 3
     assert all(report.started_s <= report.ended_s and not report.is_stale for report in reports)
 
@@ -130,7 +143,9 @@ def test_a_load_from_a_page_that_changed_hands_is_stale(tiers: Tiers) -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [(0, 1), (NUM_PAGES + 1, 1), (-1, 1), (1, -1), (1, 1 << 20)], ids=lambda pair: f"{pair[0]}-{pair[1]}"
+    "pair",
+    [(0, 1), (NUM_PAGES + 1, 1), (-1, 1), (1, -1), (1, 1 << 20)],
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
 )
 def test_pages_that_do_not_exist_are_refused(tiers: Tiers, pair: tuple[int, int]) -> None:
     copies = PageCopies(
@@ -165,13 +180,15 @@ def test_closing_finishes_what_has_begun() -> None:
     assert tiers.page(1, 0) == payload
 
 
-# The CPU engine alone -------------------------------------------------------------------------------------------------
+# The CPU engine alone -----------------------------------------------------------------------------
 
 
 def test_transfers_end_out_of_order_as_the_seed_says() -> None:
     def order(seed: int) -> list[int]:
         tiers = Tiers("cpu", seed=seed, num_threads=1)
-        tiers.engine.start(joined(*[tiers.copies(number, [(number, number)]) for number in range(1, 9)]), NO_COPIES)
+        tiers.engine.start(
+            joined(*[tiers.copies(number, [(number, number)]) for number in range(1, 9)]), NO_COPIES
+        )
         ended = [report.transfer_id for report in tiers.finish()]
         tiers.engine.close()
         return ended
@@ -181,7 +198,9 @@ def test_transfers_end_out_of_order_as_the_seed_says() -> None:
     assert order(1) != sorted(order(1))
 
 
-def test_a_failed_copy_is_reported_and_wakes_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_is_reported_and_wakes_those_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: object) -> None:
         raise OSError("bus error")
 

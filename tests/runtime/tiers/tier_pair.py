@@ -43,7 +43,12 @@ class Tiers:
         self.errors: list[BaseException] = []
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
         self.engine = make(
-            LAYOUT, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append, **options
+            LAYOUT,
+            self.pools,
+            self.arena,
+            on_done=self.done.put,
+            on_error=self.errors.append,
+            **options,
         )
 
     def fill_host_page(self, host_page_id: int, group: int) -> bytes:

@@ -78,16 +78,27 @@ def session_processes(driver: int) -> list[str]:
 def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Path) -> None:
     memory_before = set(os.listdir("/dev/shm"))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):  # as users have it: a private cluster, with token authentication
+    for name in (
+        "RAY_ADDRESS",
+        "RAY_AUTH_MODE",
+    ):  # as users have it: a private cluster, with token authentication
         environment.pop(name, None)
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(checkpoint)], stdout=subprocess.PIPE, env=environment, text=True
+        [sys.executable, "-c", DRIVER, str(checkpoint)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
     )
     with driver, killing(driver):
         assert driver.stdout is not None
         assert driver.stdout.readline() == "up\n"
         found = subprocess.run(
-            [sys.executable, "-c", FINDER], env=environment, check=False, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", FINDER],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert found.stdout == "4 0\n", found.stderr
         assert "WARNING" not in found.stderr
@@ -107,13 +118,19 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
 
 def test_engine_that_no_node_can_hold_is_refused(ray_cluster: PrivateCluster) -> None:
     config = load_config(
-        {"model": {"path": "/nowhere", "device": "cuda"}, "cache": {"l2": None}, "parallel": {"dp": 100}}
+        {
+            "model": {"path": "/nowhere", "device": "cuda"},
+            "cache": {"l2": None},
+            "parallel": {"dp": 100},
+        }
     )
     with pytest.raises(ConfigError, match="100 GPU on one node"):
         start_engine(config, "too-large")
 
 
-def test_missing_checkpoint_is_a_typed_error_and_frees_the_name(ray_cluster: PrivateCluster, tmp_path: Path) -> None:
+def test_missing_checkpoint_is_a_typed_error_and_frees_the_name(
+    ray_cluster: PrivateCluster, tmp_path: Path
+) -> None:
     config = load_config({"model": {"path": str(tmp_path)}, "cache": {"l2": None}})
     for _ in range(2):
         with pytest.raises(CheckpointError):
@@ -122,8 +139,12 @@ def test_missing_checkpoint_is_a_typed_error_and_frees_the_name(ray_cluster: Pri
         find_engine("without-weights")
 
 
-def test_arena_beyond_memory_is_a_config_error(ray_cluster: PrivateCluster, checkpoint: Path) -> None:
-    config = load_config({"model": {"path": str(checkpoint)}, "cache": {"l2": {"bytes_per_node": "100TiB"}}})
+def test_arena_beyond_memory_is_a_config_error(
+    ray_cluster: PrivateCluster, checkpoint: Path
+) -> None:
+    config = load_config(
+        {"model": {"path": str(checkpoint)}, "cache": {"l2": {"bytes_per_node": "100TiB"}}}
+    )
     with pytest.raises(ConfigError, match=r"cache\.l2\.bytes_per_node"):
         start_engine(config, "greedy")
 
@@ -142,7 +163,9 @@ async def test_flush_drops_l1_and_l2_and_says_how_much(shared_engine: SharedEngi
         flushed = await engine.flush()
         assert flushed["l1_pages"] >= 4
         sources = {}
-        async for output in engine.generate(prompt, {"max_tokens": 2, "temperature": 0}, "after-flush"):
+        async for output in engine.generate(
+            prompt, {"max_tokens": 2, "temperature": 0}, "after-flush"
+        ):
             sources = output.metrics.cached_tokens_by_source
         assert "l1" not in sources
         explanation = await engine.explain("after-flush")
@@ -156,10 +179,16 @@ async def test_counters_appear_on_the_metrics_endpoint_of_ray(shared_engine: Sha
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = {"ray_raydix_generation_tokens_total", "ray_raydix_l1_pages", "ray_raydix_l2_pages"}
-    wanted |= {"ray_raydix_l3_batches_total", "ray_raydix_l3_active_batches", "ray_raydix_l3_breaker_state"}
+    wanted |= {
+        "ray_raydix_l3_batches_total",
+        "ray_raydix_l3_active_batches",
+        "ray_raydix_l3_breaker_state",
+    }
     async with asyncio.timeout(45):  # Ray exports every 10 s
         while True:
-            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+            text = await asyncio.to_thread(
+                lambda: urllib.request.urlopen(url, timeout=10).read().decode()
+            )
             if wanted <= {line.partition("{")[0] for line in text.splitlines()}:
                 break
             await asyncio.sleep(1.0)

@@ -7,7 +7,11 @@ from raydix.runtime.config.engine import load_config
 
 def test_cuda_engine_reserves_one_gpu_per_rank() -> None:
     config = load_config(
-        {"model": {"path": "m", "device": "cuda"}, "parallel": {"dp": 4}, "cache": {"l2": {"bytes_per_node": "1GiB"}}}
+        {
+            "model": {"path": "m", "device": "cuda"},
+            "parallel": {"dp": 4},
+            "cache": {"l2": {"bytes_per_node": "1GiB"}},
+        }
     )
     assert sum(bundle.get("GPU", 0) for bundle in bundles_for(config)) == 4
 

@@ -4,7 +4,9 @@ from raydix.errors import ConfigError
 from raydix.runtime.actors.links.address import parse_address
 
 
-@pytest.mark.parametrize("text", ["", "unix:", "tcp:host", "tcp:host:99999", "tcp::5", "file:/x", "unix:/" + "x" * 107])
+@pytest.mark.parametrize(
+    "text", ["", "unix:", "tcp:host", "tcp:host:99999", "tcp::5", "file:/x", "unix:/" + "x" * 107]
+)
 def test_bad_addresses_are_config_errors(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_address(text)

@@ -33,7 +33,9 @@ def folder() -> Iterator[str]:
         yield name
 
 
-async def _socket_pair(address: str, dial: Callable[[str], Awaitable[FarEnd]]) -> AsyncIterator[Pair]:
+async def _socket_pair(
+    address: str, dial: Callable[[str], Awaitable[FarEnd]]
+) -> AsyncIterator[Pair]:
     async with listening(address) as (listener, links):
         far = await dial(listener.address)
         yield await links.get(), far
@@ -48,7 +50,9 @@ async def _dial_blocking(address: str) -> FarEnd:
     return ThreadedLink(await asyncio.to_thread(connect_blocking, address, FAR))
 
 
-@pytest.fixture(params=["unix", "tcp", "unix-blocking", "tcp-blocking", "in-process", "in-process-blocking"])
+@pytest.fixture(
+    params=["unix", "tcp", "unix-blocking", "tcp-blocking", "in-process", "in-process-blocking"]
+)
 async def pair(request: pytest.FixtureRequest, folder: str) -> AsyncIterator[Pair]:
     """(asyncio end, far end) of each kind."""
     if request.param == "in-process":
@@ -61,7 +65,9 @@ async def pair(request: pytest.FixtureRequest, folder: str) -> AsyncIterator[Pai
         blocking.close()
         return
     address = unique_unix_address(folder) if request.param.startswith("unix") else "tcp:127.0.0.1:0"
-    async for ends in _socket_pair(address, _dial_blocking if request.param.endswith("blocking") else _dial):
+    async for ends in _socket_pair(
+        address, _dial_blocking if request.param.endswith("blocking") else _dial
+    ):
         yield ends
 
 
@@ -79,7 +85,9 @@ async def test_messages_arrive_in_order_both_ways(pair: Pair) -> None:
         await far.send(numbered(-number))
 
     assert [await far.receive() for _ in range(200)] == [numbered(number) for number in range(200)]
-    assert [await near.receive() for _ in range(200)] == [numbered(-number) for number in range(200)]
+    assert [await near.receive() for _ in range(200)] == [
+        numbered(-number) for number in range(200)
+    ]
 
 
 async def test_large_frames_arrive_whole_both_ways(pair: Pair) -> None:
@@ -168,7 +176,9 @@ async def test_a_peer_that_does_not_read_is_cut_off(pair: Pair) -> None:
         near.send(numbered(1))
 
 
-async def test_a_message_that_is_too_large_closes_its_link_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_is_too_large_closes_its_link_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     near, far = pair
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1 << 12)
 

@@ -54,7 +54,9 @@ async def test_a_wrong_secret_is_refused_before_anything_else(scheme: str, folde
         assert links.empty()
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", frame(b"\xc1"), frame(b"\x91\x01"), frame(b"x" * 5000)])
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n\r\n", frame(b"\xc1"), frame(b"\x91\x01"), frame(b"x" * 5000)]
+)
 async def test_a_connection_that_is_no_hello_is_dropped(data: bytes, folder: str) -> None:
     async with listening(unique_unix_address(folder)) as (listener, links):
         reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
@@ -65,7 +67,9 @@ async def test_a_connection_that_is_no_hello_is_dropped(data: bytes, folder: str
         writer.close()
 
 
-async def test_a_connection_that_says_nothing_is_dropped(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_says_nothing_is_dropped(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket_link, "HANDSHAKE_S", 0.01)
     async with listening(unique_unix_address(folder)) as (listener, _):
         reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
@@ -93,9 +97,13 @@ async def test_strangers_who_say_nothing_make_room_for_peers_who_know_the_secret
 
 
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.GPU])
-async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(role: Role, folder: str) -> None:
+async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(
+    role: Role, folder: str
+) -> None:
     links: asyncio.Queue[Link] = asyncio.Queue()
-    listener = await listen(unique_unix_address(folder), NEAR, links.put, max_client_frame_bytes=1000)
+    listener = await listen(
+        unique_unix_address(folder), NEAR, links.put, max_client_frame_bytes=1000
+    )
     reader, writer = await asyncio.open_unix_connection(listener.address.removeprefix("unix:"))
     bound = 1000 if role is Role.CLIENT else MAX_FRAME_BYTES
     writer.write(frame(encode(replace(FAR, role=role))) + struct.pack("<I", bound + 1))
@@ -108,7 +116,9 @@ async def test_what_a_frame_may_hold_is_bounded_by_what_its_peer_may_need(role: 
     await listener.close()
 
 
-async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hello_that_comes_byte_by_byte_is_not_waited_for(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocking_link, "HANDSHAKE_S", 0.2)
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,7 +199,9 @@ async def test_connecting_gives_up_in_the_end(folder: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
-async def test_a_second_listener_at_the_address_of_a_living_one_is_refused(scheme: str, folder: str) -> None:
+async def test_a_second_listener_at_the_address_of_a_living_one_is_refused(
+    scheme: str, folder: str
+) -> None:
     address = unique_unix_address(folder) if scheme == "unix" else "tcp:127.0.0.1:0"
     async with listening(address) as (first, links):
         with pytest.raises(AddressTaken, match="another listener lives"):
@@ -215,7 +227,9 @@ asyncio.run(main())
 
 async def test_a_new_listener_takes_over_the_address_of_a_dead_one(folder: str) -> None:
     address = unique_unix_address(folder)
-    with subprocess.Popen([sys.executable, "-c", _LISTENER, address], cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _LISTENER, address], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         await asyncio.to_thread(process.stdout.readline)
         process.send_signal(signal.SIGSTOP)
@@ -245,7 +259,9 @@ async def test_a_listener_that_cannot_bind_leaves_the_address_free(folder: str) 
         assert path.exists()
 
 
-async def test_closing_a_listener_ends_its_links_and_awaits_those_who_serve_them(folder: str) -> None:
+async def test_closing_a_listener_ends_its_links_and_awaits_those_who_serve_them(
+    folder: str,
+) -> None:
     ended = []
 
     async def serve(link: Link) -> None:
@@ -263,7 +279,9 @@ async def test_closing_a_listener_ends_its_links_and_awaits_those_who_serve_them
         await link.receive()
 
 
-async def test_a_failing_server_task_closes_its_link_alone(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_server_task_closes_its_link_alone(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fail(_: Link) -> None:
         raise ValueError("broken on purpose")
 
@@ -292,7 +310,10 @@ async def test_blocking_senders_in_several_threads_do_not_mix_frames(folder: str
 
         received = [await link.receive() for _ in range(150)]
 
-        assert all(isinstance(message, StepPlan) and len(message.row_slots) == 1 << 12 for message in received)
+        assert all(
+            isinstance(message, StepPlan) and len(message.row_slots) == 1 << 12
+            for message in received
+        )
         for thread in threads:
             thread.join()
         await asyncio.to_thread(blocking.close)

@@ -1,4 +1,6 @@
-"""An actor that was busy itself hears what its peers have said before it judges them, over every kind of link."""
+"""An actor that was busy itself hears what its peers have said before it judges them, over every
+kind of link.
+"""
 
 import asyncio
 import time

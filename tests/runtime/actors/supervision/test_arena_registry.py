@@ -8,7 +8,12 @@ from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 
 GEOMETRY = ArenaGeometry(
-    num_slabs=1, slab_bytes=4096, slabs_offset=4096, pages_per_slab=4, page_bytes=(1024,), payload_bytes=(960,)
+    num_slabs=1,
+    slab_bytes=4096,
+    slabs_offset=4096,
+    pages_per_slab=4,
+    page_bytes=(1024,),
+    payload_bytes=(960,),
 )
 
 

@@ -67,7 +67,9 @@ class Bench:
         self.num_left_in_make = 0
         self._error = bring_up_error
         self._fails_from = fails_from
-        self.keeper = Keeper("gpu0", self._make, self._bring_up, on_end=self._on_end, supervision=QUICK)
+        self.keeper = Keeper(
+            "gpu0", self._make, self._bring_up, on_end=self._on_end, supervision=QUICK
+        )
 
     async def _make(self, incarnation: int) -> FakeActor:
         if self.hangs_in_make:

@@ -85,7 +85,14 @@ async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_af
     assert bench.log == ATTACHED
     bench.is_drained = False
     assert await bench.switch.attach(SECTION) == "fake"
-    assert bench.log[3:] == ["open 2", "retire_storage", "end 1", "detach_storage", "serve 2", "wait_storage"]
+    assert bench.log[3:] == [
+        "open 2",
+        "retire_storage",
+        "end 1",
+        "detach_storage",
+        "serve 2",
+        "wait_storage",
+    ]
     await bench.switch.end()
 
 
@@ -163,7 +170,9 @@ class MuteHost(Bench):
 
 
 @pytest.mark.parametrize("mute", ["retire_storage", "detach_storage", "wait_storage"])
-async def test_attach_that_host_memory_does_not_answer_ends_and_the_former_backend_serves_again(mute: str) -> None:
+async def test_attach_that_host_memory_does_not_answer_ends_and_the_former_backend_serves_again(
+    mute: str,
+) -> None:
     bench = MuteHost("")
     await bench.switch.attach(SECTION)
     former = bench.switch.current
@@ -192,7 +201,9 @@ async def test_attach_without_a_former_backend_that_fails_leaves_none() -> None:
     await bench.switch.end()
 
 
-async def test_backend_that_dies_for_good_before_host_memory_met_it_does_not_hold_the_switch() -> None:
+async def test_backend_that_dies_for_good_before_host_memory_met_it_does_not_hold_the_switch() -> (
+    None
+):
     bench = MuteHost("wait_storage")
     attaching = asyncio.create_task(bench.switch.attach(SECTION))
     await bench.until("wait_storage")

@@ -1,4 +1,6 @@
-"""A scripted world around the HostMemory core: it carries out effects, and answers for the storage actor on demand."""
+"""A scripted world around the HostMemory core: it carries out effects, and answers for the storage
+actor on demand.
+"""
 
 from collections import deque
 
@@ -52,7 +54,9 @@ from raydix.runtime.messages.host import (
 )
 
 PAGE_SIZE = 16
-STORAGE = StorageSettings(min_tokens=2 * PAGE_SIZE, batch_pages=4, max_read_batches=2, breaker_failures=2)
+STORAGE = StorageSettings(
+    min_tokens=2 * PAGE_SIZE, batch_pages=4, max_read_batches=2, breaker_failures=2
+)
 
 
 def make_key(name: int | str) -> PageKey:
@@ -88,7 +92,10 @@ class HostScript:
             payload_bytes=(64,),
         )
         settings = HostSettings(
-            page_size=PAGE_SIZE, storage=storage or STORAGE, has_storage=storage is not None, **changes
+            page_size=PAGE_SIZE,
+            storage=storage or STORAGE,
+            has_storage=storage is not None,
+            **changes,
         )
         self.core = HostMemoryCore(geometry, settings, generations)
         self.now_s = 100.0
@@ -209,11 +216,17 @@ class HostScript:
             case StorageStatus():
                 self.knows_storage = message.is_in_use
             case PagesGranted():
-                pairs = list(zip(message.host_page_ids.tolist(), message.generations.tolist(), strict=True))
-                assert all(self.table[page] == generation for page, generation in pairs), "granted before the table"
+                pairs = list(
+                    zip(message.host_page_ids.tolist(), message.generations.tolist(), strict=True)
+                )
+                assert all(self.table[page] == generation for page, generation in pairs), (
+                    "granted before the table"
+                )
                 self.granted.extend(pairs)
             case PagesLeased():
-                assert message.lease_id in self.asked, "an answer that nobody asked for over this link"
+                assert message.lease_id in self.asked, (
+                    "an answer that nobody asked for over this link"
+                )
                 self.leased[message.lease_id] = message
             case MirrorUpdate():
                 self.mirror.difference_update(split_keys(message.dropped, 16))
@@ -222,7 +235,9 @@ class HostScript:
                 self._hear_progress(message)
 
     def _hear_progress(self, message: LookupProgress) -> None:
-        name = next((name for name, lookup in self.lookup_ids.items() if lookup == message.lookup_id), None)
+        name = next(
+            (name for name, lookup in self.lookup_ids.items() if lookup == message.lookup_id), None
+        )
         assert name is not None, "an answer that nobody asked for over this link"
         reports = self.progress.setdefault(name, [])
         assert not reports or not reports[-1].is_final, "a report after the final one"
@@ -257,12 +272,17 @@ class HostScript:
                 keys = split_keys(order.keys)
                 statuses = bytes(self.objects.setdefault(key, ObjectStatus.OK) for key in keys)
             case FindObjects():
-                exist = [self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys)]
+                exist = [
+                    self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys)
+                ]
                 statuses = bytes(
-                    ObjectStatus.MISSING if status is ObjectStatus.MISSING else ObjectStatus.OK for status in exist
+                    ObjectStatus.MISSING if status is ObjectStatus.MISSING else ObjectStatus.OK
+                    for status in exist
                 )
             case ReadObjects():
-                statuses = bytes(self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys))
+                statuses = bytes(
+                    self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys)
+                )
         if order.batch_id in self.cancelled:
             statuses = bytes([ObjectStatus.CANCELLED]) * len(statuses)
         self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=statuses))
@@ -273,7 +293,9 @@ class HostScript:
         while self.orders:
             self.answer()
 
-    def store(self, names: "range | list[int] | list[str]", status: ObjectStatus = ObjectStatus.OK) -> None:
+    def store(
+        self, names: "range | list[int] | list[str]", status: ObjectStatus = ObjectStatus.OK
+    ) -> None:
         """Objects that exist in L3; reading them gives `status`."""
         self.objects.update({make_key(name): status for name in names})
 
@@ -284,7 +306,11 @@ class HostScript:
             pair = self.granted.popleft()
             used.append(pair)
             self.say(
-                CommitPages(keys=make_key(name), host_page_ids=int32_array(pair[:1]), generations=int32_array(pair[1:]))
+                CommitPages(
+                    keys=make_key(name),
+                    host_page_ids=int32_array(pair[:1]),
+                    generations=int32_array(pair[1:]),
+                )
             )
         return used
 
@@ -300,7 +326,12 @@ class HostScript:
         self.lookup_ids[name] = LookupId(self.num_lookups)
         self.progress.pop(name, None)
         self.say(
-            Lookup(lookup_id=self.lookup_ids[name], keys=make_keys(names), num_l1_pages=num_l1_pages, urgency=urgency)
+            Lookup(
+                lookup_id=self.lookup_ids[name],
+                keys=make_keys(names),
+                num_l1_pages=num_l1_pages,
+                urgency=urgency,
+            )
         )
 
     def cancel(self, name: str) -> None:

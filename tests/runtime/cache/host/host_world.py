@@ -73,7 +73,9 @@ class Memory:
                 self.lose_sight(pid, (), zip(pages, split_keys(order.keys), strict=True))
         self.lose_sight(pid, (), ())
 
-    def carry_out(self, order: Order, objects: set[PageKey], luck: Callable[[], ObjectStatus]) -> list[ObjectStatus]:
+    def carry_out(
+        self, order: Order, objects: set[PageKey], luck: Callable[[], ObjectStatus]
+    ) -> list[ObjectStatus]:
         """What storage, which holds `objects`, does and answers; `luck` says of each page whether
         it is OK.
         """
@@ -87,12 +89,16 @@ class Memory:
         pages = order.host_page_ids.tolist()
         return [move(page, key, objects, luck()) for page, key in zip(pages, keys, strict=True)]
 
-    def _read_one(self, page: int, key: PageKey, objects: set[PageKey], drawn: ObjectStatus) -> ObjectStatus:
+    def _read_one(
+        self, page: int, key: PageKey, objects: set[PageKey], drawn: ObjectStatus
+    ) -> ObjectStatus:
         is_read = not drawn and key in objects
         self.content[page] = key if is_read else GARBAGE
         return drawn if drawn or is_read else MISSING
 
-    def _write_one(self, page: int, key: PageKey, objects: set[PageKey], drawn: ObjectStatus) -> ObjectStatus:
+    def _write_one(
+        self, page: int, key: PageKey, objects: set[PageKey], drawn: ObjectStatus
+    ) -> ObjectStatus:
         assert self.content[page] == key, "a page changed while it was written"
         if not drawn:
             objects.add(key)
@@ -103,7 +109,9 @@ class Memory:
         for page, key in (*reads, *(read for held in self._read.values() for read in held)):
             assert self.content[page] == key
 
-    def check_writable(self, index: HostIndex, granted: Mapping[int, int], orders: Iterable[Order]) -> None:
+    def check_writable(
+        self, index: HostIndex, granted: Mapping[int, int], orders: Iterable[Order]
+    ) -> None:
         """What may be written from outside is in nobody else's hands."""
         reads = [order for order in orders if isinstance(order, ReadObjects)]
         being_read = {page for order in reads for page in order.host_page_ids.tolist()}

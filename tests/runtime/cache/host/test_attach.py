@@ -75,7 +75,9 @@ def test_retired_storage_is_asked_nothing_and_its_orders_end() -> None:
     assert len(host.orders) == 5
     host.answer_all()
     assert host.num_retirements == 1
-    assert {make_key(name) for name in (40, 41)} <= set(host.objects), "writes under way are finished"
+    assert {make_key(name) for name in (40, 41)} <= set(host.objects), (
+        "writes under way are finished"
+    )
     assert host.stat("pages_reading") == host.stat("l3_writes_pending") == 0
     host.tell(DetachStorage())
     assert host.watched == [50]
@@ -97,11 +99,15 @@ def test_queued_writes_of_a_retired_storage_are_dropped_and_counted() -> None:
     host = with_storage(256)
     host.commit(range(10))
     host.store([0], ObjectStatus.IO_ERROR)
-    num_sent = sum(len(order.keys) // 32 for order in host.orders if isinstance(order, WriteObjects))
+    num_sent = sum(
+        len(order.keys) // 32 for order in host.orders if isinstance(order, WriteObjects)
+    )
     host.tell(RetireStorage())
     assert host.stat("l3_writes_dropped_detached") == 10 - num_sent
     host.answer_all()
-    assert host.stat("l3_writes_dropped_detached") == 10 - num_sent + 1, "what failed is not tried again"
+    assert host.stat("l3_writes_dropped_detached") == 10 - num_sent + 1, (
+        "what failed is not tried again"
+    )
     assert host.core.is_drained
 
 

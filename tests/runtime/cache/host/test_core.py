@@ -64,7 +64,12 @@ def test_lookup_without_storage_says_l1_l2_and_not_found_at_once() -> None:
     host.commit(["b", "d"])
     host.lookup("r", ["a", "b", "c", "d"], num_l1_pages=1)
     assert host.is_final("r")
-    assert host.sources("r") == [PageSource.L1, PageSource.L2, PageSource.NOT_FOUND, PageSource.NOT_FOUND]
+    assert host.sources("r") == [
+        PageSource.L1,
+        PageSource.L2,
+        PageSource.NOT_FOUND,
+        PageSource.NOT_FOUND,
+    ]
     assert host.stat("lookups") == 0
 
 

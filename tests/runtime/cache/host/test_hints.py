@@ -1,4 +1,6 @@
-"""Lookups for which nobody waits yet: they go after requests, and what they bring is pinned by nobody."""
+"""Lookups for which nobody waits yet: they go after requests, and what they bring is pinned by
+nobody.
+"""
 
 from dataclasses import replace
 
@@ -54,7 +56,9 @@ def test_hints_leave_half_of_the_reads_to_requests_which_go_first() -> None:
     host.answer()
     assert first_names(host) == ["h4", "r0", "r4", "r8"]
     host.answer()
-    assert first_names(host) == ["r0", "r4", "r8"], "no more for the hint while requests fill its half"
+    assert first_names(host) == ["r0", "r4", "r8"], (
+        "no more for the hint while requests fill its half"
+    )
     host.answer_all()
     assert host.is_final("h")
     assert host.is_final("r")

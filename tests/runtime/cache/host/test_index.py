@@ -71,7 +71,9 @@ def test_touched_chain_loses_its_tail_first() -> None:
     index.touch_chain(0, [key(name) for name in range(4)])
     for num_left in (3, 2, 1):
         index.allocate(0)
-        assert [name for name in range(4) if index.find(0, key(name)) is not None] == list(range(num_left))
+        assert [name for name in range(4) if index.find(0, key(name)) is not None] == list(
+            range(num_left)
+        )
 
 
 def test_ended_lease_leaves_the_chain_to_lose_its_tail_first() -> None:
@@ -201,7 +203,9 @@ def test_check_finds_a_lost_page() -> None:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Two groups, two slabs; the model is a dict of keys, a list in LRU order, and counts of readers."""
+    """Two groups, two slabs; the model is a dict of keys, a list in LRU order, and counts of
+    readers.
+    """
 
     names = st.integers(0, 15)
     groups = st.integers(0, 1)
@@ -245,7 +249,9 @@ class IndexMachine(RuleBasedStateMachine):
         assert page not in in_use
         assert page not in self.ready.values()
         own = [name for name in gone if name[0] == group]
-        assert not own or (own == gone and len(own) == 1), "one victim of the own group, or a slab of the other"
+        assert not own or (own == gone and len(own) == 1), (
+            "one victim of the own group, or a slab of the other"
+        )
         if own:
             unread = [name for name in before if name[0] == group and not self.is_read(name)]
             order = {name: place for place, name in enumerate(self._before_lru)}
@@ -346,5 +352,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.mirror == set(self.ready)
 
 
-IndexMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
+IndexMachine.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
+)
 TestIndexMachine = IndexMachine.TestCase

@@ -118,7 +118,12 @@ def test_each_object_is_read_once_however_many_want_it() -> None:
         host.lookup(request, range(8))
     for _ in range(3):
         host.answer()
-    reads = [key for order in host.orders if isinstance(order, ReadObjects) for key in split_keys(order.keys)]
+    reads = [
+        key
+        for order in host.orders
+        if isinstance(order, ReadObjects)
+        for key in split_keys(order.keys)
+    ]
     assert sorted(reads) == sorted(make_key(name) for name in range(8))
     host.answer_all()
     for request in ("a", "b", "c"):
@@ -149,7 +154,9 @@ def test_runs_are_reported_as_they_arrive_even_out_of_order() -> None:
         (ObjectStatus.CANCELLED, PageSource.IO_ERROR),
     ],
 )
-def test_failed_page_ends_the_prefix_and_is_counted_by_kind(status: ObjectStatus, source: PageSource) -> None:
+def test_failed_page_ends_the_prefix_and_is_counted_by_kind(
+    status: ObjectStatus, source: PageSource
+) -> None:
     host = with_storage()
     host.store(range(8))
     host.store([2], status)

@@ -1,7 +1,8 @@
 """The HostMemory core in a world of slow copies, dying processes and unreliable storage.
 
-The world keeps the content of every host page. Whoever has been told to write a page may do so at any time until it
-has answered or has ended. The core is right if every READY page always holds what its key names.
+The world keeps the content of every host page. Whoever has been told to write a page may do so at
+any time until it has answered or has ended. The core is right if every READY page always holds what
+its key names.
 """
 
 from dataclasses import replace
@@ -41,10 +42,16 @@ from raydix.runtime.messages.host import (
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 from tests.runtime.cache.host.host_world import Memory
 
-SETTINGS = replace(STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2)
+SETTINGS = replace(
+    STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2
+)
 NAMES = st.integers(0, 11)
-CHAINS = st.builds(lambda first, length: list(range(first, first + length)), st.integers(0, 3), st.integers(0, 8))
-STATUSES = st.sampled_from([ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT])
+CHAINS = st.builds(
+    lambda first, length: list(range(first, first + length)), st.integers(0, 3), st.integers(0, 8)
+)
+STATUSES = st.sampled_from(
+    [ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT]
+)
 
 
 class HostWorld(RuleBasedStateMachine):
@@ -109,12 +116,21 @@ class HostWorld(RuleBasedStateMachine):
         assert set(self.host.core._index.ready_keys(0)) <= before
 
     @precondition(lambda self: self.is_attached)
-    @rule(chain=CHAINS, request=st.sampled_from("abc"), num_l1=st.integers(0, 2), is_answered=st.booleans())
+    @rule(
+        chain=CHAINS,
+        request=st.sampled_from("abc"),
+        num_l1=st.integers(0, 2),
+        is_answered=st.booleans(),
+    )
     def lookup(self, chain: list[int], request: str, num_l1: int, is_answered: bool) -> None:
         if request in self.host.lookup_ids and not self.host.is_final(request):
             self.host.cancel(request)
         self.host.lookup(request, chain, min(num_l1, len(chain)))
-        if is_answered and self.host.orders and isinstance(search := self.host.orders[-1], FindObjects):
+        if (
+            is_answered
+            and self.host.orders
+            and isinstance(search := self.host.orders[-1], FindObjects)
+        ):
             self.host.orders.pop()
             statuses = bytes(key not in self.objects for key in split_keys(search.keys))
             self.host.hear_storage(ObjectsDone(batch_id=search.batch_id, statuses=statuses))
@@ -132,7 +148,9 @@ class HostWorld(RuleBasedStateMachine):
         pages = self.host.lease(self.next_lease, chain)
         generations = self.host.leased[self.next_lease].generations.tolist()
         assert generations == [self.host.table[page] for page in pages]
-        self.leases[self.next_lease] = [(page, make_key(name)) for page, name in zip(pages, chain, strict=False)]
+        self.leases[self.next_lease] = [
+            (page, make_key(name)) for page, name in zip(pages, chain, strict=False)
+        ]
         self.next_lease += 1
 
     @precondition(lambda self: self.is_attached and self.leases)
@@ -189,7 +207,9 @@ class HostWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: self.is_attached)
     @rule(chain=CHAINS, is_loss_seen=st.booleans())
-    def scheduler_has_another_link_before_its_last_words_are_read(self, chain: list[int], is_loss_seen: bool) -> None:
+    def scheduler_has_another_link_before_its_last_words_are_read(
+        self, chain: list[int], is_loss_seen: bool
+    ) -> None:
         """HostMemory's shell has the new link; what came over the former one still waits for its
         turn.
         """
@@ -199,7 +219,9 @@ class HostWorld(RuleBasedStateMachine):
         self.is_drained = False
         link = self.host.open_scheduler_link()
         keys = b"".join(make_key(name) for name in chain)
-        self.host.tell(FromScheduler(former, LeasePages(lease_id=LeaseId(self.next_lease), keys=keys)))
+        self.host.tell(
+            FromScheduler(former, LeasePages(lease_id=LeaseId(self.next_lease), keys=keys))
+        )
         self.next_lease += 1
         if is_loss_seen:
             self.host.tell(SchedulerLost(former))
@@ -218,7 +240,11 @@ class HostWorld(RuleBasedStateMachine):
             self.host.tell(FromScheduler(connection, commit))
         for order in tuple(self.host.orders):
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
-            self.host.tell(FromStorage(connection, ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))))
+            self.host.tell(
+                FromStorage(
+                    connection, ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))
+                )
+            )
         self.host.tell(SchedulerLost(connection))
         self.host.tell(StorageLost(connection))
 
@@ -335,7 +361,10 @@ class HostWorld(RuleBasedStateMachine):
     @invariant()
     def flushed_pages_are_gone_unless_they_were_read(self) -> None:
         index = self.host.core._index
-        ready = {(page, index.generation(page)): index._pages.num_readers(page) for page in index.ready_pages(0, 24)}
+        ready = {
+            (page, index.generation(page)): index._pages.num_readers(page)
+            for page in index.ready_pages(0, 24)
+        }
         self.flushing = {name for name in self.flushing if ready.get(name) == 0}
         if self.host.dropped:
             assert not self.flushing
@@ -390,11 +419,20 @@ class HostWorld(RuleBasedStateMachine):
             self.host.tell(Tick())
         self.host.tick_while_due()
         stats = self.host.core.stats()
-        for name in ("leases", "lookups", "pages_reading", "pages_staged", "pages_quarantined", "l3_writes_pending"):
+        for name in (
+            "leases",
+            "lookups",
+            "pages_reading",
+            "pages_staged",
+            "pages_quarantined",
+            "l3_writes_pending",
+        ):
             assert stats[name] == 0, name
         assert stats["pages_filling"] == stats["pages_granted"] == len(self.host.granted)
         assert self.host.core._index.num_readers == 0
 
 
-HostWorld.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None, derandomize=True)
+HostWorld.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=50, deadline=None, derandomize=True
+)
 TestHostWorld = HostWorld.TestCase

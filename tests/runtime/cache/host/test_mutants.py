@@ -26,7 +26,12 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_quarantine(patch: pytest.MonkeyPatch) -> None:
-    def hold(self: Quarantine, pid: int | None, filling: Sequence[HostPageId], pinned: Sequence[HostPageId]) -> None:
+    def hold(
+        self: Quarantine,
+        pid: int | None,
+        filling: Sequence[HostPageId],
+        pinned: Sequence[HostPageId],
+    ) -> None:
         for page_id in filling:
             self._index.free(page_id)
         self._index.unpin(pinned)
@@ -52,7 +57,9 @@ def no_generation_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def early_lease_end(patch: pytest.MonkeyPatch) -> None:
-    def lease(self: HostIndex, lease_id: LeaseId, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
+    def lease(
+        self: HostIndex, lease_id: LeaseId, group: int, keys: Sequence[PageKey]
+    ) -> list[HostPageId]:
         found = [page_id for key in keys if (page_id := self.find(group, key)) is not None]
         self._leases[lease_id] = []
         return found
@@ -62,7 +69,9 @@ def early_lease_end(patch: pytest.MonkeyPatch) -> None:
 
 def head_first_touch(patch: pytest.MonkeyPatch) -> None:
     touch = HostIndex.touch_chain
-    patch.setattr(HostIndex, "touch_chain", lambda self, group, keys: touch(self, group, keys[::-1]))
+    patch.setattr(
+        HostIndex, "touch_chain", lambda self, group, keys: touch(self, group, keys[::-1])
+    )
 
 
 def overdue_pages_used_again(patch: pytest.MonkeyPatch) -> None:
@@ -84,15 +93,25 @@ def answers_to_whatever_link_is_there(patch: pytest.MonkeyPatch) -> None:
 
 def _accept_stale(patch: pytest.MonkeyPatch, accepts: Callable[[HostEvent], bool]) -> None:
     is_stale = HostMemoryCore._is_stale
-    patch.setattr(HostMemoryCore, "_is_stale", lambda self, event: is_stale(self, event) and not accepts(event))
+    patch.setattr(
+        HostMemoryCore,
+        "_is_stale",
+        lambda self, event: is_stale(self, event) and not accepts(event),
+    )
 
 
 def drained_accepted_from_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
-    _accept_stale(patch, lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CopiesDrained))
+    _accept_stale(
+        patch,
+        lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CopiesDrained),
+    )
 
 
 def commit_accepted_from_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
-    _accept_stale(patch, lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CommitPages))
+    _accept_stale(
+        patch,
+        lambda event: isinstance(event, FromScheduler) and isinstance(event.message, CommitPages),
+    )
 
 
 def storage_heard_over_an_earlier_connection(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +141,12 @@ def unpinned_writes(patch: pytest.MonkeyPatch) -> None:
 
 
 def retired_storage_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StorageOrders, "is_in_use", property(lambda self: True, lambda self, value: None), raising=False)
+    patch.setattr(
+        StorageOrders,
+        "is_in_use",
+        property(lambda self: True, lambda self, value: None),
+        raising=False,
+    )
 
 
 MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [

@@ -1,4 +1,6 @@
-"""The HostMemory core when L3 lacks what it should hold: it is not asked twice, and pages are written again."""
+"""The HostMemory core when L3 lacks what it should hold: it is not asked twice, and pages are
+written again.
+"""
 
 import random
 from dataclasses import replace
@@ -13,7 +15,13 @@ from raydix.runtime.cache.host.events import (
     StorageSettings,
     Tick,
 )
-from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus, PageSource, WriteObjects
+from raydix.runtime.messages.host import (
+    FindObjects,
+    ObjectsDone,
+    ObjectStatus,
+    PageSource,
+    WriteObjects,
+)
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
 L2, L3, NOT_FOUND = PageSource.L2, PageSource.L3, PageSource.NOT_FOUND
@@ -104,7 +112,9 @@ def test_page_that_was_read_as_missing_but_committed_meanwhile_is_written() -> N
     host.orders.clear()
     for write in writes:
         assert isinstance(write, WriteObjects)
-        host.hear_storage(ObjectsDone(batch_id=write.batch_id, statuses=bytes(len(write.keys) // 32)))
+        host.hear_storage(
+            ObjectsDone(batch_id=write.batch_id, statuses=bytes(len(write.keys) // 32))
+        )
     host.answer_all()
     host.objects.clear()
     host.orders.append(read)
@@ -232,7 +242,9 @@ def test_new_pages_are_written_before_repairs_and_none_is_dropped_for_them() -> 
     assert host.stat("l3_writes_dropped_queue_full") == num_dropped
 
 
-def test_pages_in_use_are_looked_for_ahead_of_the_walk_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_in_use_are_looked_for_ahead_of_the_walk_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(host_repairs, "_WALK_PAGES", 4)
     host = HostScript(256, STORAGE)
     host.attach_scheduler()

@@ -1,4 +1,6 @@
-"""The HostMemory core when storage is lost, silent or failing, and when the Scheduler is lost during lookups."""
+"""The HostMemory core when storage is lost, silent or failing, and when the Scheduler is lost
+during lookups.
+"""
 
 from dataclasses import replace
 
@@ -8,7 +10,13 @@ from raydix.runtime.cache.host.events import (
     StorageSettings,
     Tick,
 )
-from raydix.runtime.messages.host import FindObjects, ObjectsDone, ObjectStatus, PageSource, ReadObjects
+from raydix.runtime.messages.host import (
+    FindObjects,
+    ObjectsDone,
+    ObjectStatus,
+    PageSource,
+    ReadObjects,
+)
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
 L3 = PageSource.L3
@@ -164,7 +172,9 @@ def test_search_may_take_its_time_for_each_page_that_is_searched_for() -> None:
     assert isinstance(long, FindObjects)
     assert isinstance(short, FindObjects)
     assert long.deadline_s == STORAGE.search_deadline_s + 500 * per_page_s
-    assert short.deadline_s == STORAGE.search_deadline_s + 504 * per_page_s, "it waits for the one before"
+    assert short.deadline_s == STORAGE.search_deadline_s + 504 * per_page_s, (
+        "it waits for the one before"
+    )
 
 
 def test_read_is_silent_when_it_takes_several_times_as_long_as_others_did() -> None:

@@ -171,7 +171,9 @@ def test_flush_of_l3_is_answered_in_trouble_too(trouble: str) -> None:
         host.now_s += 100.0
         host.tell(Tick())
         host.answer_all()
-    assert host.flushed == [ObjectStatus.TIMED_OUT if trouble == "silent" else ObjectStatus.IO_ERROR]
+    assert host.flushed == [
+        ObjectStatus.TIMED_OUT if trouble == "silent" else ObjectStatus.IO_ERROR
+    ]
 
 
 def test_flush_then_lookup_comes_from_storage() -> None:
