@@ -29,6 +29,7 @@ from transformers import (
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
 from raydix.ids import RequestId, Slot
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.checkpoint import load_model
@@ -124,9 +125,8 @@ def runner_logits(folder: Path, prompts: Tensor) -> Tensor:
     loaded = load_model(folder, device=device, dtype=torch.bfloat16)
     num_prompts, num_tokens = prompts.shape
     num_pages = -(-num_tokens // PAGE_SIZE)
-    pools = make_pools(
-        loaded.spec.kv_layout(PAGE_SIZE, "bfloat16"), num_prompts * num_pages, device
-    )
+    shard = KvShard(layout=loaded.spec.kv_layout(PAGE_SIZE, "bfloat16"))
+    pools = make_pools(shard, [num_prompts * num_pages], device)
     runner = ModelRunner(
         loaded.decoder,
         pools,

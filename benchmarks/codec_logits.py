@@ -26,6 +26,7 @@ from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
@@ -89,7 +90,7 @@ def decode_logits(
     layout = loaded.spec.kv_layout(page_size, str(dtype).removeprefix("torch."), codec)
     num_tokens = sizes.prefix_tokens + sizes.num_tokens
     pages_each = -(-num_tokens // page_size)
-    pools = make_pools(layout, sizes.num_prompts * pages_each, device)
+    pools = make_pools(KvShard(layout=layout), [sizes.num_prompts * pages_each], device)
     runner = ModelRunner(
         loaded.decoder,
         pools,

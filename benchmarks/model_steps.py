@@ -19,6 +19,7 @@ import torch
 from benchmarks.model_shapes import SHAPES, write_config
 from benchmarks.record import REPOSITORY, Figure, report
 from raydix.ids import RequestId, Slot
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.dummy import make_dummy_model
@@ -45,7 +46,9 @@ class StepDriver:
             )
         self.spec = loaded.spec
         pages = max(max_requests * 13, COLD_TOKENS // PAGE_SIZE + 1)
-        self.pools = make_pools(self.spec.kv_layout(PAGE_SIZE, "bfloat16"), pages, device)
+        self.pools = make_pools(
+            KvShard(layout=self.spec.kv_layout(PAGE_SIZE, "bfloat16")), [pages], device
+        )
         self.runner = ModelRunner(
             loaded.decoder,
             self.pools,

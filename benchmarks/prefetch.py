@@ -27,6 +27,7 @@ from raydix.runtime.actors.gpu_facts import GpuFacts
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.config.engine import EngineConfig, load_config
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.scheduler.settings import PrefetchStrategy
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.sleeping_runner import MAX_POSITIONS, VOCAB_SIZE, SleepingRunner
@@ -111,11 +112,12 @@ def build_model(
     """A model that sleeps, over real pages, each of which takes `page_copy_s` on average to copy."""
     num_pages = config.cache.l1.num_pages
     assert num_pages is not None
-    pools = make_pools(layout, num_pages, torch.device("cpu"))
+    shard = KvShard(layout=layout)
+    pools = make_pools(shard, [num_pages], torch.device("cpu"))
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         return CpuTransfers(
-            layout, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s
+            shard, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s
         )
 
     facts = GpuFacts(

@@ -108,9 +108,7 @@ def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
             Launch(
                 first_segment=sum(counts[:index]),
                 num_segments=count,
-                smallest_piece_bytes=min(
-                    (_piece_words(segment) * WORD_BYTES for segment in launch), default=0
-                ),
+                smallest_piece_bytes=min((piece_bytes(segment) for segment in launch), default=0),
             )
             for index, (count, launch) in enumerate(zip(counts, launches, strict=True))
         ),
@@ -189,8 +187,13 @@ def piece_places(segment: CopySegment) -> tuple[NDArray[np.int64], NDArray[np.in
     return (
         (in_pool + pool_start).reshape(-1),
         (in_arena + arena_start).reshape(-1),
-        _piece_words(segment) * WORD_BYTES,
+        piece_bytes(segment),
     )
+
+
+def piece_bytes(segment: CopySegment) -> int:
+    """Bytes of one piece in the pool."""
+    return _piece_words(segment) * WORD_BYTES
 
 
 def check_segment(segment: CopySegment) -> None:

@@ -10,7 +10,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.actors.gpu_facts import GpuFacts
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.dummy import make_dummy_model
@@ -68,19 +68,20 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
     load = make_dummy_model if config.model.load_format == "dummy" else load_model
     loaded = load(config.model.path, device=device, dtype=dtype)
     layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
-    step_bytes = _warm_up(config, loaded, layout, device) if device.type == "cuda" else 0
-    num_pages = _num_pages(config, layout, step_bytes, device)
-    pools = make_pools(layout, num_pages, device)
+    shard = KvShard(layout=layout)
+    step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
+    num_pages = _num_pages(config, shard, step_bytes, device)
+    pools = make_pools(shard, [num_pages] * len(layout.groups), device)
     max_model_len = config.max_model_len(loaded.spec.max_position_embeddings, num_pages)
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.capture_graphs()
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         if device.type == "cuda":
-            return CudaTransfers(layout, pools, arena, on_done=on_done, on_error=on_error)
+            return CudaTransfers(shard, pools, arena, on_done=on_done, on_error=on_error)
         delay_s = config.cache.l1.copy_delay_s
         return CpuTransfers(
-            layout,
+            shard,
             pools,
             arena,
             on_done=on_done,
@@ -90,7 +91,7 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
         )
 
     return GpuModel(
-        facts=_facts(loaded, layout, num_pages, device),
+        facts=_facts(loaded, shard, num_pages, device),
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
@@ -128,7 +129,7 @@ def _make_runner(
 
 
 def _warm_up(
-    config: EngineConfig, loaded: LoadedModel, layout: KvLayout, device: torch.device
+    config: EngineConfig, loaded: LoadedModel, shard: KvShard, device: torch.device
 ) -> int:
     """Run the largest steps over a pool of padding, so that every kernel is compiled.
 
@@ -141,7 +142,8 @@ def _warm_up(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_reserved(device)
-    runner = _make_runner(config, loaded, make_pools(layout, 1, device), max_model_len, device)
+    pools = make_pools(shard, [1] * len(shard.layout.groups), device)
+    runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.warm_up(chunk)
     torch.cuda.synchronize(device)
     # What the allocator took, for steps of many sizes leave gaps.
@@ -154,13 +156,11 @@ def _warm_up(
     return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes
 
 
-def _num_pages(
-    config: EngineConfig, layout: KvLayout, step_bytes: int, device: torch.device
-) -> int:
+def _num_pages(config: EngineConfig, shard: KvShard, step_bytes: int, device: torch.device) -> int:
     l1 = config.cache.l1
     if l1.num_pages is not None:
         if device.type == "cpu":
-            _require_memory(l1.num_pages, layout)
+            _require_memory(l1.num_pages, shard)
         return l1.num_pages
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     torch.cuda.empty_cache()
@@ -168,7 +168,7 @@ def _num_pages(
     free_bytes = (
         int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
     )
-    num_pages = free_bytes // (layout.page_size * layout.token_bytes) - 1
+    num_pages = free_bytes // (shard.layout.page_size * shard.token_bytes) - 1
     if num_pages < 1:
         raise ConfigError(
             f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves "
@@ -179,9 +179,9 @@ def _num_pages(
     return num_pages
 
 
-def _require_memory(num_pages: int, layout: KvLayout) -> None:
+def _require_memory(num_pages: int, shard: KvShard) -> None:
     """Memory on the cpu is handed out before it is there: ask first."""
-    page_bytes = layout.page_size * layout.token_bytes
+    page_bytes = shard.layout.page_size * shard.token_bytes
     available = available_memory_bytes()
     if num_pages * page_bytes > available:
         raise ConfigError(
@@ -191,13 +191,13 @@ def _require_memory(num_pages: int, layout: KvLayout) -> None:
         )
 
 
-def _facts(loaded: LoadedModel, layout: KvLayout, num_pages: int, device: torch.device) -> GpuFacts:
+def _facts(loaded: LoadedModel, shard: KvShard, num_pages: int, device: torch.device) -> GpuFacts:
     spec = loaded.spec
     return GpuFacts(
         pid=os.getpid(),
         device=str(device),
         fingerprint=hashlib.sha256(loaded.config_digest + loaded.weight_fingerprint).digest(),
-        layout=layout,
+        layout=shard.layout,
         num_pages=num_pages,
         weight_bytes=sum(parameter.nbytes for parameter in loaded.decoder.parameters()),
         max_position_embeddings=spec.max_position_embeddings,

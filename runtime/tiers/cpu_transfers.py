@@ -19,7 +19,8 @@ from raydix.errors import AccountingError
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.reference import decode_pages, encode_pages
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.gpu_pool import as_bytes
@@ -53,6 +54,12 @@ def payload_view(buffer: memoryview, geometry: ArenaGeometry, group: int) -> Byt
     )
 
 
+def _pool_range(copy: LayerCopy) -> slice:
+    """Where a page of the pool has this layer, in bytes, if it is not encoded."""
+    num_bytes = copy.stop - copy.start
+    return slice(copy.index * num_bytes, (copy.index + 1) * num_bytes)
+
+
 class _Job:
     """A transfer on its way. Guarded by the engine's lock."""
 
@@ -64,7 +71,7 @@ class _Job:
     def has_brought(self, layer: int) -> bool:
         """Are `layer` and all before it complete?"""
         copies = self.transfer.layer_copies
-        return self.next_copy == len(copies) or copies[self.next_copy].layer > layer
+        return self.next_copy >= len(copies) or copies[self.next_copy].layer > layer
 
 
 class CpuTransfers:
@@ -77,7 +84,7 @@ class CpuTransfers:
 
     def __init__(
         self,
-        layout: KvLayout,
+        shard: KvShard,
         pools: Sequence[Tensor],
         arena: HostArena,
         *,
@@ -88,10 +95,10 @@ class CpuTransfers:
         num_threads: int = 2,
         delay: Delay = no_delay,
     ) -> None:
-        self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
+        self._table = TransferTable(shard, [len(pool) - 1 for pool in pools], arena.geometry)
         self._pages_per_slab = arena.geometry.pages_per_slab
         self._generations = arena.generations
-        self._codec = layout.codec
+        self._codec = shard.layout.codec
         self._pools = pools
         self._pool_bytes: list[Bytes] = [as_bytes(pool).numpy() for pool in pools]
         self._payloads = [
@@ -156,8 +163,9 @@ class CpuTransfers:
         try:
             while (job := self._take()) is not None:
                 self._hold(job.transfer)
-                self._delay(job)
-                self._copy_layer(job)
+                if job.transfer.layer_copies:
+                    self._delay(job)
+                    self._copy_layer(job)
                 self._put_back(job)
         except Exception as error:
             logger.exception("page copies failed")
@@ -198,14 +206,14 @@ class CpuTransfers:
     def _read_layer(self, copy: LayerCopy, page_ids: Int32Array) -> Bytes:
         """One layer of pages of the pool, as the arena holds it."""
         if self._codec is Codec.NONE:
-            return self._pool_bytes[copy.group][page_ids, copy.start : copy.stop]
+            return self._pool_bytes[copy.group][page_ids, _pool_range(copy)]
         kv_XH2SD = self._pools[copy.group][torch.from_numpy(page_ids.astype(np.int64)), copy.index]
         return encode_pages(kv_XH2SD, self._codec).numpy()
 
     def _write_layer(self, copy: LayerCopy, page_ids: Int32Array, layer_bytes: Bytes) -> None:
         """The way back."""
         if self._codec is Codec.NONE:
-            self._pool_bytes[copy.group][page_ids, copy.start : copy.stop] = layer_bytes
+            self._pool_bytes[copy.group][page_ids, _pool_range(copy)] = layer_bytes
             return
         pool = self._pools[copy.group]
         kv_XH2SD = decode_pages(
@@ -216,7 +224,7 @@ class CpuTransfers:
     def _put_back(self, job: _Job) -> None:
         with self._changed:
             job.next_copy += 1
-            is_done = job.next_copy == len(job.transfer.layer_copies)
+            is_done = job.next_copy >= len(job.transfer.layer_copies)
             if not is_done:
                 self._idle.append(job)
             self._changed.notify_all()

@@ -16,7 +16,8 @@ from raydix.ids import HostPageId
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.reference import decode_pages, encode_pages
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
 from raydix.runtime.tiers.host_arena import HostArena
@@ -66,7 +67,7 @@ class _Job:
         self.started_s = started_s
         self.after = after
         self.enqueued_s = 0.0
-        self.began = torch.cuda.Event(enable_timing=True)
+        self.began = torch.cuda.Event(enable_timing=True, blocking=True)
         # Those who wait on the host for an event sleep.
         self.arrived = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in self.runs]
         self.num_enqueued = 0
@@ -91,7 +92,7 @@ class CudaTransfers:
 
     def __init__(
         self,
-        layout: KvLayout,
+        shard: KvShard,
         pools: Sequence[Tensor],
         arena: HostArena,
         *,
@@ -100,14 +101,14 @@ class CudaTransfers:
         delay: Delay = no_delay,
     ) -> None:
         self._device = pools[0].device
-        self._table = TransferTable(layout, len(pools[0]) - 1, arena.geometry)
+        self._table = TransferTable(shard, [len(pool) - 1 for pool in pools], arena.geometry)
         self._geometry = arena.geometry
         self._generations = arena.generations
-        self._codec = layout.codec
+        self._codec = shard.layout.codec
         self._pools = pools
         self._registration = ArenaRegistration(arena, self._device, on_error)
         slabs = self._registration.bytes[arena.geometry.slabs_offset :]
-        self._kernel_copies = _make_kernel_copies(layout.codec, pools, slabs, arena.geometry)
+        self._kernel_copies = _make_kernel_copies(shard, pools, slabs, arena.geometry)
         self._on_done = on_done
         self._on_error = on_error
         self._delay = delay
@@ -248,7 +249,7 @@ class CudaTransfers:
     def _complete_all(self, direction: Direction) -> None:
         ended_s = 0.0
         while (job := self._enqueued[direction].get()) is not None:
-            ended = job.arrived[-1]
+            ended = job.arrived[-1] if job.arrived else job.began
             ended.synchronize()
             # By the device's clock: this thread may have to wait for the interpreter.
             ended_s = max(job.enqueued_s, ended_s) + job.began.elapsed_time(ended) / 1e3
@@ -283,7 +284,7 @@ class CudaTransfers:
 
 
 def _make_kernel_copies(
-    codec: Codec, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
+    shard: KvShard, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
 ) -> "KernelCopies | None":
     """None, and a line in the log, where pages have to be copied one by one."""
     if importlib.util.find_spec("triton") is None:
@@ -292,19 +293,22 @@ def _make_kernel_copies(
     # Imported here: Triton is there on machines with a GPU alone.
     from raydix.runtime.tiers.kernel_copies import KernelCopies, is_aligned
 
-    if not is_aligned(pools):
+    if not is_aligned(shard, pools):
         logger.warning(
             "pages are copied one by one, which is slow: a layer of a page is no multiple of 16 "
             "bytes"
         )
         return None
-    if codec is Codec.FP8 and torch.cuda.get_device_capability(pools[0].device) < _FIRST_WITH_FP8:
+    if (
+        shard.layout.codec is Codec.FP8
+        and torch.cuda.get_device_capability(pools[0].device) < _FIRST_WITH_FP8
+    ):
         logger.warning(
             "pages are copied one by one, which is slow: this GPU has no fp8; cache.codec int8 is "
             "fast"
         )
         return None
-    return KernelCopies(codec, pools, slabs, geometry)
+    return KernelCopies(shard, pools, slabs, geometry)
 
 
 def _load(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocking: bool) -> None:
@@ -332,7 +336,7 @@ def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
     Nobody waits for a layer of a backup, so that is one run: whole pages are the largest pieces.
     """
     if transfer.direction is Direction.BACKUP:
-        return [list(transfer.layer_copies)]
+        return [list(transfer.layer_copies)] if transfer.layer_copies else []
     max_layers = max(1, len(transfer.layer_copies) // MIN_RUNS)
     runs: list[list[LayerCopy]] = []
     for copy in transfer.layer_copies:

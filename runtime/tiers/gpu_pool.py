@@ -1,25 +1,31 @@
-"""The bytes of L1: one tensor of pages per KV group, each page in canonical order.
+"""The bytes of L1: one tensor of pages per KV group, each a rank's part of a canonical page.
 
-Legend: P pages, L layers of the group, H KV heads, 2 (key, value), S slots per page, D head dim.
+Legend: P pages, L layers of the group, H KV heads of the rank, 2 (key, value), S slots per page, D head dim.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from raydix.runtime.config.kv_layout import GroupKind, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind
+from raydix.runtime.config.kv_shard import KvShard
 
 
-def make_pools(layout: KvLayout, num_pages: int, device: torch.device) -> tuple[Tensor, ...]:
-    """One zeroed contiguous pool per KV group: `[num_pages + 1, L, H, 2, S, D]` (latent:
-    `[num_pages + 1, L, S, D]`).
+def make_pools(
+    shard: KvShard, num_pages: Sequence[int], device: torch.device
+) -> tuple[Tensor, ...]:
+    """One zeroed contiguous pool per KV group: `[P + 1, L, H, 2, S, D]`, latent `[P + 1, L, S, D]`.
 
-    Page 0 is the padding page. `pool[page]` holds exactly the bytes of the canonical page.
+    num_pages: usable pages P of each group's pool. Page 0 is the padding page. With one rank
+    `pool[page]` holds exactly the bytes of the canonical page.
     """
+    layout = shard.layout
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pools = []
-    for group in layout.groups:
-        heads = () if group.kind is GroupKind.LATENT else (group.num_kv_heads, 2)
-        shape = (num_pages + 1, len(group.layers), *heads, layout.page_size, group.head_dim)
+    for index, (group, pages) in enumerate(zip(layout.groups, num_pages, strict=True)):
+        heads = () if group.kind is GroupKind.LATENT else (len(shard.heads(index)), 2)
+        shape = (pages + 1, len(group.layers), *heads, layout.page_size, group.head_dim)
         pools.append(torch.zeros(shape, dtype=dtype, device=device))
     return tuple(pools)
 

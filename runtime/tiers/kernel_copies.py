@@ -20,18 +20,23 @@ from raydix.kernels.page_copy import (
     compile_copies,
     copy_pages,
     pack_copies,
+    piece_bytes,
 )
 from raydix.kernels.quantised_copy import compile_quantised_copies, copy_quantised_pages
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.transfers import Direction, LayerCopy, Transfer
 
 _DIRECTIONS = {Direction.LOAD: CopyDirection.TO_POOL, Direction.BACKUP: CopyDirection.TO_ARENA}
 
 
-def is_aligned(pools: Sequence[Tensor]) -> bool:
-    """Are the layers of all pages such that whole words can be copied?"""
-    return all(pool.stride(1) * pool.element_size() % ALIGNMENT_BYTES == 0 for pool in pools)
+def is_aligned(shard: KvShard, pools: Sequence[Tensor]) -> bool:
+    """Are the layers of all pages, here and in the arena, such that whole words can be copied?"""
+    in_pools = [pool.stride(1) * pool.element_size() for pool in pools]
+    in_arena = [shard.layer_bytes(group) for group in range(len(pools))]
+    offsets = [shard.byte_range(group).start for group in range(len(pools))]
+    return not any(figure % ALIGNMENT_BYTES for figure in (*in_pools, *in_arena, *offsets))
 
 
 class KernelCopies:
@@ -44,8 +49,10 @@ class KernelCopies:
     """
 
     def __init__(
-        self, codec: Codec, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
+        self, shard: KvShard, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
     ) -> None:
+        codec = shard.layout.codec
+        self._shard = shard
         self._codec = codec
         self._pools = pools
         self._slabs = slabs
@@ -72,9 +79,8 @@ class KernelCopies:
         if self._codec is not Codec.NONE:
             yield from self._enqueue_quantised(segments, direction)
             return
-        smallest_bytes = min(
-            _piece_bytes(segment) for segment in segments[0]
-        )  # only the last run may be shorter
+        # Only the last run may be shorter.
+        smallest_bytes = min(piece_bytes(segment) for segment in segments[0])
         if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
             for run_segments in segments:
                 self._engine.copy_pages(run_segments, self._slabs, direction)
@@ -123,13 +129,9 @@ class KernelCopies:
                     pages=pages[group],
                     first_layer=copies[0].index,
                     num_layers=len(copies),
-                    canonical_layer_bytes=copies[0].stop - copies[0].start,
-                    rank_offset_bytes=0,
+                    canonical_layer_bytes=self._shard.layer_bytes(group),
+                    rank_offset_bytes=self._shard.byte_range(group).start,
                     codec=self._codec,
                 )
             )
         return segments
-
-
-def _piece_bytes(segment: CopySegment) -> int:
-    return segment.num_layers * segment.canonical_layer_bytes

@@ -1,6 +1,6 @@
 """Page copies between L1 and L2: what an engine promises, and how a plan's columns become copies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 
@@ -69,20 +69,16 @@ class TransferEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCopy:
-    """The part of a transfer that belongs to one layer: a byte range, the same in all host pages of
-    one group.
-    """
+    """The part of a transfer that belongs to one layer: the same in all pages of one group."""
 
     layer: int
     """The model's layer index."""
     group: int
+    index: int
+    """Of the layer within its group."""
     start: int
     stop: int
-
-    @property
-    def index(self) -> int:
-        """Of the layer within its group."""
-        return self.start // (self.stop - self.start)
+    """The range of bytes in the canonical page that the rank keeps of this layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +101,7 @@ class Transfer:
     host_page_ids: Int32Array
     generations: Int32Array
     layer_copies: tuple[LayerCopy, ...]
-    """By rising layer."""
+    """By rising layer; none if other ranks write back all that this one keeps."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -137,11 +133,15 @@ def no_delay(transfer: Transfer) -> None:
 class TransferTable:
     """Takes a plan's columns apart and checks them against the pools and the arena."""
 
-    def __init__(self, layout: KvLayout, num_pages: int, geometry: ArenaGeometry) -> None:
-        """`num_pages`: usable pages of each pool, padding page 0 not counted."""
-        self._num_pages = num_pages
+    def __init__(self, shard: KvShard, num_pages: Sequence[int], geometry: ArenaGeometry) -> None:
+        """`num_pages`: usable pages of each group's pool, padding page 0 not counted."""
+        self._num_pages = np.array(num_pages)
         self._geometry = geometry
-        self._layer_copies = [_layer_copies(layout, group) for group in range(len(layout.groups))]
+        groups = range(len(shard.layout.groups))
+        loads = [_layer_copies(shard, group) for group in groups]
+        # What another rank keeps, too, is written back once.
+        backups = [copies if shard.is_writer(group) else [] for group, copies in enumerate(loads)]
+        self._layer_copies = {Direction.LOAD: loads, Direction.BACKUP: backups}
 
     def split(self, loads: PageCopies, backups: PageCopies) -> list[Transfer]:
         """The transfers of a plan. Raises AccountingError if one names what does not exist."""
@@ -161,7 +161,7 @@ class TransferTable:
         groups = copies.groups[part]
         page_ids, host_page_ids = copies.page_ids[part], copies.host_page_ids[part]
         present = np.unique(groups).tolist()
-        layer_copies = [copy for group in present for copy in self._layer_copies[group]]
+        layer_copies = [copy for group in present for copy in self._layer_copies[direction][group]]
         return Transfer(
             transfer_id=int(copies.transfer_ids[part.start]),
             direction=direction,
@@ -178,7 +178,11 @@ class TransferTable:
 
     def _check(self, copies: PageCopies) -> None:
         _check_range("KV group", copies.groups, 0, self._geometry.num_groups)
-        _check_range("GPU page", copies.page_ids, 1, self._num_pages + 1)
+        _check_range("GPU page", copies.page_ids, 1, int(self._num_pages.max()) + 1)
+        if (copies.page_ids > self._num_pages[copies.groups]).any():
+            raise AccountingError(
+                f"a plan copies GPU pages that their group's pool lacks: {copies}"
+            )
         _check_range("host page", copies.host_page_ids, 0, self._geometry.num_host_pages)
         slab_pages = np.array(
             [self._geometry.slab_pages(group) for group in range(self._geometry.num_groups)]
@@ -196,12 +200,15 @@ def _check_range(what: str, ids: Int32Array, start: int, stop: int) -> None:
         raise AccountingError(f"a plan copies {what}s {low}..{high}; expected {start}..{stop - 1}")
 
 
-def _layer_copies(layout: KvLayout, group: int) -> list[LayerCopy]:
-    layers = layout.groups[group].layers
-    layer_bytes = layout.payload_bytes(group) // len(layers)
+def _layer_copies(shard: KvShard, group: int) -> list[LayerCopy]:
+    layer_bytes, part = shard.layer_bytes(group), shard.byte_range(group)
     return [
         LayerCopy(
-            layer=layer, group=group, start=index * layer_bytes, stop=(index + 1) * layer_bytes
+            layer=layer,
+            group=group,
+            index=index,
+            start=index * layer_bytes + part.start,
+            stop=index * layer_bytes + part.stop,
         )
-        for index, layer in enumerate(layers)
+        for index, layer in enumerate(shard.layout.groups[group].layers)
     ]

@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
@@ -127,23 +128,23 @@ class DeviceRank:
         self._changed = threading.Condition()
         self._done: dict[int, TransferDone] = {}
         self._errors: list[BaseException] = []
-        layout = cluster.settings.layout
-        [pool] = make_pools(layout, cluster.settings.num_pages, world.device)
+        shard = KvShard(layout=cluster.settings.layout)
+        [pool] = make_pools(shard, [cluster.settings.num_pages], world.device)
         self._pool_PLH2SD = pool.view(torch.int32)
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._transfers = self._make_transfers(pool)
         cluster.scheduler.connect(self._use, lambda: self.is_alive)
 
     def _make_transfers(self, pool: torch.Tensor) -> TransferEngine:
-        layout = self._cluster.settings.layout
+        shard = KvShard(layout=self._cluster.settings.layout)
         arguments = {"on_done": self._note, "on_error": self._errors.append, "delay": self._hold}
         if self._stream is None:
             seed = self._world.random.randrange(1 << 30)
             return CpuTransfers(
-                layout, (pool,), self._arena, seed=seed, num_threads=_CPU_THREADS, **arguments
+                shard, (pool,), self._arena, seed=seed, num_threads=_CPU_THREADS, **arguments
             )
         torch.cuda.synchronize()
-        transfers = CudaTransfers(layout, (pool,), self._arena, **arguments)
+        transfers = CudaTransfers(shard, (pool,), self._arena, **arguments)
         transfers.wait_registered()
         return transfers
 

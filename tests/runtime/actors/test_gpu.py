@@ -18,6 +18,7 @@ from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
@@ -101,12 +102,12 @@ class Rank:
 
     def _build(self, config: EngineConfig, device_index: int) -> GpuModel:
         model = build_sleeping_model(config, device_index, step_s=0.0)
-        layout = model.facts.layout
-        self.pools = make_pools(layout, model.facts.num_pages, torch.device("cpu"))
+        shard = KvShard(layout=model.facts.layout)
+        self.pools = make_pools(shard, [model.facts.num_pages], torch.device("cpu"))
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
             return CpuTransfers(
-                layout, self.pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=0.01
+                shard, self.pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=0.01
             )
 
         return replace(model, runner=RecordingRunner(self.calls), make_transfers=make_transfers)

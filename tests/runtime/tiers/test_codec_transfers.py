@@ -14,6 +14,7 @@ from raydix.ids import HostPageId
 from raydix.kernels.page_codec import Codec
 from raydix.kernels.reference import decode_pages, encode_pages
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
@@ -42,7 +43,9 @@ class Tiers:
         torch.manual_seed(3)
         self.codec = codec
         self.layout = replace(LAYOUT, codec=codec)
-        self.pools = make_pools(self.layout, NUM_PAGES, torch.device(device))
+        shard = KvShard(layout=self.layout)
+        num_pages = [NUM_PAGES] * len(self.layout.groups)
+        self.pools = make_pools(shard, num_pages, torch.device(device))
         for pool in self.pools:
             pool.normal_()
         self.arena = HostArena.create(self.layout, 40_000, num_threads=1)
@@ -50,7 +53,7 @@ class Tiers:
         self.errors: list[BaseException] = []
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
         self.engine = make(
-            self.layout, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append
+            shard, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append
         )
 
     def copies(self, pairs: list[tuple[int, int]], group: int = 0) -> PageCopies:

@@ -53,7 +53,7 @@ def layers_of(
         host_page_ids=pages.host_page_ids,
         generations=int32_array([0] * num_pages),
         layer_copies=tuple(
-            LayerCopy(layer=i, group=0, start=i * layer_bytes, stop=(i + 1) * layer_bytes)
+            LayerCopy(layer=i, group=0, index=i, start=i * layer_bytes, stop=(i + 1) * layer_bytes)
             for i in range(num_layers)
         ),
     )

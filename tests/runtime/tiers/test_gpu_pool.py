@@ -1,6 +1,7 @@
 import torch
 
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
 
 LAYOUT = KvLayout(
@@ -15,7 +16,7 @@ LAYOUT = KvLayout(
 
 
 def test_each_group_has_a_zeroed_pool_with_a_padding_page() -> None:
-    full, latent = make_pools(LAYOUT, 5, torch.device("cpu"))
+    full, latent = make_pools(KvShard(layout=LAYOUT), (5, 5), torch.device("cpu"))
 
     assert (full.shape, full.dtype) == ((6, 3, 2, 2, 4, 8), torch.bfloat16)
     assert (latent.shape, latent.dtype) == ((6, 1, 4, 12), torch.bfloat16)
@@ -23,7 +24,7 @@ def test_each_group_has_a_zeroed_pool_with_a_padding_page() -> None:
 
 
 def test_bytes_of_a_page_are_a_view_of_the_canonical_size() -> None:
-    for group, pool in enumerate(make_pools(LAYOUT, 5, torch.device("cpu"))):
+    for group, pool in enumerate(make_pools(KvShard(layout=LAYOUT), (5, 5), torch.device("cpu"))):
         view = as_bytes(pool)
         view[2, 0] = 1
 

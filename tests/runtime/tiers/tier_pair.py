@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from raydix.ids import HostPageId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
@@ -34,16 +35,22 @@ NO_COPIES = PageCopies()
 class Tiers:
     """Pools and an arena with known bytes, and an engine between them."""
 
-    def __init__(self, device: str, **options: Any) -> None:
+    def __init__(
+        self,
+        device: str,
+        shard: KvShard = KvShard(layout=LAYOUT),  # noqa: B008  frozen
+        arena: HostArena | None = None,
+        **options: Any,
+    ) -> None:
         self.device = torch.device(device)
-        self.pools = make_pools(LAYOUT, NUM_PAGES, self.device)
-        self.arena = HostArena.create(LAYOUT, 400_000, num_threads=1)
+        self.pools = make_pools(shard, [NUM_PAGES] * len(LAYOUT.groups), self.device)
+        self.arena = arena or HostArena.create(LAYOUT, 400_000, num_threads=1)
         self.random = np.random.default_rng(7)
         self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
         self.engine = make(
-            LAYOUT,
+            shard,
             self.pools,
             self.arena,
             on_done=self.done.put,

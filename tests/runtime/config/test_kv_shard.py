@@ -1,0 +1,53 @@
+from dataclasses import replace
+
+import pytest
+
+from raydix.errors import ConfigError
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.kv_shard import KvShard
+
+FULL = KvGroup(kind=GroupKind.FULL, layers=(0, 2, 3), num_kv_heads=4, head_dim=8)
+LATENT = KvGroup(kind=GroupKind.LATENT, layers=(1,), num_kv_heads=1, head_dim=12)
+LAYOUT = KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=(FULL, LATENT))
+
+
+def shards(num_ranks: int, layout: KvLayout = LAYOUT) -> list[KvShard]:
+    return [KvShard(layout=layout, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+
+
+def test_one_rank_keeps_the_canonical_page() -> None:
+    [shard] = shards(1)
+
+    assert shard.page_bytes(0) == LAYOUT.payload_bytes(0)
+    assert shard.page_bytes(1) == LAYOUT.payload_bytes(1)
+    assert shard.token_bytes == LAYOUT.token_bytes
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.INT8])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_writers_cover_each_byte_of_a_layer_once(codec: Codec, num_ranks: int) -> None:
+    layout = replace(LAYOUT, groups=(replace(FULL, head_dim=16),), codec=codec)
+    parts = [shard.byte_range(0) for shard in shards(num_ranks, layout) if shard.is_writer(0)]
+
+    written = [byte for part in parts for byte in part]
+
+    assert written == list(range(layout.payload_bytes(0) // 3))
+
+
+def test_with_more_ranks_than_heads_the_lowest_rank_of_a_head_writes_it() -> None:
+    holders = [(list(shard.heads(0)), shard.is_writer(0)) for shard in shards(8)]
+
+    assert holders == [([rank // 2], rank % 2 == 0) for rank in range(8)]
+
+
+def test_a_latent_page_is_whole_on_every_rank_and_written_by_the_first() -> None:
+    holders = shards(2)
+
+    assert [shard.page_bytes(1) for shard in holders] == [LAYOUT.payload_bytes(1)] * 2
+    assert [shard.is_writer(1) for shard in holders] == [True, False]
+
+
+def test_heads_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.tp is 3; 4 kv heads cannot be divided"):
+        KvShard(layout=LAYOUT, rank=0, num_ranks=3)
