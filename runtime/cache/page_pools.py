@@ -1,0 +1,90 @@
+"""The page pools of one L1: one per KV group, used together."""
+
+from collections.abc import Callable, Sequence
+
+from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.messages.arrays import Int32Array
+
+PageIds = tuple[Int32Array, ...]
+"""Per KV group one id per page of a run. Id 0, the padding page, says that the group holds nothing
+of that page.
+"""
+
+
+class PagePools:
+    """Owns: one `PagePool` per KV group.
+
+    A run of pages is taken from all groups or from none. Counts are those of the group that has the
+    least, as that is what bounds a run.
+    """
+
+    def __init__(self, num_pages: Sequence[int]) -> None:
+        """`num_pages`: usable pages per group."""
+        self._pools = tuple(PagePool(pages) for pages in num_pages)
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self._pools)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the smallest pool: no run is longer."""
+        return min([pool.num_pages for pool in self._pools])
+
+    @property
+    def num_free(self) -> int:
+        """How long a run can be taken now."""
+        return min([pool.num_free for pool in self._pools])
+
+    @property
+    def num_available(self) -> int:
+        """How long a run can be taken once all quarantine has ended."""
+        return min([pool.num_free + pool.num_quarantined for pool in self._pools])
+
+    @property
+    def has_quarantined(self) -> bool:
+        """Some page will be free without anything being evicted."""
+        return any(pool.num_quarantined for pool in self._pools)
+
+    def count(self, what: Callable[[PagePool], int]) -> tuple[int, ...]:
+        """A figure of each group's pool."""
+        return tuple([what(pool) for pool in self._pools])
+
+    def allocate(self, num_pages: int) -> PageIds | None:
+        """Take a run of `num_pages` free pages; None, and no change, if a group has fewer."""
+        if num_pages > self.num_free:
+            return None
+        taken = [pool.allocate(num_pages) for pool in self._pools]
+        return tuple([page_ids for page_ids in taken if page_ids is not None])
+
+    def release(self, page_ids: PageIds, *, after_step: int) -> None:
+        """Give pages back, as `PagePool.release` does; what a group does not hold is passed over."""
+        for pool, ids in zip(self._pools, page_ids, strict=True):
+            present = _present(ids)
+            if len(present):
+                pool.release(present, after_step=after_step)
+
+    def hold(self, page_ids: PageIds) -> None:
+        """A transfer in flight names these pages; see `PagePool.hold`."""
+        for pool, ids in zip(self._pools, page_ids, strict=True):
+            pool.hold(_present(ids))
+
+    def unhold(self, page_ids: PageIds) -> None:
+        """End one hold of each page."""
+        for pool, ids in zip(self._pools, page_ids, strict=True):
+            pool.unhold(_present(ids))
+
+    def settle(self, acknowledged_step: int) -> None:
+        """Every rank of the lane has acknowledged every step up to this one."""
+        for pool in self._pools:
+            pool.settle(acknowledged_step)
+
+    def check(self) -> None:
+        """Raise AccountingError unless every pool's invariants hold."""
+        for pool in self._pools:
+            pool.check()
+
+
+def _present(page_ids: Int32Array) -> Int32Array:
+    return page_ids if page_ids.all() else page_ids[page_ids > 0]
