@@ -98,7 +98,12 @@ class Cluster:
         self._clients: dict[str, ClientLink] = {}
 
         self.geometry: ArenaGeometry = plan_arena(
-            settings.layout, l2_pages * settings.layout.host_page_bytes(0)
+            settings.layout,
+            l2_pages
+            * sum(
+                settings.layout.host_page_bytes(group)
+                for group in range(len(settings.layout.groups))
+            ),
         )
         empty_page: PagePart = (None,) * settings.page_size
         self.arena = [

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
@@ -30,6 +31,20 @@ def prefix_hashes(token_ids: list[int], cache_salt: str | None = None) -> list[i
         value = hash((value, token))
         hashes.append(value)
     return hashes
+
+
+def kv_of(prefix_hash: int, group: int) -> int:
+    """The modelled keys and values of the last token of a prefix in one KV group."""
+    return hash((prefix_hash, group))
+
+
+class PageCopy(NamedTuple):
+    """One page on its way between L1 and L2."""
+
+    group: int
+    page: int
+    host_page: int
+    generation: int
 
 
 def next_token(prefix_hash: int) -> int:
@@ -66,12 +81,15 @@ class SimulatedRank:
         self.exit_s = float("inf")
         self._link: Link | None = None
         size = cluster.settings.page_size
-        self.pages: list[list[int | None]] = [
-            [None] * size for _ in range(cluster.settings.num_pages + 1)
+        self.pages: list[list[list[int | None]]] = [
+            [[None] * size for _ in range(cluster.settings.num_pages + 1)]
+            for _ in cluster.settings.layout.groups
         ]
+        """Per KV group."""
         self.tokens: dict[int, list[int]] = {}
         self.hashes: dict[int, list[int]] = {}
-        self.tables: dict[int, dict[int, int]] = {}
+        self.tables: dict[int, list[dict[int, int]]] = {}
+        """By slot, per KV group."""
         self.loading: set[int] = set()
         self.stale: set[int] = set()
         """Loads that read pages which had changed hands: what is computed on top of them must never
@@ -146,51 +164,50 @@ class SimulatedRank:
             self.tokens[added.slot] = added.token_ids.tolist()
             salt = self.cluster.cache_salt(added.sampling)
             self.hashes[added.slot] = prefix_hashes(self.tokens[added.slot], salt)
-            self.tables[added.slot] = {}
+            self.tables[added.slot] = [{} for _ in self.pages]
         for changes in plan.tables:
             start = 0
             columns = (changes.slots.tolist(), changes.starts.tolist(), changes.counts.tolist())
             for slot, first, count in zip(*columns, strict=True):
                 ids = changes.page_ids[start : start + count].tolist()
                 start += count
-                self.tables[slot].update({first + index: page for index, page in enumerate(ids)})
+                table = self.tables[slot][changes.group]
+                table.update({first + index: page for index, page in enumerate(ids)})
 
     # Copies ---------------------------------------------------------------------------------------
 
     def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
         started_s = self.cluster.now_s
-        groups: dict[int, list[tuple[int, int, int]]] = {}
-        columns = (copies.transfer_ids, copies.page_ids, copies.host_page_ids, copies.generations)
-        for transfer, page, host_page, generation in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            groups.setdefault(transfer, []).append((page, host_page, generation))
-        self._num_copying += len(groups)
-        for transfer, entries in groups.items():
+        transfers: dict[int, list[PageCopy]] = {}
+        columns = (copies.groups, copies.page_ids, copies.host_page_ids, copies.generations)
+        pages = map(PageCopy._make, zip(*(column.tolist() for column in columns), strict=True))
+        for transfer, page in zip(copies.transfer_ids.tolist(), pages, strict=True):
+            transfers.setdefault(transfer, []).append(page)
+        self._num_copying += len(transfers)
+        for transfer, entries in transfers.items():
             if is_load:
                 self.loading.add(transfer)
             last_s = 0.0
-            for page, host_page, _ in entries:
+            for entry in entries:
                 delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
                 last_s = max(last_s, delay_s)
                 copy = self._load_page if is_load else self._back_up_page
-                self.cluster.after(
-                    delay_s, lambda copy=copy, page=page, host_page=host_page: copy(page, host_page)
-                )
+                self.cluster.after(delay_s, partial(copy, entry))
             self.cluster.after(
                 last_s, lambda t=transfer, e=entries: self._copied(t, e, is_load, started_s)
             )
 
-    def _load_page(self, page: int, host_page: int) -> None:
+    def _load_page(self, copy: PageCopy) -> None:
         if self.is_alive:
-            self.pages[page] = list(self.cluster.arena[host_page][self.part])
+            self.pages[copy.group][copy.page] = list(self.cluster.arena[copy.host_page][self.part])
 
-    def _back_up_page(self, page: int, host_page: int) -> None:
+    def _back_up_page(self, copy: PageCopy) -> None:
         if self.cluster.now_s <= self.exit_s:
-            self.cluster.arena[host_page][self.part] = tuple(self.pages[page])
+            content = tuple(self.pages[copy.group][copy.page])
+            self.cluster.arena[copy.host_page][self.part] = content
 
     def _copied(
-        self, transfer: int, entries: list[tuple[int, int, int]], is_load: bool, started_s: float
+        self, transfer: int, entries: list[PageCopy], is_load: bool, started_s: float
     ) -> None:
         if not self.is_alive:
             return
@@ -202,9 +219,7 @@ class SimulatedRank:
             rank=self.rank,
             transfer_ids=int32_array((transfer,)),
             stale_transfer_ids=int32_array((transfer,) if is_stale else ()),
-            num_bytes=len(entries) * self.cluster.settings.layout.payload_bytes(0)
-            if is_load
-            else 0,
+            num_bytes=self._loaded_bytes(entries) if is_load else 0,
             seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
         # Another thread reports copies: steps on top of them may be reported before.
@@ -218,11 +233,14 @@ class SimulatedRank:
         self._num_copying -= 1
         self._forget_if_drained()
 
-    def is_stale(self, entries: list[tuple[int, int, int]]) -> bool:
-        """Did a host page change hands before all of (page, host page, generation) were read?"""
+    def _loaded_bytes(self, entries: list[PageCopy]) -> int:
+        layout = self.cluster.settings.layout
+        return sum(layout.payload_bytes(entry.group) for entry in entries)
+
+    def is_stale(self, entries: list[PageCopy]) -> bool:
+        """Did a host page change hands before all of them were read?"""
         return any(
-            self.cluster.generations[host_page] != generation
-            for _, host_page, generation in entries
+            self.cluster.generations[entry.host_page] != entry.generation for entry in entries
         )
 
     # Steps ----------------------------------------------------------------------------------------
@@ -262,23 +280,26 @@ class SimulatedRank:
 
     def _check_row(self, slot: int, start: int, end: int, write_start: int) -> None:
         size = self.cluster.settings.page_size
-        table, hashes = self.tables[slot], self.hashes[slot]
+        hashes = self.hashes[slot]
         assert end <= len(hashes), f"slot {slot} computes token {end - 1} of {len(hashes)}"
-        for position in range(max(start, min(write_start, end))):
-            page = table[position // size]
-            if page == 0 or self.pages[page][position % size] != hashes[position]:
-                raise WrongHit(
-                    f"rank {self.rank}, slot {slot}, position {position}: page {page} holds "
-                    f"something else"
-                )
+        for group, table in enumerate(self.tables[slot]):
+            for position in range(max(start, min(write_start, end))):
+                page = table[position // size]
+                held = self.pages[group][page][position % size]
+                if page == 0 or held != kv_of(hashes[position], group):
+                    raise WrongHit(
+                        f"rank {self.rank}, slot {slot}, position {position}: page {page} of "
+                        f"group {group} holds something else"
+                    )
 
     def _write_row(self, slot: int, start: int, end: int, write_start: int) -> None:
         size = self.cluster.settings.page_size
-        table, hashes = self.tables[slot], self.hashes[slot]
-        for position in range(max(start, write_start), end):
-            page = table[position // size]
-            if page:
-                self.pages[page][position % size] = hashes[position]
+        for group, table in enumerate(self.tables[slot]):
+            for position in range(max(start, write_start), end):
+                page = table[position // size]
+                if page:
+                    content = kv_of(self.hashes[slot][position], group)
+                    self.pages[group][page][position % size] = content
 
     def _send(self, message: StepResult | TransfersDone) -> None:
         if self._link is not None:
