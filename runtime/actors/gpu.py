@@ -21,7 +21,6 @@ from raydix.errors import AccountingError
 from raydix.ids import Rank
 from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
 from raydix.runtime.actors.gpu_model import GpuModel, StepOutput, StepTimer
-from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
@@ -30,7 +29,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan, StepResult
-from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 from raydix.runtime.tiers.transfers import TransferEngine
 
 logger = logging.getLogger(__name__)
@@ -182,17 +181,17 @@ class GpuActor:
         assert self._model is not None, "load comes first"
         # This thread is any of a pool's, and its device the first.
         self._model.enter_thread()
-        if self._arena is None or not _is_same_arena(self._arena, location):
+        if self._arena is None or not self._arena.is_at(location):
             if self._model.make_transfers is None:
                 raise AccountingError(f"{self!r} has no KV to copy")
-            arena = HostArena.attach(location.pid, location.fd, location.geometry)
+            arena = HostArena.attach(location)
             with self._transfers_lock:
                 self._end_transfers()
                 self._arena = arena
                 self._transfers = self._model.make_transfers(
                     arena, self._reports.add, self._copies_failed
                 )
-        return ArenaLocation(pid=os.getpid(), fd=self._arena.fd, geometry=self._arena.geometry)
+        return self._arena.location
 
     def _end_transfers(self) -> None:
         if self._transfers is not None:
@@ -366,11 +365,3 @@ def _send(link: BlockingLink, message: Any) -> None:
         link.send(message)
     except LinkClosed as closed:
         logger.debug("not sent: %s", closed)
-
-
-def _is_same_arena(arena: HostArena, location: ArenaLocation) -> bool:
-    theirs, ours = os.stat(f"/proc/{location.pid}/fd/{location.fd}"), os.fstat(arena.fd)
-    return (theirs.st_dev, theirs.st_ino) == (
-        ours.st_dev,
-        ours.st_ino,
-    ) and location.geometry == arena.geometry

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.metric_samples import storage_samples
@@ -30,7 +29,7 @@ from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.worker import StorageWorker
-from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class StorageActor:
     async def start(self, setup: StorageSetup) -> None:
         """Map the arena and open the backend. Raises ConfigError if the backend cannot work."""
         self._loop = asyncio.get_running_loop()
-        self._arena = HostArena.attach(setup.arena.pid, setup.arena.fd, setup.arena.geometry)
+        self._arena = HostArena.attach(setup.arena)
         backend = create_backend(setup.backend)
         self._worker = await asyncio.to_thread(
             StorageWorker, backend, self._arena, setup.namespace, self._on_done

@@ -12,7 +12,7 @@ from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
-from raydix.runtime.actors.host_memory import ArenaLocation, HostMemorySetup
+from raydix.runtime.actors.host_memory import HostMemorySetup
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.storage import StorageSetup
@@ -27,6 +27,7 @@ from raydix.runtime.config.capacity import host_bytes_per_node
 from raydix.runtime.config.engine import EngineConfig, replace_l3
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.storage.namespace import make_namespace
+from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from raydix.ids import HostPageId, RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_facts import GpuSetup
 from raydix.runtime.actors.gpu_model import GpuModel, WaitLayer
-from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.config.engine import EngineConfig
@@ -175,9 +174,7 @@ def copies(arena: HostArena, transfer_id: int, pairs: list[tuple[int, int]]) -> 
 async def attach(rank: Rank) -> HostArena:
     facts = await rank.actor.load()
     arena = HostArena.create(facts.layout, 1 << 16, num_threads=1)
-    await rank.actor.attach_arena(
-        ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry)
-    )
+    await rank.actor.attach_arena(arena.location)
     return arena
 
 
@@ -329,15 +326,11 @@ async def test_copies_without_an_arena_end_the_actor(rank: Rank) -> None:
 
 async def test_an_arena_at_its_new_owner_stays_mapped(rank: Rank) -> None:
     arena = await attach(rank)
-    first = await rank.actor.attach_arena(
-        ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry)
-    )
-    survivor = HostArena.attach(first.pid, first.fd, first.geometry)
+    first = await rank.actor.attach_arena(arena.location)
+    survivor = HostArena.attach(first)
     arena.close()
 
-    second = await rank.actor.attach_arena(
-        ArenaLocation(pid=survivor.pid, fd=survivor.fd, geometry=survivor.geometry)
-    )
+    second = await rank.actor.attach_arena(survivor.location)
 
     assert second == first
 
