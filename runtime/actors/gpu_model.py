@@ -10,10 +10,7 @@ from typing import Protocol
 from raydix.runtime.actors.gpu_facts import GpuFacts
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
-
-WaitLayer = Callable[[int, int], None]
-"""Called with (transfer id, layer) before a layer uses KV that this load brings."""
+from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
 
 
 class StepOutput(Protocol):

@@ -21,6 +21,7 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.turns import Turns
+from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
@@ -55,7 +56,6 @@ _CLIENT_BURST = 64
 """Messages of one client that are taken in a row: one that floods the Scheduler does not hold the
 others up.
 """
-_TOKEN_BYTES = 4
 _CLIENT_EXTRA_BYTES = 256 << 10
 """What a request's frame may hold besides its prompt. A larger one would only cost time and memory
 to understand.
@@ -131,7 +131,7 @@ class SchedulerActor:
             incarnation=self._incarnation,
             pid=os.getpid(),
         )
-        max_client_frame_bytes = _TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
+        max_client_frame_bytes = TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
         for address in setup.addresses:
             self._listeners.append(await listen(address, own, self._serve, max_client_frame_bytes))
         gc.collect()

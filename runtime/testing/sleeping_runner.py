@@ -5,11 +5,12 @@ import time
 from dataclasses import dataclass
 
 from raydix.runtime.actors.gpu_facts import GpuFacts
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, WaitLayer
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.tiers.transfers import WaitLayer
 
 VOCAB_SIZE = 32_000
 MAX_POSITIONS = 1 << 20

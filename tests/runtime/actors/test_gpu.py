@@ -13,7 +13,7 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId, RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_facts import GpuSetup
-from raydix.runtime.actors.gpu_model import GpuModel, WaitLayer
+from raydix.runtime.actors.gpu_model import GpuModel
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.config.engine import EngineConfig
@@ -42,7 +42,7 @@ from raydix.runtime.testing.sleeping_runner import (
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import as_bytes, make_pools
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
+from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
 
 SECRET = b"secret"
 SCHEDULER = Hello(secret=SECRET, role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
