@@ -11,9 +11,9 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
+from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, connect, listen
-from raydix.runtime.actors.metric_samples import host_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
 from raydix.runtime.actors.turns import Turns
@@ -45,6 +45,7 @@ from raydix.runtime.cache.host.events import (
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
+from raydix.runtime.metrics import read_samples
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
@@ -135,8 +136,8 @@ class HostMemoryActor:
         )
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
-            page_tokens = setup.settings.page_size
-            self._exporter.start(lambda: host_samples(self.stats(), page_tokens=page_tokens))
+            page = {PAGE_TOKENS: setup.settings.page_size}
+            self._exporter.start(lambda: read_samples(HOST_METRICS, {**self.stats(), **page}))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""

@@ -16,16 +16,17 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, listen
-from raydix.runtime.actors.metric_samples import scheduler_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
 from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.metrics import read_samples
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
     BackUpL1,
@@ -137,7 +138,7 @@ class SchedulerActor:
         gc.collect()
         gc.freeze()  # what is here stays; collections during steps need not walk it
         if self._exporter is not None:
-            self._exporter.start(lambda: scheduler_samples(self.stats()))
+            self._exporter.start(lambda: read_samples(SCHEDULER_METRICS, self.stats()))
         return tuple(listener.address for listener in self._listeners)
 
     async def wait_ready(self) -> None:
