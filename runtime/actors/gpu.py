@@ -19,8 +19,7 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import Rank
-from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
-from raydix.runtime.actors.gpu_model import GpuModel, StepOutput, StepTimer
+from raydix.runtime.actors.gpu_model import GpuModel, LoadReport, StepOutput, StepTimer
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
@@ -44,6 +43,14 @@ BuildModel = Callable[[EngineConfig, int], GpuModel]
 Dial = Callable[[threading.Event], BlockingLink]
 """Connects to the Scheduler; raises LinkClosed if that cannot be, or if the event is set meanwhile.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSetup:
+    """What a GPU actor starts with."""
+
+    scheduler_address: str
+    secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +121,14 @@ class GpuActor:
         """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
         self._device_index = index
 
-    async def load(self, num_pages: int | None = None) -> GpuFacts:
+    async def load(self, num_pages: int | None = None) -> LoadReport:
         """Load the model and make its pools. Raises CheckpointError or ConfigError.
 
         `num_pages`: what the Scheduler counts on already; None: as the configuration has it.
         """
         config = self._config if num_pages is None else self._config.with_num_pages(num_pages)
         self._model = await asyncio.to_thread(self._build_model, config, self._device_index)
-        return self._model.facts
+        return self._model.report
 
     async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
         """Map the arena; where it is to be had in this process, should its HostMemory end.

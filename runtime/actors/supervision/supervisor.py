@@ -11,17 +11,18 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
+from raydix.runtime.actors.gpu import GpuSetup
+from raydix.runtime.actors.gpu_model import LoadReport
 from raydix.runtime.actors.host_memory import HostMemorySetup
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.storage import StorageSetup
 from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry
 from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
-from raydix.runtime.actors.supervision.engine_facts import EngineFacts, actor_name
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor, Spawner
+from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor, Spawner, actor_name
 from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
 from raydix.runtime.config.capacity import host_bytes_per_node
 from raydix.runtime.config.engine import EngineConfig, replace_l3
@@ -55,7 +56,7 @@ class SupervisorActor:
         self._guard: asyncio.Task[None] | None = None
         self._is_stopping = False
         num_ranks = config.parallel.dp * config.parallel.tp
-        self._gpu_facts: dict[int, GpuFacts] = {}
+        self._gpu_facts: dict[int, LoadReport] = {}
         self._all_loaded = asyncio.Event()
         self._num_pages: int | None = None
         """L1 pages per rank that the Scheduler counts on; None until every rank has loaded."""
@@ -250,7 +251,7 @@ class SupervisorActor:
 
     async def _bring_up_gpu(self, actor: RunningActor, rank: int) -> None:
         # One made again may find less memory, or more: it is told what its pages have to be.
-        facts: GpuFacts = await actor.call("load", self._num_pages)
+        facts: LoadReport = await actor.call("load", self._num_pages)
         self._note_loaded(rank, facts)
         await self._all_loaded.wait()
         if self._host is not None:
@@ -262,7 +263,7 @@ class SupervisorActor:
             "start", GpuSetup(scheduler_address=self._scheduler_address, secret=self._secret)
         )
 
-    def _note_loaded(self, rank: int, facts: GpuFacts) -> None:
+    def _note_loaded(self, rank: int, facts: LoadReport) -> None:
         """All ranks, and all their incarnations, must hold the same weights, and the pages agreed
         on.
         """

@@ -11,8 +11,7 @@ import torch
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, RequestId, Slot
-from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_facts import GpuSetup
+from raydix.runtime.actors.gpu import GpuActor, GpuSetup
 from raydix.runtime.actors.gpu_model import GpuModel
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.links.socket_link import Listener, listen
@@ -101,8 +100,8 @@ class Rank:
 
     def _build(self, config: EngineConfig, device_index: int) -> GpuModel:
         model = build_sleeping_model(config, device_index, step_s=0.0)
-        shard = KvShard(layout=model.facts.layout)
-        self.pools = make_pools(shard, [model.facts.num_pages], torch.device("cpu"))
+        shard = KvShard(layout=model.report.layout)
+        self.pools = make_pools(shard, [model.report.num_pages], torch.device("cpu"))
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
             return CpuTransfers(
