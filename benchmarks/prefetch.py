@@ -23,8 +23,7 @@ import torch
 
 from benchmarks.engines import Answer, Prompts, ask, expect_sources
 from benchmarks.record import REPOSITORY, Figure, report
-from raydix.runtime.actors.gpu_facts import GpuFacts
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
 from raydix.runtime.config.engine import EngineConfig, load_config
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
@@ -120,7 +119,7 @@ def build_model(
             shard, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s
         )
 
-    facts = GpuFacts(
+    report = LoadReport(
         pid=os.getpid(),
         device="none",
         fingerprint=bytes(32),
@@ -132,7 +131,7 @@ def build_model(
         eos_token_ids=(),
     )
     return GpuModel(
-        facts=facts,
+        report=report,
         runner=SleepingRunner(step_s),
         make_timer=HostTimer,
         make_transfers=make_transfers,

@@ -19,9 +19,7 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import Rank
-from raydix.runtime.actors.gpu_facts import GpuFacts, GpuSetup
-from raydix.runtime.actors.gpu_model import GpuModel, StepOutput, StepTimer
-from raydix.runtime.actors.host_memory import ArenaLocation
+from raydix.runtime.actors.gpu_model import GpuModel, LoadReport, StepOutput, StepTimer
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
@@ -30,7 +28,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan, StepResult
-from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 from raydix.runtime.tiers.transfers import TransferEngine
 
 logger = logging.getLogger(__name__)
@@ -45,6 +43,14 @@ BuildModel = Callable[[EngineConfig, int], GpuModel]
 Dial = Callable[[threading.Event], BlockingLink]
 """Connects to the Scheduler; raises LinkClosed if that cannot be, or if the event is set meanwhile.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSetup:
+    """What a GPU actor starts with."""
+
+    scheduler_address: str
+    secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +121,14 @@ class GpuActor:
         """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
         self._device_index = index
 
-    async def load(self, num_pages: int | None = None) -> GpuFacts:
+    async def load(self, num_pages: int | None = None) -> LoadReport:
         """Load the model and make its pools. Raises CheckpointError or ConfigError.
 
         `num_pages`: what the Scheduler counts on already; None: as the configuration has it.
         """
         config = self._config if num_pages is None else self._config.with_num_pages(num_pages)
         self._model = await asyncio.to_thread(self._build_model, config, self._device_index)
-        return self._model.facts
+        return self._model.report
 
     async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
         """Map the arena; where it is to be had in this process, should its HostMemory end.
@@ -182,17 +188,17 @@ class GpuActor:
         assert self._model is not None, "load comes first"
         # This thread is any of a pool's, and its device the first.
         self._model.enter_thread()
-        if self._arena is None or not _is_same_arena(self._arena, location):
+        if self._arena is None or not self._arena.is_at(location):
             if self._model.make_transfers is None:
                 raise AccountingError(f"{self!r} has no KV to copy")
-            arena = HostArena.attach(location.pid, location.fd, location.geometry)
+            arena = HostArena.attach(location)
             with self._transfers_lock:
                 self._end_transfers()
                 self._arena = arena
                 self._transfers = self._model.make_transfers(
                     arena, self._reports.add, self._copies_failed
                 )
-        return ArenaLocation(pid=os.getpid(), fd=self._arena.fd, geometry=self._arena.geometry)
+        return self._arena.location
 
     def _end_transfers(self) -> None:
         if self._transfers is not None:
@@ -366,11 +372,3 @@ def _send(link: BlockingLink, message: Any) -> None:
         link.send(message)
     except LinkClosed as closed:
         logger.debug("not sent: %s", closed)
-
-
-def _is_same_arena(arena: HostArena, location: ArenaLocation) -> bool:
-    theirs, ours = os.stat(f"/proc/{location.pid}/fd/{location.fd}"), os.fstat(arena.fd)
-    return (theirs.st_dev, theirs.st_ino) == (
-        ours.st_dev,
-        ours.st_ino,
-    ) and location.geometry == arena.geometry

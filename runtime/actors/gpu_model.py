@@ -7,13 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from raydix.runtime.actors.gpu_facts import GpuFacts
+from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
-
-WaitLayer = Callable[[int, int], None]
-"""Called with (transfer id, layer) before a layer uses KV that this load brings."""
+from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
 
 
 class StepOutput(Protocol):
@@ -82,10 +79,27 @@ class HostTimer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a GPU actor tells the Supervisor once its model is loaded."""
+
+    pid: int
+    device: str
+    fingerprint: bytes
+    """32 bytes: equal on ranks whose KV pages are interchangeable."""
+    layout: KvLayout
+    num_pages: int
+    """Usable L1 pages."""
+    weight_bytes: int
+    max_position_embeddings: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """A loaded model with everything around it that depends on its device."""
 
-    facts: GpuFacts
+    report: LoadReport
     runner: Runner
     make_timer: Callable[[], StepTimer]
     make_transfers: Callable[[HostArena, OnDone, OnError], TransferEngine] | None

@@ -11,13 +11,12 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
+from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, connect, listen
-from raydix.runtime.actors.metric_samples import host_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
 from raydix.runtime.actors.turns import Turns
-from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
     DetachStorage,
@@ -46,21 +45,13 @@ from raydix.runtime.cache.host.events import (
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
-from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.metrics import read_samples
+from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
 _DRAIN_POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaLocation:
-    """Where a process on this host finds the arena: descriptor `fd` of process `pid`."""
-
-    pid: int
-    fd: int
-    geometry: ArenaGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +114,15 @@ class HostMemoryActor:
         is not there.
         """
         self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
-        return self._location()
+        return self._arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
         """Take the arena of an earlier incarnation from a process that still maps it. Raises
         OSError if it ended.
         """
-        self._arena = HostArena.attach(location.pid, location.fd, location.geometry)
+        self._arena = HostArena.attach(location)
         self._is_adopted = True
-        return self._location()
+        return self._arena.location
 
     async def start(self, setup: HostMemorySetup) -> None:
         """Listen for storage and connect to the Scheduler, whenever it is there."""
@@ -145,8 +136,8 @@ class HostMemoryActor:
         )
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
-            page_tokens = setup.settings.page_size
-            self._exporter.start(lambda: host_samples(self.stats(), page_tokens=page_tokens))
+            page = {PAGE_TOKENS: setup.settings.page_size}
+            self._exporter.start(lambda: read_samples(HOST_METRICS, {**self.stats(), **page}))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -297,7 +288,7 @@ class HostMemoryActor:
             case SetGenerations():
                 if self._arena is None:
                     raise AccountingError("generations are set without an arena")
-                self._arena.generations[effect.host_page_ids] = effect.generations
+                self._arena.set_generations(effect.host_page_ids, effect.generations)
             case ToScheduler() | ToStorage():
                 send_if_open(self._links.get(effect.connection), effect.message)
             case WatchProcess():
@@ -328,11 +319,6 @@ class HostMemoryActor:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _location(self) -> ArenaLocation:
-        if self._arena is None:
-            raise AccountingError("there is no arena")
-        return ArenaLocation(pid=os.getpid(), fd=self._arena.fd, geometry=self._arena.geometry)
 
     def _running_core(self) -> HostMemoryCore:
         if self._core is None:

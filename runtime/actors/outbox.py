@@ -8,6 +8,7 @@ import numpy as np
 
 from raydix.ids import AskingId
 from raydix.runtime.actors.links.link import CLIENT_MAX_BUFFERED_BYTES, Link, LinkClosed
+from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.arrays import Int32Array, Int64Array, empty, int32_array
 from raydix.runtime.messages.client import RequestDelta, TokenFrame
 from raydix.runtime.messages.codec import MessageError
@@ -22,7 +23,6 @@ FRAME_BYTES = 1 << 20
 
 # About what the parts of a delta take on the wire, rounded up.
 _DELTA_BYTES = 128
-_TOKEN_BYTES = 4
 _COLUMN_BYTES = 12
 _LOGPROBS_BYTES = 16
 _LOGPROB_BYTES = 24
@@ -59,8 +59,8 @@ class _News:
 
     def add_token(self, token_id: int) -> None:
         """Take one more token."""
-        self._tokens += token_id.to_bytes(_TOKEN_BYTES, "little")
-        self.num_bytes += _TOKEN_BYTES
+        self._tokens += token_id.to_bytes(TOKEN_BYTES, "little")
+        self.num_bytes += TOKEN_BYTES
 
     def as_delta(self) -> RequestDelta:
         """One delta that says all, in order."""
@@ -79,7 +79,7 @@ class _News:
 
 def _size_of_news(delta: RequestDelta) -> int:
     """Bytes of what a delta adds to its asking's news, about."""
-    num_bytes = _TOKEN_BYTES * len(delta.token_ids)
+    num_bytes = TOKEN_BYTES * len(delta.token_ids)
     for entry in delta.logprobs:
         num_bytes += _LOGPROBS_BYTES + (
             0 if entry is None else _LOGPROB_BYTES * len(entry.token_ids)
@@ -134,7 +134,7 @@ class ClientOutbox:
                 askings[waits].tolist(), token_ids[waits].tolist(), strict=True
             ):
                 self._news[asking].add_token(token)
-            self._num_bytes += _TOKEN_BYTES * int(waits.sum())
+            self._num_bytes += TOKEN_BYTES * int(waits.sum())
             askings, token_ids = askings[~waits], token_ids[~waits]
 
         if len(askings):

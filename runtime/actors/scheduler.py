@@ -16,15 +16,17 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, listen
-from raydix.runtime.actors.metric_samples import scheduler_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
 from raydix.runtime.actors.turns import Turns
+from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
 from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.metrics import read_samples
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
     BackUpL1,
@@ -55,7 +57,6 @@ _CLIENT_BURST = 64
 """Messages of one client that are taken in a row: one that floods the Scheduler does not hold the
 others up.
 """
-_TOKEN_BYTES = 4
 _CLIENT_EXTRA_BYTES = 256 << 10
 """What a request's frame may hold besides its prompt. A larger one would only cost time and memory
 to understand.
@@ -131,13 +132,13 @@ class SchedulerActor:
             incarnation=self._incarnation,
             pid=os.getpid(),
         )
-        max_client_frame_bytes = _TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
+        max_client_frame_bytes = TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
         for address in setup.addresses:
             self._listeners.append(await listen(address, own, self._serve, max_client_frame_bytes))
         gc.collect()
         gc.freeze()  # what is here stays; collections during steps need not walk it
         if self._exporter is not None:
-            self._exporter.start(lambda: scheduler_samples(self.stats()))
+            self._exporter.start(lambda: read_samples(SCHEDULER_METRICS, self.stats()))
         return tuple(listener.address for listener in self._listeners)
 
     async def wait_ready(self) -> None:

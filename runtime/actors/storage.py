@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_link import connect
-from raydix.runtime.actors.metric_samples import storage_samples
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import (
@@ -26,11 +25,12 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     WriteObjects,
 )
+from raydix.runtime.metrics import read_samples
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.worker import StorageWorker
-from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class StorageActor:
     async def start(self, setup: StorageSetup) -> None:
         """Map the arena and open the backend. Raises ConfigError if the backend cannot work."""
         self._loop = asyncio.get_running_loop()
-        self._arena = HostArena.attach(setup.arena.pid, setup.arena.fd, setup.arena.geometry)
+        self._arena = HostArena.attach(setup.arena)
         backend = create_backend(setup.backend)
         self._worker = await asyncio.to_thread(
             StorageWorker, backend, self._arena, setup.namespace, self._on_done
@@ -91,8 +91,8 @@ class StorageActor:
             raise AccountingError("storage is to serve before its start")
         self._task = asyncio.create_task(self._follow_host(self._setup, self._worker))
         if self._exporter is not None:
-            backend = self._setup.backend.backend
-            self._exporter.start(lambda: storage_samples(self.stats(), backend))
+            labels = (self._setup.backend.backend,)
+            self._exporter.start(lambda: read_samples(STORAGE_METRICS, self.stats(), labels))
 
     @property
     def backend(self) -> StorageBackend:

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors.gpu_facts import GpuFacts
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
@@ -91,7 +90,7 @@ def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
         )
 
     return GpuModel(
-        facts=_facts(loaded, shard, num_pages, device),
+        report=_report(loaded, shard, num_pages, device),
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
@@ -191,9 +190,11 @@ def _require_memory(num_pages: int, shard: KvShard) -> None:
         )
 
 
-def _facts(loaded: LoadedModel, shard: KvShard, num_pages: int, device: torch.device) -> GpuFacts:
+def _report(
+    loaded: LoadedModel, shard: KvShard, num_pages: int, device: torch.device
+) -> LoadReport:
     spec = loaded.spec
-    return GpuFacts(
+    return LoadReport(
         pid=os.getpid(),
         device=str(device),
         fingerprint=hashlib.sha256(loaded.config_digest + loaded.weight_fingerprint).digest(),

@@ -14,7 +14,7 @@ from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
-from raydix.runtime.api.engine_client import EngineClient, ModelFacts, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient, ModelLimits, RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.sampling_params import SamplingParams
@@ -267,12 +267,12 @@ class AsyncLLM:
                 f"Start it, or wait "
                 "until it has recovered. Clients must run on its host."
             ) from error
-        facts = ModelFacts(
+        limits = ModelLimits(
             max_model_len=handle.max_model_len,
             vocab_size=handle.vocab_size,
             eos_token_ids=tuple(handle.eos_token_ids),
         )
-        return EngineClient(link, facts, tokenizer)
+        return EngineClient(link, limits, tokenizer)
 
     async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
         if handle.model_path not in self._tokenizers:

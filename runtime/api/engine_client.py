@@ -37,8 +37,8 @@ _MAX_PRIORITY = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What a client must know of the served model."""
+class ModelLimits:
+    """What the served model allows, which a client checks its requests against."""
 
     max_model_len: int
     vocab_size: int
@@ -78,12 +78,12 @@ class EngineClient:
     def __init__(
         self,
         link: Link,
-        facts: ModelFacts,
+        limits: ModelLimits,
         tokenizer: Tokenizer | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
-        self._facts = facts
+        self._limits = limits
         self._tokenizer = tokenizer
         self._clock = clock
         self._num_askings = 0
@@ -173,7 +173,7 @@ class EngineClient:
     async def _tokenize(self, prompt: Prompt) -> tuple[str | None, Int32Array]:
         """The prompt's text, if it came as text, and its checked ids."""
         shape = read_prompt(prompt)
-        vocab_size, max_model_len = self._facts.vocab_size, self._facts.max_model_len
+        vocab_size, max_model_len = self._limits.vocab_size, self._limits.max_model_len
         if isinstance(shape, TokenPrompt):
             return None, check_token_ids(shape.token_ids, vocab_size, max_model_len)
         if self._tokenizer is None:
@@ -192,11 +192,11 @@ class EngineClient:
         token_ids: Int32Array,
         options: RequestOptions,
     ) -> SubmitRequest:
-        wrong_ids = [each for each in params.stop_token_ids if each >= self._facts.vocab_size]
+        wrong_ids = [each for each in params.stop_token_ids if each >= self._limits.vocab_size]
         if wrong_ids:
             raise BadRequest(
                 f"stop_token_ids has {wrong_ids}; expected ids from 0 to "
-                f"{self._facts.vocab_size - 1}."
+                f"{self._limits.vocab_size - 1}."
             )
         if params.stop and self._tokenizer is None:
             raise BadRequest(
@@ -209,9 +209,9 @@ class EngineClient:
             asking=self._next_asking(),
             request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
             token_ids=token_ids,
-            sampling=params.to_device(self._facts.eos_token_ids, secrets.randbits(63)),
+            sampling=params.to_device(self._limits.eos_token_ids, secrets.randbits(63)),
             max_tokens=params.max_tokens,
-            stop_token_ids=params.ending_token_ids(self._facts.eos_token_ids),
+            stop_token_ids=params.ending_token_ids(self._limits.eos_token_ids),
             priority=int(options.priority),
             cache_salt=options.cache_salt,
             session_id=options.session_id,

@@ -35,6 +35,7 @@ from raydix.runtime.model.step_rows import (
     token_columns,
 )
 from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+from raydix.runtime.tiers.transfers import WaitLayer
 
 GREEDY = DeviceSampling(seed=0)
 CUTTING = DeviceSampling(seed=0, temperature=1.0, top_k=50, top_p=0.9, min_p=0.001)
@@ -48,9 +49,6 @@ ASKING_FOR_ALL = replace(
     num_logprobs=20,
 )
 """What a row may ask of sampling besides, which warm-up tries."""
-
-WaitLayer = Callable[[int, int], None]
-"""Called with (transfer id, layer) before a layer uses KV that this load brings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, PageKey, RequestId, Slot, TransferId
+from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
@@ -15,7 +16,7 @@ from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
-from raydix.runtime.scheduler.request import TOKEN_BYTES, Phase, RequestState
+from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.transfers import Backup, Load, Promotion
 from raydix.runtime.scheduler.waiting import WaitingQueue

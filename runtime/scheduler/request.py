@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raydix.ids import ClientId, PageKey, RequestId, Slot
-from raydix.runtime.cache.page_key import extend_keys, root_key
+from raydix.runtime.cache.page_key import TOKEN_BYTES, extend_keys, root_key
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import SubmitRequest
@@ -20,7 +20,6 @@ from raydix.runtime.scheduler.transfers import Load
 if TYPE_CHECKING:
     from raydix.runtime.scheduler.decodes import DecodeBatch
 
-TOKEN_BYTES = 4
 MAX_LOSSES = 2
 """A request that was running when so many ranks were lost, and has sampled nothing since, may be
 what ends them: it runs beside no other such request, and one more loss is its end."""

@@ -16,7 +16,7 @@ from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
-from raydix.runtime.api.engine_client import EngineClient, ModelFacts
+from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.testing.spawner import InProcessSpawner
@@ -61,12 +61,12 @@ class InProcessEngine:
             secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid()
         )
         link = await connect(facts.client_address, hello)
-        model_facts = ModelFacts(
+        limits = ModelLimits(
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
         )
-        client = EngineClient(link, model_facts, tokenizer=None)
+        client = EngineClient(link, limits, tokenizer=None)
         self._clients.append(client)
         return client
 

@@ -4,12 +4,12 @@ import os
 import time
 from dataclasses import dataclass
 
-from raydix.runtime.actors.gpu_facts import GpuFacts
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, WaitLayer
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.tiers.transfers import WaitLayer
 
 VOCAB_SIZE = 32_000
 MAX_POSITIONS = 1 << 20
@@ -54,7 +54,7 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
     if num_pages is None:
         raise ValueError("a sleeping model needs cache.l1.num_pages")
     group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
-    facts = GpuFacts(
+    report = LoadReport(
         pid=os.getpid(),
         device="none",
         fingerprint=bytes(32),
@@ -68,7 +68,7 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
         eos_token_ids=(),
     )
     return GpuModel(
-        facts=facts,
+        report=report,
         runner=SleepingRunner(step_s),
         make_timer=HostTimer,
         make_transfers=None,

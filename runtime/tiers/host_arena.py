@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,22 @@ from raydix.ids import HostPageId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.config.memory_limit import available_memory_bytes
+from raydix.runtime.messages.arrays import Int32Array
 
 logger = logging.getLogger(__name__)
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no name for it
 _POPULATE_CHUNK_BYTES = 64 << 20
 _SAFE_MEMORY_FRACTION = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaLocation:
+    """Where a process on this host finds the arena: descriptor `fd` of process `pid`."""
+
+    pid: int
+    fd: int
+    geometry: ArenaGeometry
 
 
 class HostArena:
@@ -66,21 +77,32 @@ class HostArena:
         return arena
 
     @classmethod
-    def attach(cls, pid: int, fd: int, geometry: ArenaGeometry) -> "HostArena":
-        """Map descriptor `fd` of process `pid`, which runs under the same user, through a
-        descriptor of our own.
+    def attach(cls, location: ArenaLocation) -> "HostArena":
+        """Map the arena of another process of this user, through a descriptor of our own.
 
-        Raises OSError if the process is gone, ValueError if the arena has another size than
-        `geometry` says.
+        Raises OSError if the process is gone, ValueError if the arena has another size than its
+        geometry says.
         """
-        own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        size_bytes = os.fstat(own_fd).st_size
-        if size_bytes != geometry.size_bytes:
-            os.close(own_fd)
+        fd = os.open(_path_of(location), os.O_RDWR | os.O_CLOEXEC)
+        size_bytes = os.fstat(fd).st_size
+        expected_bytes = location.geometry.size_bytes
+        if size_bytes != expected_bytes:
+            os.close(fd)
             raise ValueError(
-                f"the arena has {size_bytes} bytes; its geometry says {geometry.size_bytes}"
+                f"the arena has {size_bytes} bytes; its geometry says {expected_bytes}"
             )
-        return cls(own_fd, geometry)
+
+        return cls(fd, location.geometry)
+
+    @property
+    def location(self) -> ArenaLocation:
+        """Where other processes find this mapping's descriptor."""
+        return ArenaLocation(pid=self.pid, fd=self.fd, geometry=self.geometry)
+
+    def is_at(self, location: ArenaLocation) -> bool:
+        """Whether this very memory, with this geometry, is found at `location`."""
+        same_memory = os.path.samestat(os.stat(_path_of(location)), os.fstat(self.fd))
+        return same_memory and location.geometry == self.geometry
 
     @property
     def buffer(self) -> memoryview:
@@ -91,6 +113,10 @@ class HostArena:
     def generations(self) -> NDArray[np.int32]:
         """One int32 per host page id, shared by all processes; HostMemory alone writes it."""
         return self._generations
+
+    def set_generations(self, host_page_ids: Int32Array, generations: Int32Array) -> None:
+        """Write entries of the table, for all processes to see. HostMemory alone may do so."""
+        self._generations[host_page_ids] = generations
 
     def page(self, host_page_id: HostPageId, group: int) -> memoryview:
         """Header and payload of a host page, without padding. Raises ValueError if `group` has no
@@ -116,6 +142,10 @@ class HostArena:
             self.fd = -1
         self._generations = np.empty(0, dtype=np.int32)
         self._bytes = memoryview(b"")
+
+
+def _path_of(location: ArenaLocation) -> str:
+    return f"/proc/{location.pid}/fd/{location.fd}"
 
 
 def _require_memory(size_bytes: int) -> None:

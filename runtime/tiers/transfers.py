@@ -40,6 +40,8 @@ OnDone = Callable[[TransferDone], None]
 """Called from a thread of the engine, once per transfer, in order of completion. Must not block."""
 OnError = Callable[[BaseException], None]
 """Called from a thread of the engine that cannot go on."""
+WaitLayer = Callable[[int, int], None]
+"""Called with (transfer id, layer of the model) before a layer uses KV that this load brings."""
 
 
 class TransferEngine(Protocol):

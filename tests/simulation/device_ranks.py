@@ -7,7 +7,6 @@ then the device goes on by itself; on a GPU random delays on its streams bring c
 of step. A page holds, in every element of a token's place, the hash of all tokens up to there.
 """
 
-import os
 import random
 import threading
 from collections import deque
@@ -85,7 +84,7 @@ class DeviceWorld:
             assert self._arena.geometry == cluster.geometry
             self._arena.generations[:] = cluster.generations
             cluster.generations = self._arena.generations
-        own = HostArena.attach(os.getpid(), self._arena.fd, self._arena.geometry)
+        own = HostArena.attach(self._arena.location)
         self._ranks.append(DeviceRank(self, cluster, own, rank=rank, incarnation=incarnation))
         return self._ranks[-1]
 

@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
 from raydix.runtime.actors.private_folder import PrivateFolder, read_of_living_owners
-from raydix.runtime.actors.supervision.engine_facts import NAMESPACE
+from raydix.runtime.actors.supervision.spawn import NAMESPACE
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
 _DIAL_S = 10.0

@@ -11,8 +11,8 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.placement import Placement, release
 from raydix.runtime.actors.process import wait_for_exit
-from raydix.runtime.actors.supervision.engine_facts import NAMESPACE, EngineFacts, actor_name
-from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_name
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
-from raydix.runtime.actors.supervision.engine_facts import NAMESPACE, EngineFacts, actor_name
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
+from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig

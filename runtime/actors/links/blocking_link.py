@@ -47,7 +47,7 @@ class BlockingSocketLink:
             connection.close()
             raise LinkRefused("the listener's first frame does not show the secret")
         self._hello = hello
-        self._reader.max_bytes = MAX_FRAME_BYTES
+        self._reader.accept(MAX_FRAME_BYTES)
 
     @property
     def hello(self) -> Hello:

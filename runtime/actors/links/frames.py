@@ -29,16 +29,21 @@ def check_body(body: bytes) -> None:
 
 
 class FrameReader:
-    """Cuts a byte stream into frame bodies. `max_bytes` may be raised once the peer is trusted."""
+    """Owns: bytes of a stream that are not yet cut into frame bodies."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+        """`max_bytes`: the longest body that is accepted for now."""
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes that wait for the rest of their frame, or to be taken."""
         return len(self._buffer)
+
+    def accept(self, max_bytes: int) -> None:
+        """Take bodies of up to `max_bytes` from now on, because the peer is trusted."""
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
         """Append received bytes."""
@@ -50,9 +55,9 @@ class FrameReader:
         if len(buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(buffer)
-        if length > self.max_bytes:
+        if length > self._max_bytes:
             raise FrameTooLarge(
-                f"peer announces a frame of {length} bytes; at most {self.max_bytes} are accepted"
+                f"peer announces a frame of {length} bytes; at most {self._max_bytes} are accepted"
             )
         end = _LENGTH.size + length
         if len(buffer) < end:

@@ -194,9 +194,8 @@ class SocketLink(asyncio.Protocol):
             self.abort("the peer does not know the secret")
             return
         self._hello = hello
-        self._reader.max_bytes = (
-            self._max_client_frame_bytes if hello.role is Role.CLIENT else MAX_FRAME_BYTES
-        )
+        is_client = hello.role is Role.CLIENT
+        self._reader.accept(self._max_client_frame_bytes if is_client else MAX_FRAME_BYTES)
         self._max_buffered_bytes = max_buffered_bytes(hello.role)
         self._clear_deadline()
         self._on_open(self)

@@ -3,7 +3,7 @@
 import asyncio
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.host_memory import ArenaLocation
+from raydix.runtime.tiers.host_arena import ArenaLocation
 
 
 class ArenaRegistry:

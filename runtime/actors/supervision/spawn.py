@@ -1,7 +1,9 @@
-"""Making actors: what the Supervisor needs of Ray, so that it can be tested without it."""
+"""The actors of an engine, by kind and name, and who starts them: Ray, or a test without it."""
 
 from enum import StrEnum
 from typing import Any, Protocol
+
+NAMESPACE = "raydix"
 
 
 class ActorKind(StrEnum):
@@ -12,6 +14,11 @@ class ActorKind(StrEnum):
     HOST_MEMORY = "host"
     STORAGE = "storage"
     GPU = "gpu"
+
+
+def actor_name(engine: str, kind: ActorKind, number: int | None = None) -> str:
+    """The Ray name of an engine's actor, such as `raydix:NAME:gpu0`."""
+    return f"{NAMESPACE}:{engine}:{kind.value}{'' if number is None else number}"
 
 
 class RunningActor(Protocol):

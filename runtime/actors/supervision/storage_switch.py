@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class StorageSurroundings(Protocol):
-    """What a switch needs of the engine around it."""
+class SwitchedEngine(Protocol):
+    """The engine whose backend is switched, as the switch needs it."""
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
         """Start the process of an incarnation of storage actor `number`; two numbers may live at
@@ -144,8 +144,8 @@ class AttachedStorage:
 class StorageSwitch:
     """Owns: which L3 backend the engine uses, if any."""
 
-    def __init__(self, around: StorageSurroundings, supervision: Supervision) -> None:
-        self._around = around
+    def __init__(self, engine: SwitchedEngine, supervision: Supervision) -> None:
+        self._engine = engine
         self._supervision = supervision
         self._num_attached = 0
         self._switching = asyncio.Lock()
@@ -206,7 +206,7 @@ class StorageSwitch:
             storage.serving(), f"the storage backend {storage.section.backend} did not serve"
         )
         await self._bounded(
-            storage.unless_given_up(self._around.tell_host("wait_storage")),
+            storage.unless_given_up(self._engine.tell_host("wait_storage")),
             f"HostMemory did not meet the storage backend {storage.section.backend}",
         )
 
@@ -263,12 +263,12 @@ class StorageSwitch:
         number = self._num_attached
 
         async def make(incarnation: int) -> RunningActor:
-            return await self._around.make_storage(number, incarnation)
+            return await self._engine.make_storage(number, incarnation)
 
         storage = AttachedStorage(
             section,
             make,
-            self._around.open_storage,
+            self._engine.open_storage,
             on_failure=self._lose,
             supervision=self._supervision,
         )
@@ -284,7 +284,7 @@ class StorageSwitch:
         drain_s = self._supervision.drain_timeout_s
         what = f"HostMemory did not leave the storage backend {storage.section.backend}"
         if not await self._bounded(
-            self._around.tell_host("retire_storage", drain_s), what, more_s=drain_s
+            self._engine.tell_host("retire_storage", drain_s), what, more_s=drain_s
         ):
             logger.warning("%s is left with operations under way", storage.section.backend)
         await storage.end()
@@ -304,6 +304,6 @@ class StorageSwitch:
         # First, so that a HostMemory which is being made now knows it.
         self.current = None
         await self._bounded(
-            self._around.tell_host("detach_storage"),
+            self._engine.tell_host("detach_storage"),
             "HostMemory did not let go of its storage backend",
         )

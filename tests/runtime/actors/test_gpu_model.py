@@ -11,7 +11,6 @@ import pytest
 from raydix.errors import CheckpointError, ConfigError
 from raydix.ids import HostPageId, RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import Int32Array, int32_array
@@ -144,7 +143,7 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     )
     facts = await actor.load()
     arena = HostArena.create(facts.layout, 1 << 20, num_threads=1)
-    await actor.attach_arena(ArenaLocation(pid=arena.pid, fd=arena.fd, geometry=arena.geometry))
+    await actor.attach_arena(arena.location)
     link, blocking = in_process_blocking_pair(SCHEDULER, GPU)
     ends = [blocking]
 

@@ -7,7 +7,7 @@ import pytest
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.messages.client import AbortRequest, FinishReason, StopRequest, SubmitRequest
 from tests.runtime.api.fake_engine import FakeLink, delta
-from tests.runtime.api.test_engine_client import FACTS, TOKENIZER, collect, submitted, turns
+from tests.runtime.api.test_engine_client import LIMITS, TOKENIZER, collect, submitted, turns
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ async def link():
 
 @pytest.fixture
 async def client(link):
-    client = EngineClient(link, FACTS, TOKENIZER)
+    client = EngineClient(link, LIMITS, TOKENIZER)
     yield client
     await client.close()
 

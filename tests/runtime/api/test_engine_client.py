@@ -14,7 +14,7 @@ from raydix.errors import (
 )
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect, listen
-from raydix.runtime.api.engine_client import EngineClient, ModelFacts, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient, ModelLimits, RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -31,7 +31,7 @@ from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
 from tests.runtime.api.small_tokenizers import byte_token_tokenizer
 
 TOKENIZER = byte_token_tokenizer()
-FACTS = ModelFacts(max_model_len=16, vocab_size=257, eos_token_ids=(256,))
+LIMITS = ModelLimits(max_model_len=16, vocab_size=257, eos_token_ids=(256,))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def link():
 
 @pytest.fixture
 async def client(link):
-    client = EngineClient(link, FACTS, TOKENIZER)
+    client = EngineClient(link, LIMITS, TOKENIZER)
     yield client
     await client.close()
 
@@ -101,7 +101,7 @@ async def test_text_is_tokenised_and_returned(client, link):
 
 async def test_one_frame_feeds_many_streams():
     link = FakeLink(echo)
-    client = EngineClient(link, FACTS, TOKENIZER)
+    client = EngineClient(link, LIMITS, TOKENIZER)
     results = await asyncio.gather(
         *(collect(client.generate([i, i + 1, i + 2])) for i in range(50))
     )
@@ -136,7 +136,7 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
         return Hello(secret=b"secret", role=role, name="test", incarnation=0, pid=1)
 
     listener = await listen(f"unix:{tmp_path}/s", hello(Role.SCHEDULER), serve)
-    client = EngineClient(await connect(listener.address, hello(Role.CLIENT)), FACTS, TOKENIZER)
+    client = EngineClient(await connect(listener.address, hello(Role.CLIENT)), LIMITS, TOKENIZER)
     outputs = await collect(client.generate([65, 66, 67], {"logprobs": 0, "seed": 2**63 - 1}))
     assert outputs[-1].outputs[0].token_ids == [65, 66, 67]
     assert outputs[-1].outputs[0].finish_reason == "length"
@@ -329,7 +329,7 @@ async def test_a_request_id_that_cannot_travel_is_a_bad_request(client, link, re
 
 @pytest.mark.parametrize(("prompt", "params"), [("text", None), ([1], {"stop": "a"})])
 async def test_without_a_tokenizer_text_is_a_bad_request(link, prompt, params):
-    client = EngineClient(link, FACTS, tokenizer=None)
+    client = EngineClient(link, LIMITS, tokenizer=None)
     with pytest.raises(BadRequest, match="no tokenizer"):
         await collect(client.generate(prompt, params))
     await client.close()

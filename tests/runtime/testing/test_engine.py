@@ -83,7 +83,7 @@ class ShrinkingDevice:
         model = build_sleeping_model(
             config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0
         )
-        self.loaded.append(model.facts.num_pages)
+        self.loaded.append(model.report.num_pages)
         if len(self.loaded) == 2:
             self.twice.set()
         return model

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from raydix.errors import ConfigError
 from raydix.ids import HostPageId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.tiers import host_arena
-from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 FULL = KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=3, head_dim=5)
 WINDOW = KvGroup(kind=GroupKind.WINDOW, layers=(2,), num_kv_heads=3, head_dim=5, window=32)
@@ -86,9 +87,9 @@ def test_arena_larger_than_memory_proposes_a_size(monkeypatch: pytest.MonkeyPatc
 
 def test_attached_process_shares_bytes_and_generations() -> None:
     arena = HostArena.create(ONE_GROUP, 1 << 20)
-    other = HostArena.attach(os.getpid(), arena.fd, arena.geometry)
+    other = HostArena.attach(arena.location)
     arena.payload(HostPageId(3), 0)[:4] = b"abcd"
-    arena.generations[3] = 7
+    arena.set_generations(int32_array([3]), int32_array([7]))
     assert bytes(other.payload(HostPageId(3), 0)[:4]) == b"abcd"
     assert other.generations[3] == 7
     assert len(other.page(HostPageId(3), 0)) == 64 + ONE_GROUP.payload_bytes(0)
@@ -102,7 +103,7 @@ def test_arena_of_a_folder_can_be_given_a_name_there() -> None:
     arena = HostArena.create(ONE_GROUP, 1 << 16, num_threads=1, folder="/dev/shm")
     arena.buffer[-1] = 7
     assert os.readlink(f"/proc/self/fd/{arena.fd}").endswith("(deleted)")
-    attached = HostArena.attach(os.getpid(), arena.fd, arena.geometry)
+    attached = HostArena.attach(arena.location)
     assert attached.buffer[-1] == 7
     name = f"raydix-test-{os.getpid()}"
     folder = os.open("/dev/shm", os.O_RDONLY)
@@ -116,7 +117,7 @@ def test_arena_of_a_folder_can_be_given_a_name_there() -> None:
 def test_attach_with_another_geometry_is_refused() -> None:
     arena = HostArena.create(ONE_GROUP, 1 << 20)
     with pytest.raises(ValueError, match="geometry says"):
-        HostArena.attach(os.getpid(), arena.fd, plan_arena(ONE_GROUP, 1 << 21))
+        HostArena.attach(replace(arena.location, geometry=plan_arena(ONE_GROUP, 1 << 21)))
     arena.close()
 
 
@@ -153,11 +154,11 @@ def test_pages_survive_the_death_of_their_creator() -> None:
         **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     )
     assert asdict(geometry) == asdict(plan_arena(ONE_GROUP, 1 << 20))
-    arena = HostArena.attach(owner.pid, int(fd), geometry)
+    arena = HostArena.attach(ArenaLocation(pid=owner.pid, fd=int(fd), geometry=geometry))
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
     assert bytes(arena.payload(HostPageId(1), 0)[:3]) == b"old"
-    heir = HostArena.attach(os.getpid(), arena.fd, geometry)
+    heir = HostArena.attach(arena.location)
     assert bytes(heir.payload(HostPageId(1), 0)[:3]) == b"old"
     heir.close()
     arena.close()

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.host_memory import ArenaLocation
 from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.tiers.host_arena import ArenaLocation
 
 GEOMETRY = ArenaGeometry(
     num_slabs=1,

@@ -1,0 +1,142 @@
+"""The metrics of HostMemory, from the figures of `HostMemoryActor.stats`."""
+
+from collections.abc import Iterable
+
+from raydix.runtime.metrics import (
+    Derived,
+    Family,
+    Figure,
+    Figures,
+    LabelValues,
+    Unit,
+    counter,
+    gauge,
+    members,
+    number,
+)
+
+PAGE_TOKENS = "page_tokens"
+"""A figure that the exporter adds: tokens of a host page."""
+_BREAKER_STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0, "none": 3.0}
+_ARRIVED = "ok"
+"""The status of a page that L3 brought."""
+
+
+def _read_tokens(figures: Figures) -> dict[str, float]:
+    """Tokens of the pages whose reads have ended, by status."""
+    page_tokens = number(figures[PAGE_TOKENS])
+    reads = members(figures, "l3_reads_")
+    return {status: num_pages * page_tokens for status, num_pages in reads.items()}
+
+
+def _submitted_tokens(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    yield (), sum(_read_tokens(figures).values())
+
+
+def _completed_tokens(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    tokens = _read_tokens(figures)
+    if _ARRIVED in tokens:
+        yield (), tokens[_ARRIVED]
+
+
+def _unfulfilled_tokens(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    for status, num_tokens in _read_tokens(figures).items():
+        if status != _ARRIVED:
+            yield (status,), num_tokens
+
+
+def _breaker_state(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    yield (), _BREAKER_STATES[str(figures["l3_breaker"])]
+
+
+_L2 = (
+    gauge(
+        "l2_pages",
+        Unit.PAGES,
+        "Host pages by state.",
+        Figure("pages_free", ("free",)),
+        Figure("pages_filling", ("filling",)),
+        Figure("pages_ready", ("ready",)),
+        Figure("pages_quarantined", ("quarantined",)),
+        labels=("state",),
+    ),
+    gauge("l2_used_bytes", Unit.BYTES, "Bytes of READY host pages.", Figure("ready_bytes")),
+    counter("l2_evicted_pages_total", Unit.PAGES, "Pages that left L2.", Figure("pages_dropped")),
+    gauge("kv_leases_active", Unit.COUNT, "Leases on host pages.", Figure("leases")),
+    counter(
+        "l2_stale_events_total",
+        Unit.COUNT,
+        "What earlier links brought to HostMemory, which was dropped.",
+        Figure("stale_events"),
+    ),
+)
+
+_PREFETCH = (
+    counter(
+        "prefetch_submitted_tokens_total",
+        Unit.TOKENS,
+        "Tokens of the pages whose reads from L3 have ended.",
+        Derived(_submitted_tokens),
+    ),
+    counter(
+        "prefetch_completed_tokens_total",
+        Unit.TOKENS,
+        "Tokens that arrived from L3.",
+        Derived(_completed_tokens),
+    ),
+    counter(
+        "prefetch_unfulfilled_tokens_total",
+        Unit.TOKENS,
+        "Tokens of the pages that L3 did not bring.",
+        Derived(_unfulfilled_tokens),
+        labels=("reason",),
+    ),
+)
+
+_L3 = (
+    gauge(
+        "l3_breaker_state",
+        Unit.STATE,
+        "0 closed, 1 half open, 2 open, 3 no backend is attached.",
+        Derived(_breaker_state),
+    ),
+    counter(
+        "l3_breaker_trips_total",
+        Unit.COUNT,
+        "How often a kind of operation was given up.",
+        Figure("l3_breaker_trips"),
+    ),
+    counter(
+        "l3_overdue_batches_total",
+        Unit.COUNT,
+        "Batches that were not answered in time.",
+        Figure("l3_overdue_batches"),
+    ),
+    counter(
+        "l3_known_missing_pages_total",
+        Unit.PAGES,
+        "Pages not searched for: L3 lacked them a moment ago.",
+        Figure("l3_pages_known_missing"),
+    ),
+    gauge(
+        "l3_queued_pages",
+        Unit.PAGES,
+        "Pages that wait to be written to L3 or are being written.",
+        Figure("l3_writes_pending"),
+    ),
+    counter(
+        "l3_retried_pages_total",
+        Unit.PAGES,
+        "Failed writes that were queued again.",
+        Figure("l3_writes_retried"),
+    ),
+    counter(
+        "l3_dropped_pages_total",
+        Unit.PAGES,
+        "Pages that were not written to L3.",
+        Family("l3_writes_dropped_"),
+        labels=("reason",),
+    ),
+)
+
+HOST_METRICS = (*_L2, *_PREFETCH, *_L3)

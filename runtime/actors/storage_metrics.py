@@ -1,0 +1,159 @@
+"""The metrics of a storage actor, from the figures of `StorageActor.stats`.
+
+The backend's name is the first label of each.
+"""
+
+from collections.abc import Iterable
+
+from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.metrics import (
+    Derived,
+    Figure,
+    Figures,
+    LabelValues,
+    Unit,
+    counter,
+    gauge,
+    number,
+)
+from raydix.runtime.storage.order_counts import Operation
+
+_BACKEND = ("backend",)
+_NO_ERRORS = (ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.CANCELLED)
+
+
+def _batches(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    for operation in Operation:
+        yield (operation.value,), number(figures.get(f"{operation}_batches", 0))
+
+
+def _batch_seconds(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    for operation in Operation:
+        yield (operation.value,), number(figures[f"{operation}_seconds"])
+
+
+def _objects(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    for operation, status, num_objects in _results(figures):
+        yield (operation.value, status.name.lower()), num_objects
+
+
+def _errors(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    for operation, status, num_objects in _results(figures):
+        if status not in _NO_ERRORS:
+            yield (operation.value, status.name.lower()), num_objects
+
+
+def _verify_failures(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    # Only reads verify, so the operation is no label here.
+    for _, status, num_objects in _results(figures):
+        if status.is_bad_object:
+            yield (status.name.lower(),), num_objects
+
+
+def _results(figures: Figures) -> Iterable[tuple[Operation, ObjectStatus, float]]:
+    """How many objects had each result, where there were any."""
+    for operation in Operation:
+        for status in ObjectStatus:
+            num_objects = figures.get(f"{operation}_objects_{status.name.lower()}")
+            if num_objects is not None:
+                yield operation, status, number(num_objects)
+
+
+_OPERATIONS = (
+    counter(
+        "l3_batches_total",
+        Unit.COUNT,
+        "Batches that the storage actor has answered.",
+        Derived(_batches),
+        labels=("backend", "op"),
+    ),
+    counter(
+        "l3_batch_seconds_total",
+        Unit.SECONDS,
+        "Time that they took once a thread had taken them.",
+        Derived(_batch_seconds),
+        labels=("backend", "op"),
+    ),
+    counter(
+        "l3_objects_total",
+        Unit.COUNT,
+        "Objects of these batches by result.",
+        Derived(_objects),
+        labels=("backend", "op", "result"),
+    ),
+    counter(
+        "l3_errors_total",
+        Unit.COUNT,
+        "Those of them that failed or were bad.",
+        Derived(_errors),
+        labels=("backend", "op", "kind"),
+    ),
+    counter(
+        "kv_verify_failures_total",
+        Unit.COUNT,
+        "Those whose bytes did not pass verification.",
+        Derived(_verify_failures),
+        labels=("backend", "kind"),
+    ),
+    counter(
+        "l3_read_bytes_total",
+        Unit.BYTES,
+        "Bytes read from L3.",
+        Figure("read_bytes"),
+        labels=_BACKEND,
+    ),
+    counter(
+        "l3_write_bytes_total",
+        Unit.BYTES,
+        "Bytes written to L3.",
+        Figure("write_bytes"),
+        labels=_BACKEND,
+    ),
+    gauge(
+        "l3_active_batches",
+        Unit.COUNT,
+        "Batches that wait for a thread or are carried out.",
+        Figure("active_batches"),
+        labels=_BACKEND,
+    ),
+)
+
+_CONTENTS = (
+    gauge(
+        "l3_stored_objects",
+        Unit.COUNT,
+        "Objects of a backend that Raydix bounds.",
+        Figure("objects"),
+        labels=_BACKEND,
+    ),
+    gauge(
+        "l3_used_bytes",
+        Unit.BYTES,
+        "Bytes of a backend that Raydix bounds.",
+        Figure("bytes"),
+        labels=_BACKEND,
+    ),
+    gauge(
+        "l3_max_bytes",
+        Unit.BYTES,
+        "Its bound; 0 without one.",
+        Figure("max_bytes"),
+        labels=_BACKEND,
+    ),
+    counter(
+        "l3_evicted_objects_total",
+        Unit.COUNT,
+        "Objects that gave way to others there.",
+        Figure("objects_evicted"),
+        labels=_BACKEND,
+    ),
+    counter(
+        "l3_failed_evictions_total",
+        Unit.COUNT,
+        "Objects there that could not be deleted.",
+        Figure("evictions_failed"),
+        labels=_BACKEND,
+    ),
+)
+
+STORAGE_METRICS = (*_OPERATIONS, *_CONTENTS)

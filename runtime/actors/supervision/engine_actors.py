@@ -1,0 +1,221 @@
+"""The actors of one engine: how an incarnation of each is started and made to serve."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable
+from typing import Any
+
+from raydix.errors import EngineDead
+from raydix.runtime.actors.gpu import GpuSetup
+from raydix.runtime.actors.gpu_model import LoadReport
+from raydix.runtime.actors.host_memory import HostMemorySetup
+from raydix.runtime.actors.scheduler import SchedulerSetup
+from raydix.runtime.actors.storage import StorageSetup
+from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry
+from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.keeper import BringUp, Keeper
+from raydix.runtime.actors.supervision.loaded_ranks import LoadedRanks
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor, Spawner, actor_name
+from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
+from raydix.runtime.config.capacity import host_bytes_per_node
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.l3 import L3Section
+from raydix.runtime.storage.namespace import make_namespace
+from raydix.runtime.tiers.host_arena import ArenaLocation
+
+_SECRET_BYTES = 32
+_WEIGHT_VERSION = "0"
+"""Weights do not change while an engine runs."""
+
+
+class EngineActors:
+    """Owns: the keeper of each actor, and the addresses and the secret that all incarnations share.
+
+    Is the `SwitchedEngine` of its storage switch.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        config: EngineConfig,
+        spawner: Spawner,
+        supervision: Supervision,
+        folder: str,
+    ) -> None:
+        """`folder`: a private one, for the sockets."""
+        self._name = name
+        self._config = config
+        self._spawner = spawner
+        self._supervision = supervision
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._scheduler_address = f"unix:{folder}/scheduler.sock"
+        self._storage_address = f"unix:{folder}/host.sock"
+
+        num_ranks = config.parallel.dp * config.parallel.tp
+        self._loaded = LoadedRanks(num_ranks, config.model.path)
+        self._arenas = ArenaRegistry()
+        self.gpus = [self._gpu_keeper(rank) for rank in range(num_ranks)]
+        self.scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
+        self.host = (
+            self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
+        )
+        self.storage = StorageSwitch(self, supervision)
+
+    def all(self) -> list[Keeper]:
+        """The keepers of all actors; that of storage only while there is a backend."""
+        storage = self.storage.current
+        return [*self.lasting(), *([] if storage is None else [storage.keeper])]
+
+    def lasting(self) -> list[Keeper]:
+        """The keepers of the actors without which there is no engine."""
+        return [self.scheduler, *([] if self.host is None else [self.host]), *self.gpus]
+
+    async def facts(self) -> EngineFacts:
+        """What a client needs to know, once every rank has loaded."""
+        report, num_pages = await self._loaded.agreed()
+        arena_bytes = host_bytes_per_node(self._config, report.layout, num_pages, len(self.gpus))
+        return EngineFacts(
+            name=self._name,
+            supervisor_pid=os.getpid(),
+            client_address=self._scheduler_address,
+            secret=self._secret,
+            model_path=os.path.abspath(self._config.model.path),
+            max_model_len=self._config.max_model_len(report.max_position_embeddings, num_pages),
+            vocab_size=report.vocab_size,
+            eos_token_ids=report.eos_token_ids,
+            layout=report.layout,
+            num_pages=num_pages,
+            arena_bytes=arena_bytes,
+        )
+
+    async def wait_attached(self) -> None:
+        """Return once every actor serves and has met those it works with."""
+        serving: list[Awaitable[Any]] = [keeper.serving() for keeper in self.lasting()]
+        storage = self.storage.current
+        if storage is not None:
+            serving.append(storage.serving())
+        await asyncio.gather(*serving)
+
+        met: list[Awaitable[Any]] = [(await self.scheduler.serving()).call("wait_ready")]
+        if self.host is not None and storage is not None:
+            met.append(storage.unless_given_up(self.tell_host("wait_storage")))
+        await asyncio.gather(*met)
+
+    # What the storage switch needs: see `SwitchedEngine`.
+
+    async def make_storage(self, number: int, incarnation: int) -> RunningActor:
+        """See `SwitchedEngine`."""
+        name = actor_name(self._name, ActorKind.STORAGE, number)
+        return await self._spawner.spawn(
+            ActorKind.STORAGE, name, name=self._name, incarnation=incarnation
+        )
+
+    async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
+        """See `SwitchedEngine`."""
+        report, _ = await self._loaded.agreed()
+        arena, _ = await self._arenas.current()
+        setup = StorageSetup(
+            backend=section,
+            namespace=make_namespace(report.fingerprint, _WEIGHT_VERSION, report.layout),
+            arena=arena,
+            host_address=self._storage_address,
+            secret=self._secret,
+        )
+        await actor.call("start", setup)
+
+    async def tell_host(self, method: str, *arguments: Any) -> Any:
+        """See `SwitchedEngine`."""
+        assert self.host is not None, "there is no L3 without L2"
+        while True:
+            host = await self.host.serving()
+            try:
+                return await host.call(method, *arguments)
+            except EngineDead:
+                # It ended meanwhile: the call goes to the next incarnation.
+                await asyncio.sleep(self._supervision.first_backoff_s)
+
+    # How each kind is started and brought up.
+
+    def _keeper(self, kind: ActorKind, bring_up: BringUp) -> Keeper:
+        async def make(incarnation: int) -> RunningActor:
+            storage = self.storage.current
+            if kind is ActorKind.HOST_MEMORY and storage is not None and incarnation > 1:
+                # The storage actor may still be writing what the last HostMemory ordered.
+                await storage.keeper.end("its HostMemory is restarted")
+
+            name = actor_name(self._name, kind)
+            return await self._spawner.spawn(kind, name, name=self._name, incarnation=incarnation)
+
+        on_end = self._arenas.withdraw if kind is ActorKind.HOST_MEMORY else lambda: None
+        return Keeper(kind.value, make, bring_up, on_end=on_end, supervision=self._supervision)
+
+    def _gpu_keeper(self, rank: int) -> Keeper:
+        async def make(incarnation: int) -> RunningActor:
+            name = actor_name(self._name, ActorKind.GPU, rank)
+            return await self._spawner.spawn(
+                ActorKind.GPU,
+                name,
+                config=self._config,
+                name=self._name,
+                rank=rank,
+                incarnation=incarnation,
+            )
+
+        async def bring_up(actor: RunningActor, incarnation: int) -> None:
+            await self._bring_up_gpu(actor, rank)
+
+        def on_end() -> None:
+            self._arenas.forget_holder(rank)
+
+        return Keeper(f"gpu{rank}", make, bring_up, on_end=on_end, supervision=self._supervision)
+
+    async def _bring_up_gpu(self, actor: RunningActor, rank: int) -> None:
+        # One that is restarted may find less memory, or more: it is told how many pages to make.
+        report: LoadReport = await actor.call("load", self._loaded.agreed_pages)
+        self._loaded.note(rank, report)
+        await self._loaded.agreed()
+
+        if self.host is not None:
+            arena, epoch = await self._arenas.current()
+            own: ArenaLocation = await actor.call("attach_arena", arena)
+            self._arenas.note_holder(rank, own, epoch)
+
+        await self.scheduler.serving()
+        setup = GpuSetup(scheduler_address=self._scheduler_address, secret=self._secret)
+        await actor.call("start", setup)
+
+    async def _bring_up_scheduler(self, actor: RunningActor, incarnation: int) -> None:
+        facts = await self.facts()
+        settings = scheduler_settings(
+            self._config, facts.layout, facts.num_pages, facts.max_model_len, facts.vocab_size
+        )
+        setup = SchedulerSetup(
+            settings=settings, addresses=(self._scheduler_address,), secret=self._secret
+        )
+        await actor.call("start", setup)
+
+    async def _bring_up_host(self, actor: RunningActor, incarnation: int) -> None:
+        facts = await self.facts()
+        # A GPU actor that outlived the last HostMemory still maps its arena, with all pages.
+        held = self._arenas.held()
+        if held is None:
+            arena = await actor.call(
+                "create_arena", facts.layout, facts.arena_bytes, self._config.arena_folder
+            )
+        else:
+            arena = await actor.call("adopt_arena", held)
+
+        setup = HostMemorySetup(
+            settings=host_settings(self._config, has_storage=self.storage.current is not None),
+            scheduler_address=self._scheduler_address,
+            storage_address=self._storage_address,
+            secret=self._secret,
+        )
+        await actor.call("start", setup)
+
+        for rank in self._arenas.publish(arena, is_new=held is None):
+            self.gpus[rank].condemn("the arena that it maps is not in use any more")

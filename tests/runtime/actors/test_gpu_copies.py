@@ -1,0 +1,124 @@
+import asyncio
+
+from raydix.ids import HostPageId
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.plan import (
+    StepPlan,
+    StepResult,
+    TransfersDone,
+)
+from raydix.runtime.tiers.gpu_pool import as_bytes
+from raydix.runtime.tiers.host_arena import HostArena
+from tests.runtime.actors.gpu_rank import (
+    WAIT_S,
+    Rank,
+    attach,
+    copies,
+    receive,
+    rows,
+)
+
+
+async def test_copies_are_reported_though_no_step_runs(rank: Rank) -> None:
+    arena = await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    payload = arena.payload(HostPageId(3), 0)
+    payload[:] = bytes(range(256)) * (len(payload) // 256)
+
+    link.send(StepPlan(step=1, loads=copies(arena, 7, [(2, 3)])))
+    messages = [await asyncio.wait_for(link.receive(), WAIT_S) for _ in range(2)]
+
+    (done,) = [message for message in messages if isinstance(message, TransfersDone)]
+    assert done.transfer_ids.tolist() == [7]
+    assert done.num_bytes == len(payload)
+    assert done.seconds > 0
+    assert as_bytes(rank.pools[0])[2].numpy().tobytes() == bytes(payload)
+
+
+async def test_a_row_waits_for_its_load_before_it_runs(rank: Rank) -> None:
+    arena = await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+
+    link.send(
+        rows(
+            1,
+            [0],
+            loads=copies(arena, 7, [(page, page) for page in range(1, 5)]),
+            row_loads=int32_array([7]),
+        )
+    )
+    messages = [await asyncio.wait_for(link.receive(), WAIT_S) for _ in range(2)]
+
+    (done,) = [message for message in messages if isinstance(message, TransfersDone)]
+    (result,) = [message for message in messages if isinstance(message, StepResult)]
+    assert done.transfer_ids.tolist() == [7]
+    assert result.compute_s < done.seconds
+
+
+async def test_stale_loads_are_reported_as_such(rank: Rank) -> None:
+    arena = await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    plan = StepPlan(step=1, loads=copies(arena, 7, [(2, 3)]))
+    arena.generations[3] += 1
+
+    link.send(plan)
+    messages = [await asyncio.wait_for(link.receive(), WAIT_S) for _ in range(2)]
+
+    (done,) = [message for message in messages if isinstance(message, TransfersDone)]
+    assert done.stale_transfer_ids.tolist() == [7]
+
+
+async def test_draining_waits_for_copies_to_end_and_be_reported(rank: Rank) -> None:
+    arena = await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    link.send(StepPlan(step=1, backups=copies(arena, 1, [(page, page) for page in range(1, 7)])))
+    await receive(link, StepResult)
+
+    await rank.actor.drain()
+
+    assert (await receive(link, TransfersDone)).transfer_ids.tolist() == [1]
+
+
+async def test_copies_without_an_arena_end_the_actor(rank: Rank) -> None:
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    arena = HostArena.create((await rank.actor.load()).layout, 1 << 16, num_threads=1)
+
+    link.send(StepPlan(step=1, loads=copies(arena, 1, [(1, 1)])))
+
+    assert await asyncio.to_thread(rank.died.wait, WAIT_S)
+
+
+async def test_an_arena_at_its_new_owner_stays_mapped(rank: Rank) -> None:
+    arena = await attach(rank)
+    first = await rank.actor.attach_arena(arena.location)
+    survivor = HostArena.attach(first)
+    arena.close()
+
+    second = await rank.actor.attach_arena(survivor.location)
+
+    assert second == first
+
+
+async def test_another_arena_replaces_the_first(rank: Rank) -> None:
+    await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    other = await attach(rank)
+    other.payload(HostPageId(1), 0)[:1] = b"x"
+
+    link.send(StepPlan(step=1, loads=copies(other, 1, [(1, 1)])))
+    await asyncio.wait_for(link.receive(), WAIT_S)
+    await rank.actor.drain()
+
+    assert as_bytes(rank.pools[0])[1, 0] == ord("x")
+
+
+async def test_the_thread_that_attaches_an_arena_enters_the_model(rank: Rank) -> None:
+    await attach(rank)
+
+    assert len(rank.entered) == 1
