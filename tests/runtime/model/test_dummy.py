@@ -3,7 +3,7 @@ from pathlib import Path
 import torch
 
 from raydix.runtime.model.dummy import make_dummy_model
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
