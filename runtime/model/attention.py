@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.reference import AttentionRows, QkNorm, RopeTables
+from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.runtime.model.spec import AttentionSpec, NormSpec
 
 
