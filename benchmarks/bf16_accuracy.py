@@ -125,7 +125,7 @@ def runner_logits(folder: Path, prompts: Tensor) -> Tensor:
     loaded = load_model(folder, device=device, dtype=torch.bfloat16)
     num_prompts, num_tokens = prompts.shape
     num_pages = -(-num_tokens // PAGE_SIZE)
-    shard = KvShard(layout=loaded.spec.kv_layout(PAGE_SIZE, "bfloat16"))
+    shard = KvShard(layout=loaded.kv_layout(PAGE_SIZE, "bfloat16"))
     pools = make_pools(shard, [num_prompts * num_pages], device)
     runner = ModelRunner(
         loaded.decoder,

@@ -87,7 +87,7 @@ def decode_logits(
     """float32 logits [all tokens past the prefixes, V]."""
     device = prompts.device
     dtype = loaded.decoder.dtype
-    layout = loaded.spec.kv_layout(page_size, str(dtype).removeprefix("torch."), codec)
+    layout = loaded.kv_layout(page_size, str(dtype).removeprefix("torch."), codec)
     num_tokens = sizes.prefix_tokens + sizes.num_tokens
     pages_each = -(-num_tokens // page_size)
     pools = make_pools(KvShard(layout=layout), [sizes.num_prompts * pages_each], device)

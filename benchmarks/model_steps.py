@@ -47,7 +47,7 @@ class StepDriver:
         self.spec = loaded.spec
         pages = max(max_requests * 13, COLD_TOKENS // PAGE_SIZE + 1)
         self.pools = make_pools(
-            KvShard(layout=self.spec.kv_layout(PAGE_SIZE, "bfloat16")), [pages], device
+            KvShard(layout=loaded.kv_layout(PAGE_SIZE, "bfloat16")), [pages], device
         )
         self.runner = ModelRunner(
             loaded.decoder,

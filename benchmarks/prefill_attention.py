@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
 from benchmarks.record import Figure, report
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.paged_prefill import paged_prefill, plan_tiles
-from raydix.kernels.reference import PrefillRow
 
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 CONTEXTS = (8192, 32_768)

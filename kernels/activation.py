@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 def silu_mul(gate_up_TI: Tensor) -> Tensor:
     """silu of the first half of the last dimension times its second half, rounded as
-    `reference.silu_mul` rounds.
+    `reference.activation.silu_mul` rounds.
 
     bf16 or float32, contiguous in the last dimension. Raises ValueError if a shape, dtype or stride
     differs.

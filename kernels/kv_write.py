@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.reference import QkNorm, RopeTables
+from raydix.kernels.rotation import QkNorm, RopeTables
 
 _ONE_WARP_ELEMENTS = 256
 

@@ -16,7 +16,7 @@ _WIDE_ROW = 2048
 def rms_norm(
     x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
 ) -> Tensor:
-    """Normalise the last dimension, rounding where `reference.rms_norm` rounds. Returns [T, C].
+    """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds. Returns [T, C].
 
     With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
     bf16 or all float32, contiguous in C. Raises ValueError if a shape, dtype or stride differs.

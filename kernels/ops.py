@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels import reference, reference_sampling
-from raydix.kernels.reference import AttentionRows, PrefillRow, QkNorm, RopeTables
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.reference import activation, experts, kv_write, norm, paged_attention, sampling
+from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling_columns import SamplingColumns
 
 logger = logging.getLogger(__name__)
@@ -49,10 +50,10 @@ class ModelOps(Protocol):
     def rms_norm(
         self, x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
     ) -> Tensor:
-        """See `reference.rms_norm`."""
+        """See `reference.norm.rms_norm`."""
 
     def silu_mul(self, gate_up_TI: Tensor) -> Tensor:
-        """See `reference.silu_mul`."""
+        """See `reference.activation.silu_mul`."""
 
     def rotate_and_write_kv(
         self,
@@ -63,13 +64,13 @@ class ModelOps(Protocol):
         layer: int,
         slot_mapping_T: Tensor,
     ) -> Tensor:
-        """See `reference.rotate_and_write_kv`. May overwrite `qkv_TX`, and return a view of it."""
+        """See `reference.kv_write.rotate_and_write_kv`. May overwrite `qkv_TX`, and return a view of it."""
 
     def sample_whole(self, logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
-        """See `reference_sampling.sample_whole`."""
+        """See `reference.sampling.sample_whole`."""
 
     def sample_cut(self, logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-        """See `reference_sampling.sample_cut`. Nothing happens to rows that do not cut."""
+        """See `reference.sampling.sample_cut`. Nothing happens to rows that do not cut."""
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Cut rows into tiles: `tiles_X4` of `AttentionRows`, and extensions_4Y.
@@ -87,12 +88,12 @@ class ModelOps(Protocol):
         rows: AttentionRows,
         scale: float,
     ) -> Tensor:
-        """See `reference.paged_attention`. `rows.tiles_X4` comes from `plan_tiles`."""
+        """See `reference.paged_attention.paged_attention`. `rows.tiles_X4` comes from `plan_tiles`."""
 
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
     ) -> tuple[Tensor, Tensor]:
-        """See `reference.topk_gating`; the ids may be int32."""
+        """See `reference.experts.topk_gating`; the ids may be int32."""
 
     def fused_experts(
         self,
@@ -102,7 +103,7 @@ class ModelOps(Protocol):
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
     ) -> Tensor:
-        """See `reference.fused_experts`."""
+        """See `reference.experts.fused_experts`."""
 
 
 class ReferenceOps:
@@ -111,14 +112,14 @@ class ReferenceOps:
     is_capturable = False
     extension_tokens = 16
     linear = staticmethod(functional.linear)
-    rms_norm = staticmethod(reference.rms_norm)
-    silu_mul = staticmethod(reference.silu_mul)
-    rotate_and_write_kv = staticmethod(reference.rotate_and_write_kv)
-    paged_attention = staticmethod(reference.paged_attention)
-    topk_gating = staticmethod(reference.topk_gating)
-    fused_experts = staticmethod(reference.fused_experts)
-    sample_whole = staticmethod(reference_sampling.sample_whole)
-    sample_cut = staticmethod(reference_sampling.sample_cut)
+    rms_norm = staticmethod(norm.rms_norm)
+    silu_mul = staticmethod(activation.silu_mul)
+    rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
+    paged_attention = staticmethod(paged_attention.paged_attention)
+    topk_gating = staticmethod(experts.topk_gating)
+    fused_experts = staticmethod(experts.fused_experts)
+    sample_whole = staticmethod(sampling.sample_whole)
+    sample_cut = staticmethod(sampling.sample_cut)
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """No tiles: the twins read the rows themselves."""

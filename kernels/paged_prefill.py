@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.paged_inputs import LOG2_E, check_paged_inputs
-from raydix.kernels.reference import PrefillRow
 
 TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32

@@ -39,7 +39,7 @@ _PART = 2048
 
 
 def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
-    """See `reference_sampling.sample_whole`. Raises ValueError if a shape, dtype or stride differs."""
+    """See `reference.sampling.sample_whole`. Raises ValueError if a shape, dtype or stride differs."""
     check_inputs(logits_RV, columns)
     num_rows, vocab_size = logits_RV.shape
     num_parts = triton.cdiv(vocab_size, _PART)
@@ -73,7 +73,7 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-    """See `reference_sampling.sample_cut`. Raises ValueError if a shape, dtype or stride differs."""
+    """See `reference.sampling.sample_cut`. Raises ValueError if a shape, dtype or stride differs."""
     check_inputs(logits_RV, columns)
     num_rows, vocab_size = logits_RV.shape
     if token_ids_R.dtype != torch.int32 or token_ids_R.shape != (num_rows,):

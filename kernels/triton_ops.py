@@ -13,11 +13,12 @@ from torch.nn import functional
 
 from raydix.kernels import kv_write
 from raydix.kernels.activation import silu_mul
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, QkNorm, RopeTables
+from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
 from raydix.kernels.topk_gating import topk_gating

@@ -42,3 +42,15 @@ class MoeLayer(nn.Module):
         weights_TK, expert_ids_TK = self.router(x_TC)
         out_TC: Tensor = self.experts(x_TC, weights_TK, expert_ids_TK)
         return out_TC
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        weights: dict[str, Tensor] = {"router.weight": self.router.weight_EC}
+        for expert, gate_up_IC in enumerate(self.experts.gate_up_EIC):
+            gate_IC, up_IC = gate_up_IC.chunk(2)
+            weights |= {
+                f"experts.{expert}.gate.weight": gate_IC,
+                f"experts.{expert}.up.weight": up_IC,
+                f"experts.{expert}.down.weight": self.experts.down_ECI[expert],
+            }
+        return weights

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 
 _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.LLAMA: LlamaConfig,

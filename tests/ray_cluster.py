@@ -14,7 +14,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.config.engine import EngineConfig, load_config
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
 IMPATIENT = Supervision(heartbeat_interval_s=0.5, heartbeat_deadline_s=5.0, max_crashes=50)

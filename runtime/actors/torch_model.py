@@ -1,7 +1,7 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
-import hashlib
 import os
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -57,21 +57,25 @@ def _now() -> torch.cuda.Event:
     return event
 
 
-def load_gpu_model(config: EngineConfig, device_index: int) -> GpuModel:
+def load_gpu_model(
+    config: EngineConfig, device_index: int, split_kv_groups_at: Sequence[int] = ()
+) -> GpuModel:
     """Load the configured checkpoint, on CUDA device `device_index` or on the cpu.
 
-    Raises CheckpointError or ConfigError.
+    `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
     device = _device(config, device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     load = make_dummy_model if config.model.load_format == "dummy" else load_model
-    loaded = load(config.model.path, device=device, dtype=dtype)
-    layout = loaded.spec.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
+    loaded = load(
+        config.model.path, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
+    )
+    layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
     shard = KvShard(layout=layout)
     step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, shard, step_bytes, device)
     pools = make_pools(shard, [num_pages] * len(layout.groups), device)
-    max_model_len = config.max_model_len(loaded.spec.max_position_embeddings, num_pages)
+    max_model_len = config.max_model_len(loaded.max_position_embeddings, num_pages)
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.capture_graphs()
 
@@ -134,7 +138,7 @@ def _warm_up(
 
     Returns the bytes that steps need beside weights and pages, captured graphs included.
     """
-    max_positions = loaded.spec.max_position_embeddings
+    max_positions = loaded.max_position_embeddings
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
     scheduler = config.scheduler
     chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
@@ -193,17 +197,16 @@ def _require_memory(num_pages: int, shard: KvShard) -> None:
 def _report(
     loaded: LoadedModel, shard: KvShard, num_pages: int, device: torch.device
 ) -> LoadReport:
-    spec = loaded.spec
     return LoadReport(
         pid=os.getpid(),
         device=str(device),
-        fingerprint=hashlib.sha256(loaded.config_digest + loaded.weight_fingerprint).digest(),
+        fingerprint=loaded.fingerprint,
         layout=shard.layout,
         num_pages=num_pages,
         weight_bytes=sum(parameter.nbytes for parameter in loaded.decoder.parameters()),
-        max_position_embeddings=spec.max_position_embeddings,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
+        max_position_embeddings=loaded.max_position_embeddings,
+        vocab_size=loaded.spec.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
     )
 
 

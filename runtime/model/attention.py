@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.ops import ModelOps
-from raydix.kernels.reference import AttentionRows, QkNorm, RopeTables
-from raydix.runtime.model.spec import ModelSpec
+from raydix.kernels.rotation import QkNorm, RopeTables
+from raydix.runtime.model.spec import AttentionSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,10 @@ class RmsNorm(nn.Module):
     """Root-mean-square norm over the last dimension, with the residual connection before it."""
 
     def __init__(
-        self, size: int, eps: float, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+        self, spec: NormSpec, size: int, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = spec.eps
         self._ops = ops
         self.weight = nn.Parameter(
             torch.empty(size, device=device, dtype=dtype), requires_grad=False
@@ -74,7 +75,8 @@ class FullAttention(nn.Module):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: AttentionSpec,
+        hidden_size: int,
         layer_in_group: int,
         ops: ModelOps,
         *,
@@ -82,34 +84,36 @@ class FullAttention(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.spec = spec
         self.layer_in_group = layer_in_group
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-        )
         self._ops = ops
         self._scale = spec.head_dim**-0.5
-        qkv_heads = spec.num_heads + 2 * spec.num_kv_heads
+        query_size, kv_size = self._row_counts()
         self.qkv = linear_parameters(
-            qkv_heads * spec.head_dim,
-            spec.hidden_size,
-            bias=spec.qkv_bias,
-            device=device,
-            dtype=dtype,
+            query_size + 2 * kv_size, hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
         )
         self.output = linear_parameters(
-            spec.hidden_size,
-            spec.num_heads * spec.head_dim,
-            bias=spec.output_bias,
-            device=device,
-            dtype=dtype,
+            hidden_size, query_size, bias=spec.output_bias, device=device, dtype=dtype
         )
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
-        if spec.qk_norm:
-            self.q_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ops, device=device, dtype=dtype)
-            self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ops, device=device, dtype=dtype)
+        if spec.qk_norm is not None:
+            norm, size = spec.qk_norm, spec.head_dim
+            self.q_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
+            self.k_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        query_size, kv_size = self._row_counts()
+        weights: dict[str, Tensor] = {
+            f"output.{kind}": each for kind, each in self.output.named_parameters()
+        }
+        for kind, stacked in self.qkv.named_parameters():
+            parts = stacked.split((query_size, kv_size, kv_size))
+            weights |= {f"{name}.{kind}": part for name, part in zip("qkv", parts, strict=True)}
+        if self.q_norm is not None and self.k_norm is not None:
+            weights |= {"q_norm.weight": self.q_norm.weight, "k_norm.weight": self.k_norm.weight}
+        return weights
 
     def forward(
         self,
@@ -133,6 +137,11 @@ class FullAttention(nn.Module):
             q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._scale
         )
         return self._ops.linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
+
+    def _row_counts(self) -> tuple[int, int]:
+        """Rows of the matrix of queries, and of that of keys or values."""
+        spec = self.spec
+        return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
     def _norm(self) -> QkNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -1,9 +1,7 @@
-"""From a checkpoint folder to a decoder: tensor by tensor into preallocated parameters,
-fingerprinted on the way.
-"""
+"""From a checkpoint folder to a decoder, tensor by tensor, fingerprinted on the way."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +11,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from raydix.errors import CheckpointError
-from raydix.moe.layer import MoeLayer
-from raydix.runtime.model.attention import FullAttention
-from raydix.runtime.model.decoder import Decoder, DenseMlp, make_decoder
-from raydix.runtime.model.spec import Family, ModelSpec, read_json, read_spec
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config, read_json
+from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.families.weight_names import checkpoint_name
+from raydix.runtime.model.kv_groups import make_kv_layout
+from raydix.runtime.model.spec import ModelSpec
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -26,55 +28,94 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A decoder with its weights, and the digests that name its KV."""
+    """A decoder with its weights, and what serving it has to know besides."""
 
     decoder: Decoder
     weight_fingerprint: bytes
-    """32 bytes over name, shape, dtype and content of every tensor in the checkpoint; over the seed
-    of random ones.
+    """32 bytes over name, shape, dtype and content of every whole tensor of the checkpoint, in
+    whatever files; of random weights: over what they are drawn from.
     """
-    config_digest: bytes
-    """`ModelSpec.digest()`."""
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
 
     @property
     def spec(self) -> ModelSpec:
         """The decoder's spec."""
         return self.decoder.spec
 
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes; where they are equal, equal tokens have the same keys and values.
 
-def load_model(folder: str | Path, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+        They cover the arithmetic (`ModelSpec.digest`) and the weights, whole, as they are stored.
+        The namespace of stored pages adds the dtype that is served and the shape of pages. Nothing
+        else counts: not how weights are cut over ranks, nor which device computes with those of a
+        checkpoint, nor how long a context may be.
+        """
+        return hashlib.sha256(self.spec.digest() + self.weight_fingerprint).digest()
+
+    def kv_layout(self, page_size: int, dtype: str, codec: Codec = Codec.NONE) -> KvLayout:
+        """The shape of the model's pages. Raises ConfigError if the codec cannot encode them."""
+        groups = self.decoder.kv_groups
+        return make_kv_layout(groups, page_size=page_size, dtype=dtype, codec=codec)
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    split_kv_groups_at: Sequence[int] = (),
+) -> LoadedModel:
     """Read a Hugging Face checkpoint folder. At most one tensor is held besides the model itself.
 
-    Raises CheckpointError if it is unsupported, incomplete or corrupt.
+    `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError if the checkpoint is
+    unsupported, incomplete or corrupt.
     """
     folder = Path(folder)
-    decoder = make_decoder(read_spec(folder), device=device, dtype=dtype)
-    fingerprint = load_weights(decoder, folder)
+    config = read_checkpoint_config(folder)
+    decoder = make_decoder(
+        config.spec, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
+    )
     return LoadedModel(
-        decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest()
+        decoder=decoder,
+        weight_fingerprint=load_weights(decoder, config.family, folder),
+        max_position_embeddings=config.max_position_embeddings,
+        eos_token_ids=config.eos_token_ids,
     )
 
 
-def load_weights(decoder: Decoder, folder: Path) -> bytes:
+def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
     """Fill the decoder's parameters and return the weight fingerprint."""
-    targets = _targets(decoder)
+    names = family.value.weight_names
+    targets = {checkpoint_name(name, names): each for name, each in decoder.weights().items()}
+    embedding, head = (checkpoint_name(f"{part}.weight", names) for part in ("embedding", "head"))
+    may_repeat = {head} if decoder.spec.tied_embeddings else set()
+
     missing = set(targets)
     unexpected: list[str] = []
-    described: list[tuple[str, tuple[int, ...], str, bytes]] = []
+    described: dict[str, tuple[tuple[int, ...], str, bytes]] = {}
     for name, tensor in _tensors(folder):
-        described.append((name, tuple(tensor.shape), str(tensor.dtype), _digest(tensor)))
+        described[name] = (tuple(tensor.shape), str(tensor.dtype), _digest(tensor))
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
-        elif not _is_redundant(name, decoder.spec):
+        # Old exports carry frequencies that the config fixes.
+        elif name not in may_repeat and not name.endswith("rotary_emb.inv_freq"):
             unexpected.append(name)
+
     if missing or unexpected:
         raise CheckpointError(
             f"{folder} does not fit its config: missing tensors: {_some(missing)}; unexpected: "
             f"{_some(unexpected)}."
         )
-    _check_tied(decoder, described)
-    return hashlib.sha256(repr(sorted(described)).encode()).digest()
+    for name in may_repeat & set(described):
+        if described[name] != described[embedding]:
+            raise CheckpointError(
+                f"tie_word_embeddings is true, but {name} differs from {embedding}."
+            )
+    entries = sorted((name, *entry) for name, entry in described.items())
+    return hashlib.sha256(repr(entries).encode()).digest()
 
 
 def _digest(tensor: Tensor) -> bytes:
@@ -92,27 +133,6 @@ def _fill(target: Tensor, name: str, tensor: Tensor) -> None:
             f"{list(target.shape)}."
         )
     target.copy_(tensor)
-
-
-def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """Tensors that old exports carry although the config fixes them."""
-    return name.endswith("rotary_emb.inv_freq") or (
-        spec.tied_embeddings and name == "lm_head.weight"
-    )
-
-
-def _check_tied(decoder: Decoder, described: list[tuple[str, tuple[int, ...], str, bytes]]) -> None:
-    digests = {name: digest for name, _, _, digest in described}
-    head = digests.get("lm_head.weight")
-    if (
-        decoder.spec.tied_embeddings
-        and head is not None
-        and head != digests["model.embed_tokens.weight"]
-    ):
-        raise CheckpointError(
-            "tie_word_embeddings is true, but lm_head.weight differs from "
-            "model.embed_tokens.weight."
-        )
 
 
 def _some(names: set[str] | list[str]) -> str:
@@ -154,74 +174,7 @@ def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
         if not isinstance(file, str) or Path(file).name != file:
             raise CheckpointError(
                 f"{_INDEX} says that {name} is in {file!r}; expected the name of a file of "
-                f"{folder}. "
-                "Correct the index, or fetch the checkpoint again."
+                f"{folder}. Correct the index, or fetch the checkpoint again."
             )
         by_file.setdefault(file, set()).add(name)
     return [(folder / file, names) for file, names in sorted(by_file.items())]
-
-
-def _targets(decoder: Decoder) -> dict[str, Tensor]:
-    """Where each tensor of the checkpoint goes: views of the decoder's parameters by Hugging Face
-    name.
-    """
-    spec = decoder.spec
-    targets: dict[str, Tensor] = {
-        "model.embed_tokens.weight": decoder.embedding,
-        "model.norm.weight": decoder.norm.weight,
-    }
-    if not spec.tied_embeddings:
-        targets["lm_head.weight"] = decoder.head
-    for index, layer in enumerate(decoder.decoder_layers()):
-        prefix = f"model.layers.{index}."
-        targets[prefix + "input_layernorm.weight"] = layer.attention_norm.weight
-        targets[prefix + "post_attention_layernorm.weight"] = layer.mlp_norm.weight
-        _add_attention(targets, prefix + "self_attn.", layer.attention)
-        if isinstance(layer.mlp, MoeLayer):
-            _add_moe(targets, prefix, layer.mlp, spec.family)
-        else:
-            _add_mlp(targets, prefix + "mlp.", layer.mlp)
-    return targets
-
-
-def _add_attention(targets: dict[str, Tensor], prefix: str, attention: FullAttention) -> None:
-    query_rows = attention.num_heads * attention.head_dim
-    kv_rows = attention.num_kv_heads * attention.head_dim
-    rows = (query_rows, kv_rows, kv_rows)
-    for kind, fused in (("weight", attention.qkv.weight), ("bias", attention.qkv.bias)):
-        if fused is not None:
-            parts = zip(("q_proj", "k_proj", "v_proj"), fused.split(rows), strict=True)
-            targets.update({f"{prefix}{name}.{kind}": part for name, part in parts})
-    _add_linear(targets, prefix + "o_proj", attention.output)
-    if attention.q_norm is not None and attention.k_norm is not None:
-        targets[prefix + "q_norm.weight"] = attention.q_norm.weight
-        targets[prefix + "k_norm.weight"] = attention.k_norm.weight
-
-
-def _add_linear(targets: dict[str, Tensor], name: str, layer: torch.nn.Linear) -> None:
-    targets[name + ".weight"] = layer.weight
-    if layer.bias is not None:
-        targets[name + ".bias"] = layer.bias
-
-
-def _add_mlp(targets: dict[str, Tensor], prefix: str, mlp: DenseMlp) -> None:
-    for kind, fused in (("weight", mlp.gate_up.weight), ("bias", mlp.gate_up.bias)):
-        if fused is not None:
-            targets[f"{prefix}gate_proj.{kind}"], targets[f"{prefix}up_proj.{kind}"] = fused.chunk(
-                2
-            )
-    _add_linear(targets, prefix + "down_proj", mlp.down)
-
-
-def _add_moe(targets: dict[str, Tensor], prefix: str, moe: MoeLayer, family: Family) -> None:
-    if family is Family.MIXTRAL:
-        block, gate, up, down = "block_sparse_moe.", "w1", "w3", "w2"
-    else:
-        block, gate, up, down = "mlp.", "gate_proj", "up_proj", "down_proj"
-    targets[f"{prefix}{block}gate.weight"] = moe.router.weight_EC
-    for expert, (gate_up, down_weight) in enumerate(
-        zip(moe.experts.gate_up_EIC, moe.experts.down_ECI, strict=True)
-    ):
-        name = f"{prefix}{block}experts.{expert}."
-        targets[f"{name}{gate}.weight"], targets[f"{name}{up}.weight"] = gate_up.chunk(2)
-        targets[f"{name}{down}.weight"] = down_weight

@@ -1,79 +1,85 @@
-"""One decoder for all supported families: embedding, layers of attention and feed-forward, final
-norm, head.
+"""The decoder of all families: embedding, layers of attention and feed-forward, final norm, head.
 
 Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.moe.layer import MoeLayer
+from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import AttentionBatch, FullAttention, RmsNorm, linear_parameters
+from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
 from raydix.runtime.model.rope import RotaryEmbedding
-from raydix.runtime.model.spec import ModelSpec
+from raydix.runtime.model.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeMlpSpec,
+)
 
 
 class DenseMlp(nn.Module):
     """SwiGLU feed-forward; gate and up rows are stacked in one matrix."""
 
     def __init__(
-        self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        self._ops = ops
-        size, bias = spec.intermediate_size, spec.mlp_bias
-        self.gate_up = linear_parameters(
-            2 * size, spec.hidden_size, bias=bias, device=device, dtype=dtype
-        )
-        self.down = linear_parameters(spec.hidden_size, size, bias=bias, device=device, dtype=dtype)
-
-    def forward(self, x_TC: Tensor) -> Tensor:
-        """[T, C] in, [T, C] out."""
-        gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        return self._ops.linear(self._ops.silu_mul(gate_up_TI), self.down.weight, self.down.bias)
-
-
-class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residual connections. `group` is the layer's KV
-    group.
-    """
-
-    def __init__(
         self,
-        spec: ModelSpec,
-        layer: int,
-        place: tuple[int, int],
+        spec: DenseMlpSpec,
+        hidden_size: int,
         ops: ModelOps,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.group, layer_in_group = place
-        self.attention_norm = RmsNorm(
-            spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype
+        self._ops = ops
+        size, bias = spec.intermediate_size, spec.bias
+        self.gate_up = linear_parameters(
+            2 * size, hidden_size, bias=bias, device=device, dtype=dtype
         )
-        self.attention = FullAttention(spec, layer_in_group, ops, device=device, dtype=dtype)
-        self.mlp_norm = RmsNorm(
-            spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype
+        self.down = linear_parameters(hidden_size, size, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in, [T, C] out."""
+        gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
+        return self._ops.linear(self._ops.silu_mul(gate_up_TI), self.down.weight, self.down.bias)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        weights: dict[str, Tensor] = {
+            f"down.{kind}": each for kind, each in self.down.named_parameters()
+        }
+        for kind, stacked in self.gate_up.named_parameters():
+            weights[f"gate.{kind}"], weights[f"up.{kind}"] = stacked.chunk(2)
+        return weights
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward with residual connections. `group`: its KV group."""
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        hidden_size: int,
+        place: KvPlace,
+        ops: ModelOps,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.group = place.group
+        self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
+        self.attention = FullAttention(
+            spec.attention, hidden_size, place.layer_in_group, ops, device=device, dtype=dtype
         )
-        self.mlp: MoeLayer | DenseMlp
-        if spec.moe is not None and layer in spec.moe.layers:
-            self.mlp = MoeLayer(
-                spec.hidden_size,
-                spec.moe.intermediate_size,
-                ops,
-                num_experts=spec.moe.num_experts,
-                experts_per_token=spec.moe.experts_per_token,
-                renormalise=spec.moe.norm_topk_prob,
-                device=device,
-                dtype=dtype,
-            )
-        else:
-            self.mlp = DenseMlp(spec, ops, device=device, dtype=dtype)
+        self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
+        self.mlp = _make_mlp(spec.mlp, hidden_size, ops, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -82,11 +88,10 @@ class DecoderLayer(nn.Module):
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
     ) -> Tensor:
-        """The feed-forward's output [T, C], which the next norm adds to `residual_TC`; that one
-        changes in place.
+        """Return the feed-forward's output [T, C], which the next norm is to add to `residual_TC`.
 
-        `x_TC`: what the layer before returned; None in the first layer. For `before_cache` see
-        `FullAttention`.
+        `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
+        in the first layer. For `before_cache` see `FullAttention`.
         """
         normed_TC = (
             self.attention_norm(residual_TC)
@@ -97,38 +102,48 @@ class DecoderLayer(nn.Module):
         out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
         return out_TC
 
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        return {
+            "attention_norm.weight": self.attention_norm.weight,
+            "mlp_norm.weight": self.mlp_norm.weight,
+            **{f"attention.{name}": each for name, each in self.attention.weights().items()},
+            **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
+        }
+
 
 class Decoder(nn.Module):
-    """The whole model on one device. Its parameters are uninitialised until a checkpoint is loaded."""
+    """The whole model on one device. Its parameters are uninitialised until weights are loaded.
+
+    `kv_groups` say which layers share a pool; the pools are the caller's.
+    """
 
     def __init__(
-        self, spec: ModelSpec, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        kv_groups: tuple[KvGroup, ...],
+        ops: ModelOps,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.spec = spec
+        self.kv_groups = kv_groups
         self.ops = ops
         self.device = device
         self.dtype = dtype
-        self.embedding = nn.Parameter(
-            torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype),
-            requires_grad=False,
-        )
-        places = _places_in_groups(spec)
+        self.embedding = self._vocabulary_matrix()
+        places = kv_places(kv_groups)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, layer, places[layer], ops, device=device, dtype=dtype)
-            for layer in range(spec.num_layers)
+            DecoderLayer(layer, spec.hidden_size, places[i], ops, device=device, dtype=dtype)
+            for i, layer in enumerate(spec.layers)
         )
-        self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps, ops, device=device, dtype=dtype)
+        self.norm = RmsNorm(spec.final_norm, spec.hidden_size, ops, device=device, dtype=dtype)
         # Tied weights are one parameter under two names.
-        self.head = (
-            self.embedding
-            if spec.tied_embeddings
-            else nn.Parameter(
-                torch.empty(spec.vocab_size, spec.hidden_size, device=device, dtype=dtype),
-                requires_grad=False,
-            )
-        )
-        self.rotary = RotaryEmbedding(spec.rope, spec.head_dim, device)
+        self.head = self.embedding if spec.tied_embeddings else self._vocabulary_matrix()
+        attention = _shared_attention(spec)
+        self.rotary = RotaryEmbedding(attention.rope, attention.head_dim, device)
 
     def forward(
         self,
@@ -136,10 +151,10 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Run a step and return the final hidden states [T, C]; keys and values go to the pools of
-        `batch`.
+        """Run a step and return the final hidden states [T, C].
 
-        `token_ids_T` int. `on_layer(i)` is called before layer i reads or writes cached KV.
+        `token_ids_T`: int. Keys and values go to the pools of `batch`. `on_layer(i)` is called
+        before layer i reads or writes cached KV.
         """
         residual_TC = self.embedding[token_ids_T]
         x_TC: Tensor | None = None
@@ -149,32 +164,94 @@ class Decoder(nn.Module):
         hidden_TC: Tensor = self.norm(x_TC, residual_TC)
         return hidden_TC
 
-    def decoder_layers(self) -> list[DecoderLayer]:
-        """The layers, first to last."""
-        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+    def weights(self) -> dict[str, Tensor]:
+        """Views of all parameters by name, one for each tensor that a checkpoint has.
+
+        `families.weight_names` tells what checkpoints call them.
+        """
+        weights: dict[str, Tensor] = {
+            "embedding.weight": self.embedding,
+            "norm.weight": self.norm.weight,
+        }
+        if not self.spec.tied_embeddings:
+            weights["head.weight"] = self.head
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
+            weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
+        return weights
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
         return self.ops.linear(hidden_RC, self.head, None)
 
+    def _vocabulary_matrix(self) -> nn.Parameter:
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        return nn.Parameter(
+            torch.empty(shape, device=self.device, dtype=self.dtype), requires_grad=False
+        )
 
-def make_decoder(spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """A decoder with the fastest operations that the device has for it."""
+
+def make_decoder(
+    spec: ModelSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    split_kv_groups_at: Sequence[int] = (),
+) -> Decoder:
+    """A decoder with the fastest operations that the device has for it.
+
+    `split_kv_groups_at`: see `derive_kv_groups`.
+    """
+    attention = _shared_attention(spec)
     ops = choose_ops(
         device,
         dtype,
-        num_query_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        expert_sizes=() if spec.moe is None else (spec.hidden_size, spec.moe.intermediate_size),
+        num_query_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        expert_sizes=_expert_sizes(spec),
     )
-    return Decoder(spec, ops, device=device, dtype=dtype)
+    kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
+    return Decoder(spec, kv_groups, ops, device=device, dtype=dtype)
+
+
+def _make_mlp(
+    spec: DenseMlpSpec | MoeMlpSpec,
+    hidden_size: int,
+    ops: ModelOps,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DenseMlp | MoeLayer:
+    match spec:
+        case DenseMlpSpec():
+            return DenseMlp(spec, hidden_size, ops, device=device, dtype=dtype)
+        case MoeMlpSpec():
+            return MoeLayer(
+                hidden_size,
+                spec.intermediate_size,
+                ops,
+                num_experts=spec.num_experts,
+                experts_per_token=spec.experts_per_token,
+                renormalise=spec.renormalise,
+                device=device,
+                dtype=dtype,
+            )
+        case _:
+            assert_never(spec)
+
+
+def _shared_attention(spec: ModelSpec) -> AttentionSpec:
+    """The attention of all layers: they use one rotary table and one choice of operations."""
+    (attention,) = {layer.attention for layer in spec.layers}
+    return attention
+
+
+def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:
+    sizes = {
+        layer.mlp.intermediate_size for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)
+    }
+    return (spec.hidden_size, *sizes) if sizes else ()
 
 
 def _bind(on_layer: Callable[[int], None] | None, index: int) -> Callable[[], None] | None:
     return None if on_layer is None else lambda: on_layer(index)
-
-
-def _places_in_groups(spec: ModelSpec) -> dict[int, tuple[int, int]]:
-    """(group, index within the group) of every layer."""
-    groups = spec.kv_layout(1, "float32").groups
-    return {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}

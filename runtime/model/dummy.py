@@ -1,14 +1,15 @@
 """Models with random weights, for measuring speed where only a config is at hand."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from raydix.runtime.model.attention import RmsNorm
 from raydix.runtime.model.checkpoint import LoadedModel
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.decoder import make_decoder
-from raydix.runtime.model.spec import read_spec
 
 SEED = 0
 _STANDARD_DEVIATION = 0.02
@@ -16,23 +17,41 @@ _STANDARD_DEVIATION = 0.02
 
 
 def make_dummy_model(
-    folder: str | Path, *, device: torch.device, dtype: torch.dtype
+    folder: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    split_kv_groups_at: Sequence[int] = (),
 ) -> LoadedModel:
-    """Build the model of `folder`'s config with normal weights of SEED; norms are ones. Reads no
-    weights.
+    """Build the model of `folder`'s config with random weights; norms are ones. Reads no weights.
 
-    Equal on devices of one kind, so that their KV pages are interchangeable. Raises CheckpointError
-    as `load_model`.
+    Each tensor is drawn whole, from SEED and its name alone: a rank that keeps a part of it cuts
+    that from the same whole, at every degree of parallelism. So the fingerprint, which names the
+    seed and not the bytes, holds for all of them. Raises CheckpointError as `load_model`.
     """
-    decoder = make_decoder(read_spec(folder), device=device, dtype=dtype)
-    generator = torch.Generator(device).manual_seed(SEED)
-    for parameter in decoder.parameters():
-        parameter.normal_(std=_STANDARD_DEVIATION, generator=generator)
-    for module in decoder.modules():
-        if isinstance(module, RmsNorm):
-            module.weight.fill_(1.0)
-    # The generator of each kind of device draws other numbers.
-    fingerprint = hashlib.sha256(f"dummy {SEED} {dtype} {device.type}".encode()).digest()
-    return LoadedModel(
-        decoder=decoder, weight_fingerprint=fingerprint, config_digest=decoder.spec.digest()
+    config = read_checkpoint_config(folder)
+    decoder = make_decoder(
+        config.spec, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
     )
+    generator = torch.Generator(device)
+    for name, weight in decoder.weights().items():
+        weight.copy_(_draw(name, weight.shape, dtype, generator))
+
+    # Generators of other kinds of device, and of other dtypes, draw other numbers.
+    described = f"dummy {SEED} by name, {dtype}, {device.type}"
+    return LoadedModel(
+        decoder=decoder,
+        weight_fingerprint=hashlib.sha256(described.encode()).digest(),
+        max_position_embeddings=config.max_position_embeddings,
+        eos_token_ids=config.eos_token_ids,
+    )
+
+
+def _draw(name: str, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """The whole tensor of that name."""
+    whole = torch.empty(shape, dtype=dtype, device=generator.device)
+    if name.endswith("norm.weight"):
+        return whole.fill_(1.0)
+    digest = hashlib.sha256(f"{SEED} {name}".encode()).digest()
+    generator.manual_seed(int.from_bytes(digest[:7]))
+    return whole.normal_(std=_STANDARD_DEVIATION, generator=generator)

@@ -46,8 +46,8 @@ class YarnRope:
 Rope = DefaultRope | Llama3Rope | YarnRope
 
 
-def read_rope(config: Any) -> tuple[Rope, int]:
-    """The rotary embedding and the longest context that it serves. Raises CheckpointError."""
+def read_rope(config: Any) -> Rope:
+    """The rotary embedding of a config, as transformers reads it. Raises CheckpointError."""
     parameters = config.rope_parameters
     if not isinstance(parameters, Mapping):
         raise CheckpointError(
@@ -58,21 +58,30 @@ def read_rope(config: Any) -> tuple[Rope, int]:
             f"partial_rotary_factor is {parameters['partial_rotary_factor']}; only 1.0 is "
             f"supported."
         )
+
     theta = positive(parameters, "rope_theta")
     match parameters.get("rope_type"):
         case "default":
-            return DefaultRope(theta=theta), config.max_position_embeddings
+            return DefaultRope(theta=theta)
         case "llama3":
-            return _llama3(theta, parameters), config.max_position_embeddings
+            return _llama3(theta, parameters)
         case "yarn":
-            yarn = _yarn(theta, parameters, config.max_position_embeddings)
-            # Configs often keep the length before scaling in max_position_embeddings.
-            scaled = int(yarn.factor * yarn.original_max_positions)
-            return yarn, max(config.max_position_embeddings, scaled)
+            return _yarn(theta, parameters, config.max_position_embeddings)
         case other:
             raise CheckpointError(
                 f"rope_type is {other!r}; supported are 'default', 'llama3' and 'yarn'."
             )
+
+
+def longest_context(config: Any) -> int:
+    """Tokens of the longest context that the model knows. Raises CheckpointError."""
+    max_positions: int = config.max_position_embeddings
+    match read_rope(config):
+        case YarnRope() as yarn:
+            # Configs often keep the length before scaling in max_position_embeddings.
+            return max(max_positions, int(yarn.factor * yarn.original_max_positions))
+        case _:
+            return max_positions
 
 
 def positive(parameters: Mapping[str, Any], name: str) -> float:
@@ -96,8 +105,7 @@ def _llama3(theta: float, parameters: Mapping[str, Any]) -> Llama3Rope:
     if rope.low_freq_factor >= rope.high_freq_factor:
         raise CheckpointError(
             f"low_freq_factor is {rope.low_freq_factor:g} and high_freq_factor "
-            f"{rope.high_freq_factor:g}; expected the "
-            f"second to be larger. {REMEDY}"
+            f"{rope.high_freq_factor:g}; expected the second to be larger. {REMEDY}"
         )
     return rope
 
@@ -114,9 +122,9 @@ def _yarn(theta: float, parameters: Mapping[str, Any], max_positions: int) -> Ya
     return YarnRope(
         theta=theta,
         factor=optional("factor", max_positions / max(original, 1)),
-        attention_factor=positive(parameters, "attention_factor")
-        if "attention_factor" in given
-        else None,
+        attention_factor=(
+            positive(parameters, "attention_factor") if "attention_factor" in given else None
+        ),
         mscale=parameters.get("mscale"),
         mscale_all_dim=parameters.get("mscale_all_dim"),
         beta_fast=optional("beta_fast", 32),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.kernels.reference import AttentionRows, DecodeRows, RopeTables
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows
+from raydix.kernels.rotation import RopeTables
 from raydix.kernels.sampling_columns import NUM_COLUMNS, SamplingColumns, as_sampling_columns
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult

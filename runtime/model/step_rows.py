@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.kernels.reference import PrefillRow
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.columns import Column, pack_columns
 from raydix.runtime.model.request_slots import RequestSlots, run_offsets

@@ -8,7 +8,7 @@ import pytest
 
 from raydix.runtime.actors.supervision import supervisor
 from raydix.runtime.actors.supervision.core_settings import scheduler_settings
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 from tests.exactness.reference import Reference, References
 
@@ -20,7 +20,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
     def get(family: Family) -> Reference:
         if family not in made:
-            folder = tmp_path_factory.mktemp(family.value)
+            folder = tmp_path_factory.mktemp(family.name)
             made[family] = Reference(make_checkpoint(folder, family, seed=11, num_hidden_layers=2))
         return made[family]
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from raydix.runtime.api.engine_client import EngineClient, RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import MIN_TOP2_GAP
 
 NUM_TOKENS = 64

@@ -13,7 +13,7 @@ from raydix.runtime.actors.supervision.core_settings import host_settings
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.cache.host.events import HostSettings
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     assert_all_exact,

@@ -9,7 +9,7 @@ import pytest
 
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     DEVICES,

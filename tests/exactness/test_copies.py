@@ -9,7 +9,7 @@ import torch
 
 from raydix.runtime.actors import torch_model
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers

@@ -12,7 +12,7 @@ import pytest_asyncio
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.storage.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import NAMESPACE_BYTES
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine

@@ -8,7 +8,7 @@ import pytest
 from raydix.errors import Cancelled, DeadlineExceeded, Overloaded
 from raydix.runtime.api.engine_client import EngineClient, RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run
 from tests.exactness.reference import NUM_TOKENS, Prompt, References, assert_exact, generate

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.checkpoints import LOGITS_TOLERANCE
 from tests.exactness.engines import (

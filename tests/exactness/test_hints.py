@@ -5,7 +5,7 @@ run.
 import asyncio
 from pathlib import Path
 
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import PAGE_SIZE, assert_all_exact, engine_config, make_prompts, run
 from tests.exactness.reference import References

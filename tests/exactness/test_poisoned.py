@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import assert_all_exact, count_tokens, engine_config, make_prompts, run
 from tests.exactness.poison import Poison, poison

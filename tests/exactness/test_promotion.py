@@ -1,6 +1,6 @@
 """Pages from L3 that go on to L1 while others are awaited give the tokens of a cold run."""
 
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import assert_all_exact, count_tokens, engine_config, make_prompts, run
 from tests.exactness.reference import References

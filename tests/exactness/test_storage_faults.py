@@ -12,7 +12,7 @@ import pytest
 from raydix.errors import ConfigError
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.storage.corruption import Corruption, corrupt
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (

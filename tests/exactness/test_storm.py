@@ -13,7 +13,7 @@ from raydix.errors import DeadlineExceeded
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.engine_client import RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from raydix.kernels import reference
-from raydix.kernels.reference import AttentionRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.reference import paged_attention as reference
 
 LAYER, NUM_LAYERS = 1, 2
 

@@ -3,8 +3,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels import reference
 from raydix.kernels.activation import silu_mul
+from raydix.kernels.reference import activation as reference
 
 
 @pytest.mark.parametrize("size", [9728, 768, 40])

@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels import reference
 from raydix.kernels.grouped_gemm import choose_tiles, fused_experts
+from raydix.kernels.reference import experts as reference
 
 
 @dataclass(frozen=True)

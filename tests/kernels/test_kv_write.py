@@ -5,9 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels import reference
 from raydix.kernels.kv_write import rotate_and_write_kv
-from raydix.kernels.reference import QkNorm, RopeTables
+from raydix.kernels.reference import kv_write as reference
+from raydix.kernels.reference.norm import rms_norm
+from raydix.kernels.rotation import QkNorm, RopeTables
 
 PAGE, LAYERS, LAYER, TOKENS, EPS = 4, 3, 1, 6, 1e-6
 SLOTS = (9, 22, -1, 4, 31, 18)
@@ -48,8 +49,8 @@ class Inputs:
         heads = self.qkv.clone().view(TOKENS, -1, head_dim)
         q, k, v = heads.split((num_query_heads, num_heads, num_heads), dim=1)
         if norm is not None:
-            q = reference.rms_norm(q, norm.q_weight_D, norm.eps)
-            k = reference.rms_norm(k, norm.k_weight_D, norm.eps)
+            q = rms_norm(q, norm.q_weight_D, norm.eps)
+            k = rms_norm(k, norm.k_weight_D, norm.eps)
         q, k = (reference.apply_rope(x, self.rope.cos_XD, self.rope.sin_XD) for x in (q, k))
         pool, kept = self.pool.clone(), self.slots >= 0
         reference.write_kv(k[kept], v[kept], pool, LAYER, self.slots[kept])

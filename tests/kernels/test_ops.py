@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from raydix.kernels import reference
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.ops import ModelOps, ReferenceOps, choose_ops
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow, QkNorm, RopeTables
+from raydix.kernels.reference import paged_attention as reference
 
 QUERY_HEADS, KV_HEADS, DIM, PAGE_SIZE, PAGES_PER_ROW = 8, 2, 32, 16, 40
 
@@ -30,41 +30,6 @@ def test_what_triton_cannot_do_is_left_to_pytorch_and_said(
 ) -> None:
     assert isinstance(make_ops("cuda", dtype, sizes), ReferenceOps)
     assert "slow" in caplog.text
-
-
-def test_the_twin_of_the_fused_write_is_norm_rotation_and_write() -> None:
-    torch.manual_seed(0)
-    qkv = torch.randn(3, (QUERY_HEADS + 2 * KV_HEADS) * DIM)
-    norm = QkNorm(q_weight_D=torch.randn(DIM), k_weight_D=torch.randn(DIM), eps=1e-6)
-    rope = RopeTables(
-        cos_XD=torch.randn(9, DIM // 2).repeat(1, 2),
-        sin_XD=torch.randn(9, DIM // 2).repeat(1, 2),
-        positions_T=torch.tensor([8, 0, 3]),
-    )
-    slots = torch.tensor([17, 33, 40])
-    pool, expected_pool = torch.zeros(2, 4, 2, KV_HEADS, 2, PAGE_SIZE, DIM).unbind()
-
-    out = reference.rotate_and_write_kv(qkv, rope, norm, pool, 1, slots)
-
-    q, k, v = qkv.view(3, -1, DIM).split((QUERY_HEADS, KV_HEADS, KV_HEADS), dim=1)
-    cos, sin = rope.cos_XD[rope.positions_T], rope.sin_XD[rope.positions_T]
-    rotated = [
-        reference.apply_rope(reference.rms_norm(x, weight, 1e-6), cos, sin)
-        for x, weight in ((q, norm.q_weight_D), (k, norm.k_weight_D))
-    ]
-    reference.write_kv(rotated[1], v, expected_pool, 1, slots)
-    assert torch.equal(out, rotated[0])
-    assert torch.equal(pool, expected_pool)
-
-
-def test_the_norms_twin_adds_to_the_residual_in_place() -> None:
-    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
-    total = residual + x
-
-    out = reference.rms_norm(x, weight, 1e-6, residual_TC=residual)
-
-    assert torch.equal(residual, total)
-    assert torch.equal(out, reference.rms_norm(total, weight, 1e-6))
 
 
 @pytest.mark.gpu

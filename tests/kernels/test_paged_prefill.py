@@ -3,8 +3,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.paged_prefill import TILE_TOKENS, is_extension, paged_prefill, plan_tiles
-from raydix.kernels.reference import PrefillRow
 from tests.kernels.paged_rows import LAYER, PagedRows
 
 CONTEXTS, NUM_TOKENS = (70, 5, 130, 64, 1), (70, 1, 37, 5, 1)

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from raydix.kernels.page_codec import Codec, encoded_head_bytes
 from raydix.kernels.page_copy import CopyDirection, CopySegment, Launch, PagePairs, pack_copies
 from raydix.kernels.quantised_copy import copy_quantised_pages
-from raydix.kernels.reference import decode_pages, encode_pages
+from raydix.kernels.reference.page_codec import decode_pages, encode_pages
 
 HEADER_BYTES = 64
 NUM_LAYERS = 3

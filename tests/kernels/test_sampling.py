@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels import cut_search, reference_sampling
+from raydix.kernels import cut_search
+from raydix.kernels.reference import sampling as reference
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.sampling_columns import SamplingColumns, as_sampling_columns
 from raydix.runtime.messages.plan import DeviceSampling
@@ -70,8 +71,8 @@ def by_the_kernels(logits: torch.Tensor, columns: SamplingColumns) -> list[int]:
 
 
 def by_the_twins(logits: torch.Tensor, columns: SamplingColumns) -> list[int]:
-    token_ids = reference_sampling.sample_whole(logits, columns)
-    reference_sampling.sample_cut(logits, columns, token_ids)
+    token_ids = reference.sample_whole(logits, columns)
+    reference.sample_cut(logits, columns, token_ids)
     return token_ids.tolist()
 
 

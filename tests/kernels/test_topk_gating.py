@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels import reference
+from raydix.kernels.reference import experts as reference
 from raydix.kernels.topk_gating import topk_gating
 
 

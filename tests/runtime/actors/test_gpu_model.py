@@ -24,7 +24,7 @@ from raydix.runtime.messages.plan import (
     TableChanges,
     TransfersDone,
 )
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.links import InProcessLink, in_process_blocking_pair
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.checkpoints import make_checkpoint

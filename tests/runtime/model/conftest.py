@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
 

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 
 from raydix.ids import RequestId, Slot
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.checkpoint import LoadedModel
 from raydix.runtime.model.runner import ModelRunner, StepOutput
+from raydix.runtime.tiers.gpu_pool import make_pools
 
 CPU = torch.device("cpu")
 GREEDY = DeviceSampling(seed=0)
@@ -38,25 +40,23 @@ class Row:
 
 
 class PlanDriver:
-    """One runner over one pool, whose page ids are handed out in random order."""
+    """One runner, whose page ids are handed out in random order.
+
+    A request has the same number of pages in every KV group; those of later groups are numbered
+    from the other end of the pool.
+    """
 
     def __init__(
         self, model: LoadedModel, *, page_size: int = 8, num_pages: int = 120, max_slots: int = 40
     ) -> None:
-        spec = model.spec
         self.page_size = page_size
-        self.pool = torch.zeros(
-            num_pages + 1,
-            spec.num_layers,
-            spec.num_kv_heads,
-            2,
-            page_size,
-            spec.head_dim,
-            dtype=model.decoder.dtype,
-        )
+        self.num_pages = num_pages
+        dtype = str(model.decoder.dtype).removeprefix("torch.")
+        layout = model.kv_layout(page_size, dtype)
+        self.pools = make_pools(KvShard(layout=layout), [num_pages] * len(layout.groups), CPU)
         self.runner = ModelRunner(
             model.decoder,
-            (self.pool,),
+            self.pools,
             page_size=page_size,
             max_slots=max_slots,
             max_model_len=256,
@@ -67,6 +67,12 @@ class PlanDriver:
         ]
         self.logits: list[torch.Tensor] = []
         self._step = 0
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """That of the only KV group."""
+        (pool,) = self.pools
+        return pool
 
     def record_logits(self) -> None:
         """Keep the logits of every later step in `logits`."""
@@ -99,13 +105,17 @@ class PlanDriver:
             num_prompt_tokens=num_prompt_tokens or len(token_ids),
             sampling=sampling,
         )
-        tables = TableChanges(
-            slots=int32_array([slot]),
-            starts=int32_array([0]),
-            counts=int32_array([len(pages)]),
-            page_ids=int32_array(pages),
+        tables = tuple(
+            TableChanges(
+                group=group,
+                slots=int32_array([slot]),
+                starts=int32_array([0]),
+                counts=int32_array([len(pages)]),
+                page_ids=int32_array(self._page_ids(group, pages)),
+            )
+            for group in range(len(self.pools))
         )
-        self.runner.apply(StepPlan(step=self._step, added=(added,), tables=(tables,)))
+        self.runner.apply(StepPlan(step=self._step, added=(added,), tables=tables))
         return DrivenRequest(
             slot=slot,
             num_tokens=len(token_ids),
@@ -113,6 +123,9 @@ class PlanDriver:
             position=num_cached,
             pages=pages,
         )
+
+    def _page_ids(self, group: int, pages: Sequence[int]) -> list[int]:
+        return [self.num_pages + 1 - page if group else page for page in pages]
 
     def remove(self, request: DrivenRequest) -> None:
         """Free the slot; the pages are not reused."""

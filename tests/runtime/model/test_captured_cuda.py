@@ -21,30 +21,32 @@ from raydix.runtime.messages.plan import (
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.runner import ModelRunner
-from raydix.runtime.model.spec import Family, ModelSpec
+from raydix.runtime.model.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+)
 
 pytestmark = pytest.mark.gpu
 MAX_MODEL_LEN, NUM_PAGES, MAX_SLOTS = 1100, 160, 3
+NORM = NormSpec(eps=1e-6)
+LAYER = LayerSpec(
+    attention=AttentionSpec(
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+        rope=DefaultRope(theta=10_000.0),
+        qkv_bias=False,
+        output_bias=False,
+        qk_norm=NORM,
+    ),
+    mlp=DenseMlpSpec(intermediate_size=512, bias=False),
+    norm=NORM,
+)
 SPEC = ModelSpec(
-    family=Family.QWEN3,
-    vocab_size=500,
-    hidden_size=512,
-    intermediate_size=512,
-    num_layers=3,
-    num_heads=8,
-    num_kv_heads=2,
-    head_dim=64,
-    rms_norm_eps=1e-6,
-    rope=DefaultRope(theta=10_000.0),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-    tied_embeddings=False,
-    moe=None,
-    max_position_embeddings=MAX_MODEL_LEN,
-    eos_token_ids=(),
-    dtype="float32",
+    vocab_size=500, hidden_size=512, layers=(LAYER,) * 3, final_norm=NORM, tied_embeddings=False
 )
 TOKENS = np.random.default_rng(0).integers(0, SPEC.vocab_size, (2, MAX_MODEL_LEN))
 LOGPROBS = DeviceSampling(seed=0, num_logprobs=20)
@@ -70,7 +72,8 @@ def runners(decoder: Decoder, request: pytest.FixtureRequest) -> tuple[ModelRunn
 
 
 def make_runner(decoder: Decoder, page_size: int) -> ModelRunner:
-    shape = (NUM_PAGES + 1, SPEC.num_layers, SPEC.num_kv_heads, 2, page_size, SPEC.head_dim)
+    heads = LAYER.attention
+    shape = (NUM_PAGES + 1, SPEC.num_layers, heads.num_kv_heads, 2, page_size, heads.head_dim)
     pool = torch.zeros(shape, device="cuda", dtype=decoder.dtype)
     return ModelRunner(
         decoder,

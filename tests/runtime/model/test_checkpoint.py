@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -44,7 +44,8 @@ def test_fingerprint_is_that_of_the_content_not_of_the_files(tmp_path: Path) -> 
     assert one.weight_fingerprint == shards.weight_fingerprint
     assert len(one.weight_fingerprint) == 32
     assert one.weight_fingerprint != other.weight_fingerprint
-    assert one.config_digest == other.config_digest
+    assert one.spec.digest() == other.spec.digest()
+    assert one.fingerprint == shards.fingerprint != other.fingerprint
 
 
 def test_one_changed_element_changes_the_fingerprint(folder: Path) -> None:

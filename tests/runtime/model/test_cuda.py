@@ -1,5 +1,7 @@
 """The same code on a GPU: equal tokens and logits, and nothing that makes the host wait."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,31 +12,40 @@ from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan,
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.runner import ModelRunner, StepOutput
-from raydix.runtime.model.spec import Family, ModelSpec, MoeSpec
+from raydix.runtime.model.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeMlpSpec,
+    NormSpec,
+)
 
 pytestmark = pytest.mark.gpu
+NORM = NormSpec(eps=1e-6)
+DENSE = LayerSpec(
+    attention=AttentionSpec(
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=DefaultRope(theta=10_000.0),
+        qkv_bias=False,
+        output_bias=False,
+        qk_norm=NORM,
+    ),
+    mlp=DenseMlpSpec(intermediate_size=96, bias=False),
+    norm=NORM,
+)
+SPARSE = replace(
+    DENSE,
+    mlp=MoeMlpSpec(num_experts=6, experts_per_token=2, intermediate_size=40, renormalise=True),
+)
 SPEC = ModelSpec(
-    family=Family.QWEN3_MOE,
     vocab_size=300,
     hidden_size=64,
-    intermediate_size=96,
-    num_layers=3,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-6,
-    rope=DefaultRope(theta=10_000.0),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
+    layers=(SPARSE, DENSE, SPARSE),
+    final_norm=NORM,
     tied_embeddings=False,
-    moe=MoeSpec(
-        num_experts=6, experts_per_token=2, intermediate_size=40, norm_topk_prob=True, layers=(0, 2)
-    ),
-    max_position_embeddings=512,
-    eos_token_ids=(),
-    dtype="float32",
 )
 SAMPLING = (
     DeviceSampling(seed=1),
@@ -48,7 +59,7 @@ PROMPT_TOKENS, NUM_STEPS = 30, 12
 
 
 def make_runner(decoder: Decoder, device: torch.device) -> ModelRunner:
-    shape = (41, SPEC.num_layers, SPEC.num_kv_heads, 2, 8, SPEC.head_dim)
+    shape = (41, SPEC.num_layers, DENSE.attention.num_kv_heads, 2, 8, DENSE.attention.head_dim)
     pool = torch.zeros(shape, device=device, dtype=decoder.dtype)
     return ModelRunner(decoder, (pool,), page_size=8, max_slots=5, max_model_len=64, device=device)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raydix.runtime.model.checkpoint import load_model
-from raydix.runtime.model.spec import Family
+from raydix.runtime.model.families.table import Family
 from tests.checkpoints import (
     LOGITS_TOLERANCE,
     make_checkpoint,

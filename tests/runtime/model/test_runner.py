@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
-from raydix.runtime.model.checkpoint import LoadedModel
-from tests.runtime.model.plan_driver import GREEDY, PlanDriver, Row, tokens_of
+from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from tests.runtime.model.plan_driver import CPU, GREEDY, PlanDriver, Row, tokens_of
 
 PROMPT = np.random.default_rng(3).integers(0, 199, 32).tolist()
 OTHER = np.random.default_rng(4).integers(0, 199, 21).tolist()
@@ -282,3 +283,29 @@ def test_impossible_plan_is_refused(small_model: LoadedModel, name: str) -> None
 
     with pytest.raises(AccountingError, match=r"\d"):
         run_plan(driver, IMPOSSIBLE[name])
+
+
+def test_layers_in_two_groups_compute_what_they_do_in_one(
+    small_checkpoint: Path, small_model: LoadedModel
+) -> None:
+    expected = [generate_alone(small_model, prompt, 24) for prompt in (PROMPT, OTHER)]
+    split = load_model(small_checkpoint, device=CPU, dtype=torch.float32, split_kv_groups_at=(1,))
+    driver = PlanDriver(split)
+    assert [pool.shape[1] for pool in driver.pools] == [1, 2]
+
+    requests = [driver.add(slot, prompt) for slot, prompt in enumerate((PROMPT, OTHER))]
+
+    assert driver.generate(requests, 24, chunk=9) == expected
+
+
+def test_a_group_reads_the_pages_of_its_own_tables(small_checkpoint: Path) -> None:
+    """The control of the test before: with a page of the second group lost, tokens differ."""
+    split = load_model(small_checkpoint, device=CPU, dtype=torch.float32, split_kv_groups_at=(1,))
+    driver = PlanDriver(split)
+    first = driver.add(0, PROMPT)
+    expected = driver.generate([first], 8)[0]
+    driver.pools[1][driver.num_pages + 1 - first.pages[1]] = 0
+
+    second = driver.add(1, PROMPT, shared_pages=first.pages[:2], num_cached=16)
+
+    assert driver.generate([second], 8)[0] != expected

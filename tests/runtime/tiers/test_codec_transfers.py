@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raydix.ids import HostPageId
 from raydix.kernels.page_codec import Codec
-from raydix.kernels.reference import decode_pages, encode_pages
+from raydix.kernels.reference.page_codec import decode_pages, encode_pages
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array

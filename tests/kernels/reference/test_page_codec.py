@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raydix.kernels.page_codec import SMALLEST_MAGNITUDE, Codec, encoded_head_bytes
-from raydix.kernels.reference import decode_pages, encode_pages
+from raydix.kernels.reference.page_codec import decode_pages, encode_pages
 
 CODECS = [Codec.INT8, Codec.FP8]
 SHAPE = (3, 2, 2, 4, 8)

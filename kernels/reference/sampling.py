@@ -1,4 +1,4 @@
-"""Plain PyTorch twins of the samplers; apart from `reference` for their length.
+"""Plain PyTorch twins of the samplers.
 
 The logits of a row are taken as float32, NaN as -inf and +inf as the largest number. A row of -inf
 alone gives id 0.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydix.kernels.reference_sampling import _uniform, gumbel_noise, sample_cut, sample_whole
+from raydix.kernels.reference.sampling import _uniform, gumbel_noise, sample_cut, sample_whole
 from raydix.kernels.sampling_columns import as_sampling_columns
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.slot_sampling import SlotSampling

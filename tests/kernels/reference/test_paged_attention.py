@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from raydix.kernels import reference
-from raydix.kernels.reference import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.reference import paged_attention as reference
+from raydix.kernels.reference.kv_write import write_kv
 
 PAGE, HEADS, GROUP, DIM, LAYERS = 4, 2, 3, 6, 2
 
@@ -41,7 +42,7 @@ def test_paged_attention_matches_the_definition(
     for row, context in enumerate(contexts):
         positions = torch.arange(context)
         slots = tables[row, positions // PAGE].long() * PAGE + positions % PAGE
-        reference.write_kv(k[row], v[row], pool, 1, slots)
+        write_kv(k[row], v[row], pool, 1, slots)
     q = torch.randn(sum(num_tokens), HEADS * GROUP, DIM)
 
     out = reference.paged_attention(q, pool, 1, tables, make_rows(num_tokens, contexts), DIM**-0.5)
@@ -98,94 +99,3 @@ def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> Attenti
         ),
         decode=(decode,) if single else (),
     )
-
-
-def test_skipped_tokens_touch_the_padding_page_alone() -> None:
-    pool = torch.zeros(3, LAYERS, HEADS, 2, PAGE, DIM)
-    k, v = torch.randn(2, 3, HEADS, DIM)
-
-    reference.write_kv(k, v, pool, 0, torch.tensor([-1, 2 * PAGE + 3, -1]))
-
-    assert torch.equal(pool[2, 0, :, 0, 3], k[1])
-    assert torch.equal(pool[2, 0, :, 1, 3], v[1])
-    pool[2, 0, :, :, 3] = 0
-    assert not pool[1:].any()
-    assert not pool[:, 1].any()
-
-
-def naive_experts(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-) -> torch.Tensor:
-    out = torch.zeros_like(x)
-    for t in range(x.shape[0]):
-        for weight, expert in zip(weights[t], ids[t], strict=True):
-            gate, up = (gate_up[expert] @ x[t]).chunk(2)
-            out[t] += weight * (down[expert] @ (gate * gate.sigmoid() * up))
-    return out
-
-
-@pytest.mark.parametrize("num_tokens", [1, 64, 65])
-def test_experts_match_the_definition(num_tokens: int) -> None:
-    x, gate_up, down = torch.randn(num_tokens, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
-    weights, ids = reference.topk_gating(torch.randn(num_tokens, 7), 3, renormalise=False)
-
-    out = reference.fused_experts(x, gate_up, down, weights, ids)
-
-    torch.testing.assert_close(
-        out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
-    )
-
-
-def test_all_tokens_may_choose_one_expert() -> None:
-    x, gate_up, down = torch.randn(70, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
-    weights, ids = torch.ones(70, 1), torch.full((70, 1), 4)
-
-    out = reference.fused_experts(x, gate_up, down, weights, ids)
-
-    torch.testing.assert_close(
-        out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
-    )
-
-
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_gating_takes_the_most_likely_experts(renormalise: bool) -> None:
-    logits = torch.randn(5, 6)
-    probabilities = logits.softmax(-1)
-
-    weights, ids = reference.topk_gating(logits, 2, renormalise=renormalise)
-
-    for t in range(5):
-        chosen = probabilities[t].argsort(descending=True)[:2]
-        assert ids[t].tolist() == chosen.tolist()
-        total = probabilities[t, chosen].sum() if renormalise else 1.0
-        torch.testing.assert_close(weights[t], probabilities[t, chosen] / total)
-
-
-def test_rope_rotates_each_pair_by_its_angle() -> None:
-    x, angles = torch.randn(3, 2, 4), torch.randn(3, 2)
-    doubled = torch.cat((angles, angles), dim=-1)
-
-    out = reference.apply_rope(x, doubled.cos(), doubled.sin())
-
-    pairs, rotated = (torch.complex(part[..., :2], part[..., 2:]) for part in (x, out))
-    torch.testing.assert_close(rotated, pairs * torch.exp(1j * angles)[:, None])
-
-
-def test_rms_norm_has_unit_root_mean_square() -> None:
-    x = torch.randn(4, 32) * 7
-
-    out = reference.rms_norm(x, torch.full((32,), 2.0), 0.0)
-
-    torch.testing.assert_close(out.pow(2).mean(-1), torch.full((4,), 4.0))
-
-
-def test_silu_mul_gates_the_second_half() -> None:
-    gate, up = torch.randn(2, 4, 5)
-
-    out = reference.silu_mul(torch.cat((gate, up), dim=-1))
-
-    torch.testing.assert_close(out, gate / (1 + torch.exp(-gate)) * up)

@@ -1,0 +1,69 @@
+"""Plain PyTorch twins of the choice of experts, and of the experts.
+
+Legend: T tokens of the step, C hidden, I intermediate, E experts, K experts per token, X choices of
+all tokens. float32 stays IEEE float32: TF32 must be off, as it is by default.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raydix.kernels.reference.activation import silu_mul
+
+DENSE_EXPERT_TOKENS = 64
+"""Up to so many tokens every expert runs on every token: no count has to reach the host."""
+
+
+def topk_gating(
+    router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
+) -> tuple[Tensor, Tensor]:
+    """Choose each token's most likely experts.
+
+    Returns (weights_TK float32, expert_ids_TK int64): softmax over all experts in float32, then the
+    K largest, divided by their sum if `renormalise`.
+    """
+    weights_TK, expert_ids_TK = (
+        router_logits_TE.float().softmax(-1).topk(num_experts_per_token, dim=-1)
+    )
+    if renormalise:
+        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+    return weights_TK, expert_ids_TK
+
+
+def fused_experts(
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+) -> Tensor:
+    """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
+
+    gate_up_EIC holds gate rows, then up rows. Past DENSE_EXPERT_TOKENS tokens the host waits for
+    the device.
+    """
+    if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
+        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+    num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
+    order_X = expert_ids_TK.flatten().argsort(stable=True)
+    tokens_X = order_X // experts_per_token
+    counts = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts).tolist()
+    sorted_XC = x_TC[tokens_X]
+    outputs = [
+        functional.linear(
+            silu_mul(functional.linear(part_XC, gate_up_EIC[expert])), down_ECI[expert]
+        )
+        for expert, part_XC in enumerate(sorted_XC.split(counts))
+        if counts[expert]
+    ]
+    weighted_XC = torch.cat(outputs) * weights_TK.flatten()[order_X, None].to(x_TC.dtype)
+    by_choice_TKC = torch.empty_like(weighted_XC).index_copy_(0, order_X, weighted_XC)
+    return by_choice_TKC.view(-1, experts_per_token, x_TC.shape[1]).sum(1)
+
+
+def _dense_experts(
+    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+) -> Tensor:
+    num_experts, num_tokens = gate_up_EIC.shape[0], x_TC.shape[0]
+    gate_up_ETI = x_TC.expand(num_experts, -1, -1) @ gate_up_EIC.transpose(1, 2)
+    out_TEC = (silu_mul(gate_up_ETI) @ down_ECI.transpose(1, 2)).transpose(0, 1)
+    weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(
+        1, expert_ids_TK, weights_TK
+    )
+    return (weights_TE.to(x_TC.dtype)[:, None] @ out_TEC)[:, 0]

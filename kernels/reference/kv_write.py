@@ -1,0 +1,64 @@
+"""Plain PyTorch twins of what happens to queries, keys and values before attention.
+
+Legend: T tokens of the step, X heads of queries, keys and values x D, Q query heads, H KV heads, D
+head dim, P pages, L layers of the KV group, S slots per page.
+"""
+
+import torch
+from torch import Tensor
+
+from raydix.kernels.reference.norm import rms_norm
+from raydix.kernels.rotation import QkNorm, RopeTables
+
+
+def apply_rope(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2) of every head; `cos_TD` and `sin_TD` repeat their first half."""
+    first_THD, second_THD = x_THD.chunk(2, dim=-1)
+    rotated_THD = torch.cat((-second_THD, first_THD), dim=-1)
+    return x_THD * cos_TD[:, None] + rotated_THD * sin_TD[:, None]
+
+
+def write_kv(
+    k_THD: Tensor, v_THD: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_T: Tensor
+) -> None:
+    """Scatter this step's keys and values of one layer into the paged cache, in place.
+
+    slot_mapping_T: int64, page * S + offset. -1 skips a token: it goes to the padding page, which
+    nobody reads.
+    """
+    page_size = pool_PLH2SD.shape[4]
+    slots_T = slot_mapping_T.clamp_min(0)
+    layer_PH2SD = pool_PLH2SD[:, layer]
+    kv_TH2D = torch.stack((k_THD, v_THD), dim=2)
+    layer_PH2SD[slots_T // page_size, :, :, slots_T % page_size] = kv_TH2D
+
+
+def rotate_and_write_kv(
+    qkv_TX: Tensor,
+    rope: RopeTables,
+    norm: QkNorm | None,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    slot_mapping_T: Tensor,
+) -> Tensor:
+    """Norm and rotate queries and keys, and write keys and values into the cache. Returns the
+    queries, [T, Q, D].
+
+    qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T: as in
+    `write_kv`.
+    """
+    num_heads, head_dim = pool_PLH2SD.shape[2], pool_PLH2SD.shape[5]
+    qkv_TXD = qkv_TX.view(qkv_TX.shape[0], -1, head_dim)
+    q_TQD, k_THD, v_THD = qkv_TXD.split(
+        (qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1
+    )
+    cos_TD, sin_TD = rope.cos_XD, rope.sin_XD
+    if rope.positions_T is not None:
+        cos_TD, sin_TD = cos_TD[rope.positions_T], sin_TD[rope.positions_T]
+    if norm is not None:
+        q_TQD, k_THD = (
+            rms_norm(q_TQD, norm.q_weight_D, norm.eps),
+            rms_norm(k_THD, norm.k_weight_D, norm.eps),
+        )
+    write_kv(apply_rope(k_THD, cos_TD, sin_TD), v_THD, pool_PLH2SD, layer, slot_mapping_T)
+    return apply_rope(q_TQD, cos_TD, sin_TD)

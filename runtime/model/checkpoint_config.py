@@ -1,0 +1,163 @@
+"""What the JSON files of a checkpoint say about the model, checked against what there is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.rope_spec import REMEDY, longest_context, positive
+from raydix.runtime.model.spec import ModelSpec
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "head_dim",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+)
+"""Fields that, where there are any, hold whole numbers from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """A supported model: what it computes, and what serving it has to know besides."""
+
+    family: Family
+    spec: ModelSpec
+    max_position_embeddings: int
+    """The longest context, that to which YaRN extends it."""
+    eos_token_ids: tuple[int, ...]
+
+
+def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
+    """Read and check the config of the checkpoint in `folder`.
+
+    Raises CheckpointError, naming the limit, for whatever the decoder does not support.
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    raw = read_json(folder / "config.json")
+    family = _find_family(raw)
+    _check_raw(raw)
+
+    config = _read_with_transformers(folder)
+    spec = family.value.read_spec(config)
+    return CheckpointConfig(
+        family=family,
+        spec=spec,
+        max_position_embeddings=longest_context(config),
+        eos_token_ids=_read_eos_token_ids(folder, config),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises CheckpointError if the file is missing or is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist; a checkpoint folder needs it.") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object.")
+    return value
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder. Names on the Hugging Face Hub are not supported: download "
+            f"the checkpoint and give the path of its folder."
+        )
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        raise CheckpointError(
+            f"{folder} holds .bin weights; only safetensors are supported. Convert the checkpoint."
+        )
+
+
+def _find_family(raw: Mapping[str, Any]) -> Family:
+    model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    for family in Family:
+        known = family.value
+        if model_type == known.model_type and architectures in ([], [known.architecture]):
+            return family
+    supported = ", ".join(family.value.architecture for family in Family)
+    raise CheckpointError(
+        f"config.json says model_type {model_type!r} and architectures {architectures}; supported "
+        f"are {supported}."
+    )
+
+
+def _read_with_transformers(folder: Path) -> Any:
+    # Imported here because it takes seconds, and only the process that reads a checkpoint needs it.
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (
+        StrictDataclassError,
+        AttributeError,
+        KeyError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise CheckpointError(f"{folder}/config.json is not valid: {error}") from error
+
+
+def _check_raw(raw: Mapping[str, Any]) -> None:
+    """Refuse what transformers would stumble over without saying where."""
+    quantization = raw.get("quantization_config")
+    if quantization is not None:
+        is_object = isinstance(quantization, dict)
+        method = quantization.get("quant_method") if is_object else quantization
+        raise CheckpointError(
+            f"The checkpoint is quantised ({method}); only unquantised weights are supported."
+        )
+    for name in _SIZES:
+        if raw.get(name) is not None:
+            _check_size(name, raw[name])
+    for section in ("rope_scaling", "rope_parameters"):
+        parameters = raw.get(section)
+        if isinstance(parameters, dict) and "original_max_position_embeddings" in parameters:
+            positive(parameters, "original_max_position_embeddings")
+
+
+def _check_size(name: str, size: object) -> None:
+    if not _is_whole(size) or size < 1:
+        raise CheckpointError(f"{name} is {size!r}; expected a whole number from 1. {REMEDY}")
+
+
+def _read_eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Ids of generation_config.json, which wins over config.json as in transformers and vLLM."""
+    path = folder / "generation_config.json"
+    eos = read_json(path).get("eos_token_id") if path.exists() else None
+    if eos is None:
+        eos = config.eos_token_id
+    if eos is None:
+        return ()
+
+    ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+    for each in ids:
+        if not _is_whole(each) or not 0 <= each < config.vocab_size:
+            raise CheckpointError(
+                f"eos_token_id is {eos!r}; expected ids from 0 to {config.vocab_size - 1}, those "
+                f"of the vocabulary. Correct generation_config.json, or config.json if the first "
+                f"does not name it."
+            )
+    return ids
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,26 @@
+"""Llama 2 and 3, and what is built like them."""
+
+from typing import Any
+
+from raydix.runtime.model.families.config_fields import make_spec, read_attention, read_norm
+from raydix.runtime.model.families.definition import FamilyDefinition
+from raydix.runtime.model.families.weight_names import DECODER_NAMES
+from raydix.runtime.model.spec import DenseMlpSpec, LayerSpec, ModelSpec
+
+
+def _read_spec(config: Any) -> ModelSpec:
+    bias = bool(config.attention_bias)
+    layer = LayerSpec(
+        attention=read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=None),
+        mlp=DenseMlpSpec(intermediate_size=config.intermediate_size, bias=bool(config.mlp_bias)),
+        norm=read_norm(config),
+    )
+    return make_spec(config, (layer,) * config.num_hidden_layers)
+
+
+LLAMA = FamilyDefinition(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    read_spec=_read_spec,
+    weight_names=DECODER_NAMES,
+)

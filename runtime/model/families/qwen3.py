@@ -1,0 +1,26 @@
+"""Qwen3: a norm on each head of queries and keys."""
+
+from typing import Any
+
+from raydix.runtime.model.families.config_fields import make_spec, read_attention, read_norm
+from raydix.runtime.model.families.definition import FamilyDefinition
+from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
+from raydix.runtime.model.spec import DenseMlpSpec, LayerSpec, ModelSpec
+
+
+def _read_spec(config: Any) -> ModelSpec:
+    norm, bias = read_norm(config), bool(config.attention_bias)
+    layer = LayerSpec(
+        attention=read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm),
+        mlp=DenseMlpSpec(intermediate_size=config.intermediate_size, bias=False),
+        norm=norm,
+    )
+    return make_spec(config, (layer,) * config.num_hidden_layers)
+
+
+QWEN3 = FamilyDefinition(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    read_spec=_read_spec,
+    weight_names={**DECODER_NAMES, **QK_NORM_NAMES},
+)

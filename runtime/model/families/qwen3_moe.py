@@ -1,0 +1,57 @@
+"""Qwen3 with experts, of which some layers may have none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from raydix.runtime.model.families.config_fields import (
+    make_spec,
+    read_attention,
+    read_norm,
+    require_enough_experts,
+)
+from raydix.runtime.model.families.definition import FamilyDefinition
+from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
+from raydix.runtime.model.spec import DenseMlpSpec, LayerSpec, ModelSpec, MoeMlpSpec
+
+_EXPERT_NAMES: Mapping[str, str] = {
+    "layers.{}.mlp.router": "model.layers.{}.mlp.gate",
+    "layers.{}.mlp.experts.{}.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
+    "layers.{}.mlp.experts.{}.up": "model.layers.{}.mlp.experts.{}.up_proj",
+    "layers.{}.mlp.experts.{}.down": "model.layers.{}.mlp.experts.{}.down_proj",
+}
+
+
+def _read_spec(config: Any) -> ModelSpec:
+    norm, bias = read_norm(config), bool(config.attention_bias)
+    attention = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm)
+    layers = tuple(
+        LayerSpec(attention=attention, mlp=_read_mlp(config, layer), norm=norm)
+        for layer in range(config.num_hidden_layers)
+    )
+    return make_spec(config, layers)
+
+
+def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
+    is_sparse = (
+        layer not in (config.mlp_only_layers or ())
+        and config.num_experts > 0
+        and (layer + 1) % config.decoder_sparse_step == 0
+    )
+    if not is_sparse:
+        return DenseMlpSpec(intermediate_size=config.intermediate_size, bias=False)
+
+    require_enough_experts(config.num_experts_per_tok, config.num_experts)
+    return MoeMlpSpec(
+        num_experts=config.num_experts,
+        experts_per_token=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        renormalise=config.norm_topk_prob,
+    )
+
+
+QWEN3_MOE = FamilyDefinition(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    read_spec=_read_spec,
+    weight_names={**DECODER_NAMES, **QK_NORM_NAMES, **_EXPERT_NAMES},
+)

@@ -1,0 +1,19 @@
+"""The families that there are: one line for each file beside this one."""
+
+from enum import Enum
+
+from raydix.runtime.model.families.llama import LLAMA
+from raydix.runtime.model.families.mixtral import MIXTRAL
+from raydix.runtime.model.families.qwen2 import QWEN2
+from raydix.runtime.model.families.qwen3 import QWEN3
+from raydix.runtime.model.families.qwen3_moe import QWEN3_MOE
+
+
+class Family(Enum):
+    """Supported families of models."""
+
+    LLAMA = LLAMA
+    QWEN2 = QWEN2
+    QWEN3 = QWEN3
+    QWEN3_MOE = QWEN3_MOE
+    MIXTRAL = MIXTRAL

@@ -1,0 +1,36 @@
+"""From the decoder's names of weights to those that checkpoints use.
+
+A table has one entry per part of a model, without the `.weight` or `.bias` that both sides add;
+`{}` stands for the number of a layer, then of an expert.
+"""
+
+import re
+from collections.abc import Mapping
+
+DECODER_NAMES: Mapping[str, str] = {
+    "embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
+    "layers.{}.attention.q": "model.layers.{}.self_attn.q_proj",
+    "layers.{}.attention.k": "model.layers.{}.self_attn.k_proj",
+    "layers.{}.attention.v": "model.layers.{}.self_attn.v_proj",
+    "layers.{}.attention.output": "model.layers.{}.self_attn.o_proj",
+    "layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "layers.{}.mlp.gate": "model.layers.{}.mlp.gate_proj",
+    "layers.{}.mlp.up": "model.layers.{}.mlp.up_proj",
+    "layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
+}
+"""What Llama calls its parts, and most families after it."""
+
+QK_NORM_NAMES: Mapping[str, str] = {
+    "layers.{}.attention.q_norm": "model.layers.{}.self_attn.q_norm",
+    "layers.{}.attention.k_norm": "model.layers.{}.self_attn.k_norm",
+}
+
+
+def checkpoint_name(weight: str, names: Mapping[str, str]) -> str:
+    """What the checkpoint calls a weight of `Decoder.weights`. KeyError if the table lacks it."""
+    part, _, kind = weight.rpartition(".")
+    numbers = re.findall(r"\d+", part)
+    return f"{names[re.sub(r'[0-9]+', '{}', part)].format(*numbers)}.{kind}"

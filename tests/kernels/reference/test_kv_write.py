@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from raydix.kernels.reference.kv_write import apply_rope, rotate_and_write_kv, write_kv
+from raydix.kernels.reference.norm import rms_norm
+from raydix.kernels.rotation import QkNorm, RopeTables
+
+PAGE, HEADS, DIM, LAYERS = 4, 2, 6, 2
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_skipped_tokens_touch_the_padding_page_alone() -> None:
+    pool = torch.zeros(3, LAYERS, HEADS, 2, PAGE, DIM)
+    k, v = torch.randn(2, 3, HEADS, DIM)
+
+    write_kv(k, v, pool, 0, torch.tensor([-1, 2 * PAGE + 3, -1]))
+
+    assert torch.equal(pool[2, 0, :, 0, 3], k[1])
+    assert torch.equal(pool[2, 0, :, 1, 3], v[1])
+    pool[2, 0, :, :, 3] = 0
+    assert not pool[1:].any()
+    assert not pool[:, 1].any()
+
+
+def test_rope_rotates_each_pair_by_its_angle() -> None:
+    x, angles = torch.randn(3, 2, 4), torch.randn(3, 2)
+    doubled = torch.cat((angles, angles), dim=-1)
+
+    out = apply_rope(x, doubled.cos(), doubled.sin())
+
+    pairs, rotated = (torch.complex(part[..., :2], part[..., 2:]) for part in (x, out))
+    torch.testing.assert_close(rotated, pairs * torch.exp(1j * angles)[:, None])
+
+
+def test_the_fused_write_is_norm_rotation_and_write() -> None:
+    qkv = torch.randn(3, 4 * HEADS * DIM)
+    norm = QkNorm(q_weight_D=torch.randn(DIM), k_weight_D=torch.randn(DIM), eps=1e-6)
+    rope = RopeTables(
+        cos_XD=torch.randn(9, DIM // 2).repeat(1, 2),
+        sin_XD=torch.randn(9, DIM // 2).repeat(1, 2),
+        positions_T=torch.tensor([8, 0, 3]),
+    )
+    slots = torch.tensor([17, 33, 40])
+    pool, expected_pool = torch.zeros(2, 11, LAYERS, HEADS, 2, PAGE, DIM).unbind()
+
+    out = rotate_and_write_kv(qkv, rope, norm, pool, 1, slots)
+
+    q, k, v = qkv.view(3, -1, DIM).split((2 * HEADS, HEADS, HEADS), dim=1)
+    cos, sin = rope.cos_XD[rope.positions_T], rope.sin_XD[rope.positions_T]
+    rotated = [
+        apply_rope(rms_norm(x, weight, 1e-6), cos, sin)
+        for x, weight in ((q, norm.q_weight_D), (k, norm.k_weight_D))
+    ]
+    write_kv(rotated[1], v, expected_pool, 1, slots)
+    assert torch.equal(out, rotated[0])
+    assert torch.equal(pool, expected_pool)

@@ -1,0 +1,210 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope
+from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rope_theta": 5000.0,
+    "eos_token_id": 7,
+    "torch_dtype": "bfloat16",
+}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 8}
+
+
+def write_config(folder: Path, **overrides: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**BASE, **overrides}))
+    return folder
+
+
+def read_ropes(folder: Path) -> set[Rope]:
+    """The rotary embeddings of all layers."""
+    return {layer.attention.rope for layer in read_checkpoint_config(folder).spec.layers}
+
+
+def test_old_style_config_is_understood(tmp_path: Path) -> None:
+    config = read_checkpoint_config(write_config(tmp_path))
+
+    assert config.family is Family.LLAMA
+    assert config.eos_token_ids == (7,)
+    assert config.max_position_embeddings == 2048
+    assert not config.spec.tied_embeddings
+    first, second = config.spec.layers
+    assert first == second
+    assert first.attention.rope == DefaultRope(theta=5000.0)
+    assert (first.attention.head_dim, first.attention.num_kv_heads) == (8, 2)
+    assert first.mlp == DenseMlpSpec(intermediate_size=40, bias=False)
+
+
+def test_generation_config_decides_the_eos_ids(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+
+    assert read_checkpoint_config(write_config(tmp_path)).eos_token_ids == (5, 6)
+
+
+def test_llama3_rope_is_read(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", **LLAMA3}
+
+    [rope] = read_ropes(write_config(tmp_path, rope_scaling=scaling))
+
+    assert rope == Llama3Rope(
+        theta=5000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_positions=512,
+    )
+
+
+def test_yarn_extends_the_context(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+
+    folder = write_config(tmp_path, rope_scaling=scaling)
+
+    assert [type(rope) for rope in read_ropes(folder)] == [YarnRope]
+    assert read_checkpoint_config(folder).max_position_embeddings == 8192
+
+
+def test_unused_sliding_window_is_accepted(tmp_path: Path) -> None:
+    off = {"sliding_window": 256, "use_sliding_window": False}
+    qwen2 = read_checkpoint_config(write_config(tmp_path, **QWEN2, **off)).spec.layers[0]
+    beyond = write_config(tmp_path, **MIXTRAL, sliding_window=2048)
+    mixtral = read_checkpoint_config(beyond).spec.layers[0]
+
+    assert qwen2.attention.qkv_bias
+    assert not qwen2.attention.output_bias
+    assert isinstance(mixtral.mlp, MoeMlpSpec)
+
+
+def test_each_layer_says_whether_it_has_experts(tmp_path: Path) -> None:
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    chosen = {"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
+
+    spec = read_checkpoint_config(write_config(tmp_path, **QWEN3_MOE, **experts, **chosen)).spec
+
+    sparse = [i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoeMlpSpec)]
+    assert sparse == [1, 5]
+    assert spec.layers[3].mlp == DenseMlpSpec(intermediate_size=40, bias=False)
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "rope type": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+    "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "window": ({**MIXTRAL, "sliding_window": 128}, "sliding window of 128"),
+    "window of some layers": (
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
+        "sliding window of 128",
+    ),
+    "architecture": ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "gpt2"),
+    "other head": (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "LlamaForSequenceClassification",
+    ),
+    "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    "activation": ({"hidden_act": "gelu"}, "gelu"),
+    "odd head dim": ({**QWEN2, "hidden_size": 28}, "head_dim is 7"),
+    "uneven groups": ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0; expected"),
+    "no KV heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; expected"),
+    "no layers": ({"num_hidden_layers": -1}, "num_hidden_layers is -1; expected"),
+    "no vocabulary": ({"vocab_size": 0}, "vocab_size is 0; expected"),
+    "quantised by a word": ({"quantization_config": "int4"}, "int4"),
+    "EOS beyond the vocabulary": (
+        {"eos_token_id": [7, 100]},
+        r"eos_token_id is \[7, 100\]; expected ids from 0 to 99",
+    ),
+    "EOS below it": ({"eos_token_id": -1}, "eos_token_id is -1; expected"),
+    "no theta": ({"rope_theta": 0.0}, "rope_theta of the rotary embedding is 0"),
+    "YaRN of nothing": (
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 0,
+            }
+        },
+        "original_max_position_embeddings of the rotary embedding is 0",
+    ),
+    "Llama 3 without a factor": (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": None}},
+        "factor",
+    ),
+    "Llama 3 of equal factors": (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},
+        "low_freq_factor is 4 and high_freq_factor 4",
+    ),
+    "no sparse step": ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    "too few experts": (
+        {**MIXTRAL, "num_experts_per_tok": 5},
+        "num_experts_per_tok is 5; expected at most",
+    ),
+    "window that YaRN outgrows": (
+        {
+            **MIXTRAL,
+            "sliding_window": 2048,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 2048,
+            },
+        },
+        "sliding window of 2048 tokens, and its context is 8192",
+    ),
+    "wrong type": ({"hidden_size": "wide"}, "hidden_size"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_config_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    overrides, message = UNSUPPORTED[name]
+
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint_config(write_config(tmp_path, **overrides))
+
+
+def test_hub_name_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="not supported: download"):
+        read_checkpoint_config("meta-llama/Llama-3.1-8B")
+
+
+def test_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
+        read_checkpoint_config(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_config_that_is_no_json_object_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+
+    with pytest.raises(CheckpointError, match="JSON"):
+        read_checkpoint_config(tmp_path)
+
+
+def test_bin_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match=r"\.bin weights"):
+        read_checkpoint_config(write_config(tmp_path))
