@@ -21,7 +21,8 @@ from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from raydix.runtime.cli.source_table import TIERS, by_tier, source_table
 from raydix.runtime.cli.stop_signal import until_stopped
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 
 NUM_CONVERSATIONS = 12
 TURNS_BEFORE_RESTART = 3

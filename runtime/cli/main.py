@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from raydix.errors import ConfigError, RaydixError
-from raydix.runtime.config.engine import EngineConfig, apply_set, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import apply_set, load_config
 
 app = typer.Typer(
     help="Serve large language models on Ray actors, with computed prefixes kept in GPU, host and storage tiers.",

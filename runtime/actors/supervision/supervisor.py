@@ -24,8 +24,9 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor, Spawner
 from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
 from raydix.runtime.config.capacity import host_bytes_per_node
-from raydix.runtime.config.engine import EngineConfig, replace_l3
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import L3Section
+from raydix.runtime.config.loading import replace_l3
 from raydix.runtime.storage.namespace import make_namespace
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from raydix.errors import BadRequest
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.cli import session
 from raydix.runtime.cli.session import generate_all, open_engine, read_prompts
-from raydix.runtime.config.engine import load_config
+from raydix.runtime.config.loading import load_config
 from tests.runtime.api.fake_engine import FakeCluster
 from tests.runtime.api.small_tokenizers import byte_level_backend
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.capacity import effective_summary, format_bytes, host_bytes_per_node
-from raydix.runtime.config.engine import load_config
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.loading import load_config
 
 LAYOUT = KvLayout(
     page_size=16,
