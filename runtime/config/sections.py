@@ -6,7 +6,14 @@ from pydantic import Field, field_validator, model_validator
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.l3 import L3Section
-from raydix.runtime.config.values import Count, Seconds, Section, Size
+from raydix.runtime.config.policies import (
+    EvictionPolicy,
+    LoadPolicy,
+    PrefetchStrategy,
+    SchedulingPolicy,
+    WritePolicy,
+)
+from raydix.runtime.config.values import Choice, Count, Seconds, Section, Size
 
 
 class ModelSection(Section):
@@ -96,8 +103,8 @@ class L2Section(Section):
 class PrefetchSection(Section):
     """How long a request waits for pages on their way from L3."""
 
-    strategy: Literal["best_effort", "wait_complete", "timeout"] = Field(
-        "timeout",
+    strategy: Choice[PrefetchStrategy] = Field(
+        PrefetchStrategy.TIMEOUT,
         description="best_effort: no wait; wait_complete: for all pages; timeout: for a bounded time.",
     )
     base_s: Seconds = Field(1.0, description="timeout: the fixed part of the bound.")
@@ -127,22 +134,22 @@ class CacheSection(Section):
         description="The node's arena. null: no L2, hence no L3.",
     )
     l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
-    codec: Annotated[Codec, Field(strict=False)] = Field(
+    codec: Choice[Codec] = Field(
         Codec.NONE,
         description="How pages are held in L2 and L3; int8 and fp8 halve bf16 pages and round them.",
     )
     prefix_caching: bool = Field(
         True, description="false: nothing is matched, kept, loaded or stored."
     )
-    eviction: Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"] = Field(
-        "lru", description="Which cached prefixes leave L1 first."
+    eviction: Choice[EvictionPolicy] = Field(
+        EvictionPolicy.LRU, description="Which cached prefixes leave L1 first."
     )
-    load: Literal["auto", "always", "never"] = Field(
-        "always",
+    load: Choice[LoadPolicy] = Field(
+        LoadPolicy.ALWAYS,
         description="Load pages found in L2; auto: only if faster than computing them. Default on cuda: auto.",
     )
-    write_policy: Literal["write_through", "write_through_selective", "write_back"] = Field(
-        "write_through",
+    write_policy: Choice[WritePolicy] = Field(
+        WritePolicy.WRITE_THROUGH,
         description="When a page is copied to L2: once computed, once reused, or before eviction.",
     )
     write_threshold: Count = Field(
@@ -176,7 +183,7 @@ class CacheSection(Section):
             )
         if (
             "write_threshold" in self.model_fields_set
-            and self.write_policy != "write_through_selective"
+            and self.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE
         ):
             raise ValueError(
                 f"cache.write_threshold has no effect with cache.write_policy {self.write_policy}. "
@@ -188,8 +195,8 @@ class CacheSection(Section):
 class SchedulerSection(Section):
     """Order and size of batches. Budgets are per data-parallel rank."""
 
-    policy: Literal["fcfs", "lpm"] = Field(
-        "lpm", description="fcfs: by arrival; lpm: longest cached prefix first."
+    policy: Choice[SchedulingPolicy] = Field(
+        SchedulingPolicy.LPM, description="fcfs: by arrival; lpm: longest cached prefix first."
     )
     max_prefill_tokens: Count = Field(
         16384,
