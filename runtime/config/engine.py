@@ -1,4 +1,4 @@
-"""The whole configuration: one tree of frozen models, checked when it is made, never changed."""
+"""The whole configuration: one tree of frozen models, checked as a whole and never changed."""
 
 from typing import Self
 
@@ -36,34 +36,29 @@ class EngineConfig(Section):
 
     @property
     def arena_folder(self) -> str | None:
-        """Where the arena's file must be able to have a name: 3FS maps shared memory by name only.
-        None: nowhere.
-        """
+        """The folder in which the arena needs a name, as 3FS maps memory by name; None: no name."""
         return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None
 
     def with_num_pages(self, num_pages: int) -> "EngineConfig":
-        """The configuration of a rank that is to have exactly so many L1 pages, whatever memory it
-        finds.
-        """
+        """The same, but for a rank that has so many L1 pages whatever memory it finds."""
         l1 = self.cache.l1.model_copy(update={"num_pages": num_pages, "memory_fraction": None})
         return self.model_copy(update={"cache": self.cache.model_copy(update={"l1": l1})})
 
     def max_model_len(self, max_position_embeddings: int, num_pages: int) -> int:
-        """Tokens of prompt and output that a request may have, with `num_pages` usable pages per
-        rank.
+        """Tokens of prompt and output that a request may have.
 
-        Raises ConfigError if `model.max_model_len` asks for more than the model or the pages can
-        hold.
+        num_pages: usable L1 pages per rank. Raises ConfigError if `model.max_model_len` asks for
+        more than the model or the pages can hold.
         """
         capacity = num_pages * self.cache.page_size
         asked = self.model.max_model_len
         if asked is None:
             return min(max_position_embeddings, capacity)
+
         if asked > max_position_embeddings:
             raise ConfigError(
                 f"model.max_model_len is {asked}; the model knows {max_position_embeddings} "
-                f"positions. "
-                f"Set model.max_model_len to at most {max_position_embeddings}."
+                f"positions. Set model.max_model_len to at most {max_position_embeddings}."
             )
         if asked > capacity:
             raise ConfigError(_too_long(asked, num_pages, self.cache.page_size))
@@ -71,36 +66,42 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        cache, chunk = self.cache, self.scheduler.chunked_prefill_tokens
-        if chunk is not None and chunk % cache.page_size:
+        page_size, num_pages = self.cache.page_size, self.cache.l1.num_pages
+        chunk = self.scheduler.chunked_prefill_tokens
+        if chunk is not None and chunk % page_size:
             raise ValueError(
                 f"scheduler.chunked_prefill_tokens is {chunk}; expected a multiple of "
-                f"cache.page_size "
-                f"({cache.page_size}) or null. Set it to "
-                f"{-(-chunk // cache.page_size) * cache.page_size}."
+                f"cache.page_size ({page_size}) or null. "
+                f"Set it to {-(-chunk // page_size) * page_size}."
             )
-        asked, num_pages = self.model.max_model_len, cache.l1.num_pages
-        if asked is not None and num_pages is not None and asked > num_pages * cache.page_size:
-            raise ValueError(_too_long(asked, num_pages, cache.page_size))
-        if self.model.device == "cpu" and cache.l1.memory_fraction is not None:
-            raise ValueError("cache.l1.memory_fraction is for cuda; on cpu set cache.l1.num_pages.")
-        if self.model.device == "cuda":
-            self._check_cuda()
+
+        asked = self.model.max_model_len
+        if asked is not None and num_pages is not None and asked > num_pages * page_size:
+            raise ValueError(_too_long(asked, num_pages, page_size))
         return self
 
-    def _check_cuda(self) -> None:
-        if self.cache.l1.copy_delay_s:
+    @model_validator(mode="after")
+    def _fits_its_device(self) -> Self:
+        l1, l2 = self.cache.l1, self.cache.l2
+        if self.model.device == "cpu":
+            if l1.memory_fraction is not None:
+                raise ValueError(
+                    "cache.l1.memory_fraction is for cuda; on cpu set cache.l1.num_pages."
+                )
+            return self
+
+        if l1.copy_delay_s:
             raise ValueError(
-                "cache.l1.copy_delay_s is for cpu, where it stands for a device's delays. Remove "
-                "it."
+                "cache.l1.copy_delay_s is for cpu, where it stands for a device's delays. "
+                "Remove it."
             )
-        if self.cache.l2 is not None and self.cache.l2.bytes_per_node is None:
+        if l2 is not None and l2.bytes_per_node is None:
             raise ValueError(
                 "cache.l2.bytes_per_node must be given on cuda (a ratio serves on cpu). "
-                f"Half of the memory that is left here would be "
-                f"{available_memory_bytes() // 2**31}GiB; "
-                "set cache.l2 to null to do without L2."
+                "Half of the memory that is left here would be "
+                f"{available_memory_bytes() // 2**31}GiB; set cache.l2 to null to do without L2."
             )
+        return self
 
 
 def _too_long(asked: int, num_pages: int, page_size: int) -> str:

@@ -20,8 +20,8 @@ def load_config(
 
     source: a YAML file, a checkpoint folder (its path becomes `model.path`), a dict, or None if
     `overrides` say all. overrides: sections laid over the source, key by key.
-    Raises ConfigError that names every wrong key with its value, and for an unknown key the nearest
-    valid one.
+    Raises ConfigError that names every wrong key with its value, and for an unknown key the
+    nearest valid one.
     """
     values = _with_device_defaults(_merge(_read(source), overrides or {}))
     try:
@@ -31,17 +31,13 @@ def load_config(
 
 
 def replace_l3(config: EngineConfig, section: Mapping[str, Any] | None) -> EngineConfig:
-    """The configuration with another section `cache.l3`, or none. Raises ConfigError as
-    `load_config` does.
-    """
+    """The configuration with another `cache.l3`, or none; raises ConfigError as `load_config`."""
     values = config.model_dump(exclude_unset=True)
     return load_config(values | {"cache": {**values.get("cache", {}), "l3": section}})
 
 
 def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
-    """Lay `cache.l1.num_pages=64` over nested sections and return the result. The value is read as
-    YAML.
-    """
+    """`values` with `cache.l1.num_pages=64` laid over them; the value is read as YAML."""
     key, equals, text = assignment.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as cache.l1.num_pages=64.")
@@ -49,6 +45,7 @@ def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {assignment}: {text!r} is not a YAML value.") from None
+
     for part in reversed(key.split(".")):
         value = {part: value}
     return _merge(values, value)
@@ -61,15 +58,19 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
         return source.model_dump(exclude_unset=True)
     if isinstance(source, Mapping):
         return dict(source)
+
     path = Path(source)
     if path.is_dir():
         return {"model": {"path": str(path)}}
     if not path.is_file():
         raise ConfigError(
             f"{source} is neither a YAML file nor a checkpoint folder. Names on the Hugging Face "
-            f"Hub are not "
-            "supported: download the model and give its folder."
+            "Hub are not supported: download the model and give its folder."
         )
+    return _read_yaml(path)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
         _require_unique_keys(yaml.compose(text, yaml.SafeLoader), path)
@@ -78,6 +79,7 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path} holds {type(values).__name__}; expected sections such as model and cache."
@@ -86,7 +88,7 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
 
 
 def _require_unique_keys(node: yaml.Node | None, path: Path) -> None:
-    """YAML lets the last of equal keys win in silence."""
+    """Raise ConfigError if a key is there twice: YAML would let the last one win in silence."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -100,9 +102,7 @@ def _require_unique_keys(node: yaml.Node | None, path: Path) -> None:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy `lower` with `upper` laid over it; sections are merged key by key, anything else is
-    replaced.
-    """
+    """A copy of `lower` under `upper`: sections are merged key by key, all else is replaced."""
     merged = dict(lower)
     for key, value in upper.items():
         below = merged.get(key)
@@ -117,19 +117,18 @@ def _with_device_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in what depends on the device, so that the checked configuration says everything."""
     model, cache = values.get("model"), values.get("cache", {})
     if not isinstance(model, Mapping) or not isinstance(cache, Mapping):
-        return values
-    l1 = cache.get("l1", {})
-    has_l1_size = isinstance(l1, Mapping) and any(
-        l1.get(key) is not None for key in ("num_pages", "memory_fraction")
-    )
+        return values  # wrong, as the check will say
+
+    defaults: dict[str, Any] = {"cache": {}}
+    l1_size: dict[str, Any] = {"num_pages": 1024}
     if model.get("device", "cpu") == "cuda":
-        defaults: dict[str, Any] = {
-            "model": {"dtype": "bfloat16"},
-            "cache": {"page_size": 64, "load": "auto"},
-        }
-        l1_default = {"memory_fraction": 0.85}
-    else:
-        defaults, l1_default = {"cache": {}}, {"num_pages": 1024}
-    if not has_l1_size and isinstance(l1, Mapping):
-        defaults["cache"]["l1"] = l1_default
+        defaults = {"model": {"dtype": "bfloat16"}, "cache": {"page_size": 64, "load": "auto"}}
+        l1_size = {"memory_fraction": 0.85}
+
+    # Either key gives L1 its size: a default beside the other one would contradict it.
+    l1 = cache.get("l1", {})
+    if isinstance(l1, Mapping) and all(
+        l1.get(key) is None for key in ("num_pages", "memory_fraction")
+    ):
+        defaults["cache"]["l1"] = l1_size
     return _merge(defaults, values)

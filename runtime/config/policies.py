@@ -11,7 +11,7 @@ class SchedulingPolicy(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """Which leaf of the radix tree leaves L1 first; `runtime/cache/eviction.py` says by what key."""
+    """Which leaf of the radix tree leaves L1 first; `cache/eviction.py` has the keys."""
 
     LRU = "lru"
     LFU = "lfu"

@@ -24,7 +24,8 @@ class ModelSection(Section):
     )
     load_format: Literal["auto", "dummy"] = Field(
         "auto",
-        description="dummy: random weights for a folder that holds config.json alone, to measure speed.",
+        description="dummy: random weights for a folder that holds config.json alone, "
+        "to measure speed.",
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -33,7 +34,8 @@ class ModelSection(Section):
     )
     max_model_len: Count | None = Field(
         None,
-        description="Most tokens of prompt and output. null: as many as the model and the cache allow.",
+        description="Most tokens of prompt and output. "
+        "null: as many as the model and the cache allow.",
     )
 
 
@@ -63,19 +65,21 @@ class L1Section(Section):
     )
     memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None,
-        description="cuda only: part of the device's memory for weights and pages. Default on cuda: 0.85.",
+        description="cuda only: part of the device's memory for weights and pages. "
+        "Default on cuda: 0.85.",
     )
     copy_delay_s: Seconds = Field(
         0.0,
-        description="cpu only: each page copy takes a random time of up to this long, to show every order.",
+        description="cpu only: each page copy takes a random time of up to this long, "
+        "to show every order.",
     )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.num_pages is None) == (self.memory_fraction is None):
             raise ValueError(
-                "cache.l1 needs exactly one of num_pages and memory_fraction. Set the other to "
-                "null."
+                "cache.l1 needs exactly one of num_pages and memory_fraction. "
+                "Set the other to null."
             )
         return self
 
@@ -88,7 +92,8 @@ class L2Section(Section):
     )
     ratio: Annotated[float, Field(gt=0.0)] | None = Field(
         None,
-        description="cpu only: size of the arena as a multiple of the node's L1. Default on cpu: 4.0.",
+        description="cpu only: size of the arena as a multiple of the node's L1. "
+        "Default on cpu: 4.0.",
     )
 
     @model_validator(mode="after")
@@ -105,7 +110,8 @@ class PrefetchSection(Section):
 
     strategy: Choice[PrefetchStrategy] = Field(
         PrefetchStrategy.TIMEOUT,
-        description="best_effort: no wait; wait_complete: for all pages; timeout: for a bounded time.",
+        description="best_effort: no wait; wait_complete: for all pages; "
+        "timeout: for a bounded time.",
     )
     base_s: Seconds = Field(1.0, description="timeout: the fixed part of the bound.")
     per_1k_tokens_s: Seconds = Field(
@@ -116,7 +122,8 @@ class PrefetchSection(Section):
     )
     cap: Literal["recompute", "none"] = Field(
         "recompute",
-        description="recompute: never wait longer than computing the tokens would take. none: no such cap.",
+        description="recompute: never wait longer than computing the tokens would take. "
+        "none: no such cap.",
     )
 
 
@@ -136,7 +143,8 @@ class CacheSection(Section):
     l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
     codec: Choice[Codec] = Field(
         Codec.NONE,
-        description="How pages are held in L2 and L3; int8 and fp8 halve bf16 pages and round them.",
+        description="How pages are held in L2 and L3; "
+        "int8 and fp8 halve bf16 pages and round them.",
     )
     prefix_caching: bool = Field(
         True, description="false: nothing is matched, kept, loaded or stored."
@@ -146,7 +154,8 @@ class CacheSection(Section):
     )
     load: Choice[LoadPolicy] = Field(
         LoadPolicy.ALWAYS,
-        description="Load pages found in L2; auto: only if faster than computing them. Default on cuda: auto.",
+        description="Load pages found in L2; auto: only if faster than computing them. "
+        "Default on cuda: auto.",
     )
     write_policy: Choice[WritePolicy] = Field(
         WritePolicy.WRITE_THROUGH,
@@ -162,29 +171,34 @@ class CacheSection(Section):
     def _power_of_two(cls, page_size: int) -> int:
         if not 1 <= page_size <= 256 or page_size & (page_size - 1):
             raise ValueError(
-                f"cache.page_size is {page_size}; expected a power of two in 1..256. Set "
-                f"cache.page_size to 16 or 64."
+                f"cache.page_size is {page_size}; expected a power of two in 1..256. "
+                "Set cache.page_size to 16 or 64."
             )
         return page_size
 
     @model_validator(mode="after")
-    def _settings_have_an_effect(self) -> Self:
+    def _l3_has_an_l2(self) -> Self:
         if self.l3 is not None and self.l2 is None:
             raise ValueError(
-                "cache.l3 needs cache.l2, through which its pages pass. Set cache.l2, or cache.l3 "
-                "to null."
+                "cache.l3 needs cache.l2, through which its pages pass. "
+                "Set cache.l2, or cache.l3 to null."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _codec_has_an_effect(self) -> Self:
         if self.codec is not Codec.NONE and (self.l2 is None or not self.prefix_caching):
             missing = "cache.l2" if self.l2 is None else "cache.prefix_caching"
             raise ValueError(
-                f"cache.codec {self.codec} has no effect without {missing}: it encodes pages of "
-                f"L2 and L3. "
-                f"Set {missing}, or cache.codec to none."
+                f"cache.codec {self.codec} has no effect without {missing}: "
+                f"it encodes pages of L2 and L3. Set {missing}, or cache.codec to none."
             )
-        if (
-            "write_threshold" in self.model_fields_set
-            and self.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE
-        ):
+        return self
+
+    @model_validator(mode="after")
+    def _write_threshold_has_an_effect(self) -> Self:
+        is_set = "write_threshold" in self.model_fields_set
+        if is_set and self.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
             raise ValueError(
                 f"cache.write_threshold has no effect with cache.write_policy {self.write_policy}. "
                 "Remove it, or set cache.write_policy to write_through_selective."
@@ -200,7 +214,8 @@ class SchedulerSection(Section):
     )
     max_prefill_tokens: Count = Field(
         16384,
-        description="Prompt tokens per step when chunking is off; the first prompt is always admitted.",
+        description="Prompt tokens per step when chunking is off; "
+        "the first prompt is always admitted.",
     )
     chunked_prefill_tokens: Count | None = Field(
         2048, description="Prompt tokens per step, a multiple of the page size. null: no chunking."

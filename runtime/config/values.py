@@ -22,8 +22,9 @@ _UNITS = {
 
 
 def parse_size(value: object) -> object:
-    """Turn `64MiB` into bytes; anything but text passes as it is. Raises PydanticCustomError on
-    other text.
+    """Turn `64MiB` into bytes; what is no text passes as it is.
+
+    Raises PydanticCustomError for other text.
     """
     if not isinstance(value, str):
         return value

@@ -39,7 +39,9 @@ def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None
             }
         },
     )
+
     summary = effective_summary(config, LAYOUT)
+
     assert "16 tokens, 8KiB" in summary
     assert "100 pages = 1,600 tokens" in summary
     assert f"{2**20 // (8192 + 64)} pages" in summary
