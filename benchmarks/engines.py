@@ -23,7 +23,8 @@ from benchmarks.record import REPOSITORY, Figure, report
 from raydix.runtime.actors.gpu import BuildModel, build_torch_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 
 ModelConfig = Mapping[str, Any]

@@ -17,8 +17,8 @@ from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.config.engine import load_config
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.runtime.storage.redis_server import RedisServer

@@ -24,10 +24,11 @@ import torch
 from benchmarks.engines import Answer, Prompts, ask, expect_sources
 from benchmarks.record import REPOSITORY, Figure, report
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
-from raydix.runtime.scheduler.settings import PrefetchStrategy
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.sleeping_runner import MAX_POSITIONS, VOCAB_SIZE, SleepingRunner
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers

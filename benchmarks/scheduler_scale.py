@@ -25,6 +25,7 @@ from benchmarks.record import REPOSITORY, Figure, report
 from benchmarks.scheduler_engine import Engine
 from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
@@ -32,7 +33,7 @@ from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy, SchedulerSettings
+from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 
 CLIENT = ClientId("benchmark")
 LINK = ConnectionId(1)

@@ -22,7 +22,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.actors.links.socket_link import connect
-from raydix.runtime.config.engine import load_config
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest, TokenFrame
 from raydix.runtime.messages.hello import Hello, Role

@@ -13,7 +13,8 @@ from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 

@@ -19,7 +19,8 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.hello import Hello, Role
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from raydix.errors import AccountingError
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
 from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
+from raydix.runtime.config.policies import EvictionPolicy
 
 PolicyKey = Callable[[RadixNode], EvictionKey]
 
@@ -47,7 +48,13 @@ def priority(node: RadixNode) -> EvictionKey:
 
 
 EVICTION_POLICIES: dict[str, PolicyKey] = {
-    policy.__name__: policy for policy in (lru, lfu, fifo, mru, filo, slru, priority)
+    EvictionPolicy.LRU: lru,
+    EvictionPolicy.LFU: lfu,
+    EvictionPolicy.FIFO: fifo,
+    EvictionPolicy.MRU: mru,
+    EvictionPolicy.FILO: filo,
+    EvictionPolicy.SLRU: slru,
+    EvictionPolicy.PRIORITY: priority,
 }
 
 

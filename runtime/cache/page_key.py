@@ -13,6 +13,8 @@ from raydix.runtime.messages.arrays import Int32Array
 
 TOKEN_BYTES = 4
 _IDENTITY_TAG = b"raydix-identity-v1"
+_IDENTITY_END = b"lora\x00"
+"""A field that no request has; without it, what storage holds already would not be found again."""
 
 
 def pack_tokens(token_ids: Iterable[int] | Int32Array) -> bytes:
@@ -25,20 +27,20 @@ def pack_tokens(token_ids: Iterable[int] | Int32Array) -> bytes:
     return array.astype("<i4", copy=False).tobytes()
 
 
-def root_key(*, cache_salt: str | None = None, lora: str | None = None) -> PageKey:
-    """The key before the first page: requests with different identities share no page.
+def root_key(*, cache_salt: str | None = None) -> PageKey:
+    """The key before the first page: requests with different salts share no page.
 
-    Each field is hashed with its presence and length, so ("a", "bc") and ("ab", "c") differ, as do
-    "" and None.
+    The salt is hashed with its presence and length, so that "" and None differ.
     """
     digest = hashlib.sha256(_IDENTITY_TAG)
-    for name, value in ((b"cache_salt", cache_salt), (b"lora", lora)):
-        digest.update(name)
-        if value is None:
-            digest.update(b"\x00")
-        else:
-            text = value.encode()
-            digest.update(b"\x01" + len(text).to_bytes(8, "little") + text)
+    digest.update(b"cache_salt")
+    if cache_salt is None:
+        digest.update(b"\x00")
+    else:
+        text = cache_salt.encode()
+        digest.update(b"\x01" + len(text).to_bytes(8, "little") + text)
+
+    digest.update(_IDENTITY_END)
     return PageKey(digest.digest())
 
 

@@ -1,6 +1,4 @@
-"""`raydix bench`: a multi-turn load; times to first and per output token, cold and warm, and tokens
-by source.
-"""
+"""`raydix bench`: latency under a multi-turn workload, cold and warm, and tokens by source."""
 
 import asyncio
 import platform
@@ -11,25 +9,39 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from raydix import __version__
-from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.cli.engine_access import open_engine
+from raydix.runtime.cli.options import (
+    Address,
+    AsJson,
+    OptionalConnect,
+    Settings,
+    Source,
+    config_unless_connected,
+)
+from raydix.runtime.cli.output import print_json, standard_output
 from raydix.runtime.cli.source_table import source_table
+
+if TYPE_CHECKING:
+    from raydix.runtime.api.client import AsyncLLM
 
 _MAX_TOKEN_ID = 200
 """Prompts use small ids only, which every vocabulary has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Conversations whose first prompt has `prompt_tokens`; each later turn adds the output and
-    `turn_tokens`.
+class Workload:
+    """Conversations that grow from turn to turn.
+
+    The first prompt has `prompt_tokens`; each later turn adds the output and `turn_tokens`.
     """
 
     num_conversations: int
@@ -43,49 +55,95 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One request as its client saw it. `per_token_s`: mean time between output tokens after the
-    first.
-    """
+    """One request as its client saw it."""
 
     first_token_s: float
     per_token_s: float
+    """Mean time between output tokens after the first."""
     tokens_by_source: dict[str, int]
     token_ids: list[int]
 
 
-async def run_bench(engine: AsyncLLM, load: Load, console: Console) -> dict[str, Any]:
-    """Run the load twice and return the record.
+def bench(
+    source: Source = None,
+    *,
+    conversations: Annotated[int, typer.Option(min=1)] = 8,
+    turns: Annotated[
+        int, typer.Option(min=2, help="Turns per conversation; all but the first count.")
+    ] = 4,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Of a conversation's first prompt.")
+    ] = 512,
+    turn_tokens: Annotated[
+        int, typer.Option(min=1, help="Added by each later turn, besides the output.")
+    ] = 64,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 32,
+    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
+    settings: Settings = None,
+    connect: OptionalConnect = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure times to first and per output token under a multi-turn load, cold and warm."""
+    config = config_unless_connected(source, settings, connect)
+    workload = Workload(
+        num_conversations=conversations,
+        num_turns=turns,
+        max_concurrent=concurrency,
+        prompt_tokens=prompt_tokens,
+        turn_tokens=turn_tokens,
+        output_tokens=output_tokens,
+        seed=seed,
+    )
+
+    async def run(out: Console) -> dict[str, Any]:
+        async with await open_engine(config, connect, address) as engine:
+            return await run_bench(engine, workload, out)
+
+    with standard_output(as_json) as (out, stdout):
+        record = asyncio.run(run(out))
+        if as_json:
+            print_json(record, stdout)
+
+
+async def run_bench(engine: "AsyncLLM", workload: Workload, console: Console) -> dict[str, Any]:
+    """Run the workload twice and return the record.
 
     Warm: every turn but the first, with what earlier turns left in the cache. Cold: the same
     prompts once more, each under a cache salt of its own, so that nothing can be reused.
     """
-    rng = random.Random(load.seed)
     run_id = uuid.uuid4().hex
-    admitted = asyncio.Semaphore(load.max_concurrent)
-    histories = [_random_tokens(rng, load.prompt_tokens) for _ in range(load.num_conversations)]
+    admitted = asyncio.Semaphore(workload.max_concurrent)
+    rng = random.Random(workload.seed)
+    histories = [
+        _random_tokens(rng, workload.prompt_tokens) for _ in range(workload.num_conversations)
+    ]
     warm: list[Timing] = []
-    cold_prompts: list[list[int]] = []
+    warm_prompts: list[list[int]] = []
     with Progress(console=console) as bar:
-        task = bar.add_task("warm", total=load.num_conversations * load.num_turns)
-        for turn in range(load.num_turns):
-            jobs = [_ask(engine, prompt, load, admitted, run_id) for prompt in histories]
+        task = bar.add_task("warm", total=workload.num_conversations * workload.num_turns)
+        for turn in range(workload.num_turns):
+            jobs = [_ask(engine, prompt, workload, admitted, run_id) for prompt in histories]
             timings = await _run_all(jobs, bar, task)
             if turn > 0:
                 warm += timings
-                cold_prompts += [list(prompt) for prompt in histories]
+                warm_prompts += [list(prompt) for prompt in histories]
             for history, timing in zip(histories, timings, strict=True):
-                history += timing.token_ids + _random_tokens(rng, load.turn_tokens)
-        task = bar.add_task("cold", total=len(cold_prompts))
+                history += timing.token_ids + _random_tokens(rng, workload.turn_tokens)
+
+        task = bar.add_task("cold", total=len(warm_prompts))
         jobs = [
-            _ask(engine, prompt, load, admitted, f"{run_id}-{i}")
-            for i, prompt in enumerate(cold_prompts)
+            _ask(engine, prompt, workload, admitted, f"{run_id}-{i}")
+            for i, prompt in enumerate(warm_prompts)
         ]
         cold = await _run_all(jobs, bar, task)
+
     record: dict[str, Any] = {
         "name": "bench",
         "version": __version__,
         "machine": f"{platform.node()} {platform.machine()}",
-        "config": asdict(load),
+        "config": asdict(workload),
         "unit": "ms",
         "value": {"cold": _summary(cold), "warm": _summary(warm)},
     }
@@ -110,19 +168,25 @@ async def _run_all(
 
 
 async def _ask(
-    engine: AsyncLLM, prompt: list[int], load: Load, admitted: asyncio.Semaphore, cache_salt: str
+    engine: "AsyncLLM",
+    prompt: list[int],
+    workload: Workload,
+    admitted: asyncio.Semaphore,
+    cache_salt: str,
 ) -> Timing:
     params = SamplingParams(
         temperature=0.0,
-        max_tokens=load.output_tokens,
+        max_tokens=workload.output_tokens,
         ignore_eos=True,
         output_kind=OutputKind.CUMULATIVE,
         detokenize=False,
     )
+    token_ids: list[int] = []
+    sources: dict[str, int] = {}
+
     async with admitted:
+        # The wait for a turn is the benchmark's, not the engine's.
         sent_s = first_s = last_s = time.monotonic()
-        token_ids: list[int] = []
-        sources: dict[str, int] = {}
         async for output in engine.generate(
             {"prompt_token_ids": list(prompt)}, params, cache_salt=cache_salt
         ):
@@ -131,6 +195,7 @@ async def _ask(
                 first_s = last_s
             token_ids = list(output.outputs[0].token_ids)
             sources = output.metrics.cached_tokens_by_source
+
     return Timing(
         first_token_s=first_s - sent_s,
         per_token_s=(last_s - first_s) / max(1, len(token_ids) - 1),

@@ -1,11 +1,11 @@
-"""What `raydix cache stats` and `raydix cache explain` show to people."""
+"""What `raydix cache stats`, `explain` and `prefetch` show to people."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from raydix.runtime.cli.source_table import source_table
+from raydix.runtime.cli.source_table import TIERS, source_table
 from raydix.runtime.messages.host import ObjectStatus, PageSource
 
 Figures = Mapping[str, Any]
@@ -46,6 +46,17 @@ def explanation_table(explanation: Figures) -> Table:
         table.add_row(
             f"{each['start']:,} to {each['end'] - 1:,}", each["source"], _BY_LABEL[each["source"]]
         )
+    return table
+
+
+def prefetch_table(sources_by_prompt: Sequence[Mapping[str, int]]) -> Table:
+    """A row per prompt: its tokens, those that each tier had, and the others."""
+    table = Table("prompt", "tokens", *TIERS, "absent")
+    for number, sources in enumerate(sources_by_prompt, start=1):
+        found = [sources.get(tier, 0) for tier in TIERS]
+        total = sum(sources.values())
+        counts = (total, *found, total - sum(found))
+        table.add_row(str(number), *(f"{count:,}" for count in counts))
     return table
 
 

@@ -1,97 +1,86 @@
-"""`raydix demo`: chat through all three tiers, restart the engine, and go on with the same
-conversations.
-"""
+"""`raydix demo`: chat through all three tiers, restart the engine, and go on chatting."""
 
 import asyncio
+import contextlib
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from raydix.errors import ConfigError
-from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
+from raydix.runtime.cli.demo_conversations import Conversation, chat, new_conversations
+from raydix.runtime.cli.engine_access import start_engine
+from raydix.runtime.cli.options import AsJson, Settings, sections_of
+from raydix.runtime.cli.output import print_json, standard_output
 from raydix.runtime.cli.source_table import TIERS, by_tier, source_table
 from raydix.runtime.cli.stop_signal import until_stopped
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 
-NUM_CONVERSATIONS = 12
 TURNS_BEFORE_RESTART = 3
 TURNS_AFTER_RESTART = 2
-MAX_CONCURRENT = 4
-OUTPUT_TOKENS = 24
-
-_SYSTEM = (
-    "You are the guide of a small natural history museum. Answer in one short paragraph, name one "
-    "exhibit that the "
-    "visitor can walk to, and stay friendly even if the question is about dinosaurs for the tenth "
-    "time today."
-)
-_TOPICS = (
-    "ammonites", "basalt", "cave bears", "diatoms", "eclipses", "feathers",
-    "glaciers", "horseshoe crabs", "iridium", "jellyfish", "kelp forests", "lichens",
-)  # fmt: skip
-_QUESTIONS = (
-    "I have ten minutes. What should I know about {topic}?",
-    "Which of the things that you said about {topic} would surprise a child most?",
-    "And how do we know that about {topic}? I would like to see the evidence.",
-    "My train leaves soon: say again in a few words why {topic} matter.",
-    "Thank you. Where can I read more about {topic} at home?",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """`folder` holds the checkpoint (made there if absent) and L3; `sections` overrule the demo's
-    configuration.
-    """
+    """What the demo was asked for."""
 
     folder: Path
+    """Holds L3 and the checkpoint, which is made there if absent."""
     sections: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the demo's configuration."""
     verify: bool = False
     hold: bool = False
 
 
-@dataclass(slots=True)
-class Conversation:
-    """One chat as token ids, turn after turn. `answers` are the spans of `token_ids` that the
-    engine generated.
-    """
+def demo(
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every token with transformers.")
+    ] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep the second engine up until Ctrl-C.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where checkpoint and L3 files go and stay. Default: a temporary folder."
+        ),
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Chat through all three tiers with a small random model, across a restart of the engine."""
+    with contextlib.ExitStack() as stack:
+        out, stdout = stack.enter_context(standard_output(as_json))
+        if folder is None:
+            # Should this process be killed, the next engine on this host removes it.
+            private = PrivateFolder()
+            stack.callback(private.remove)
+            folder = Path(private.path)
 
-    topic: str
-    token_ids: list[int] = field(default_factory=list)
-    answers: list[range] = field(default_factory=list)
-
-    def ask(self, tokenizer: Tokenizer) -> None:
-        """Append the next question."""
-        question = _QUESTIONS[len(self.answers)].format(topic=self.topic)
-        if not self.token_ids:
-            messages = [
-                {"role": "system", "content": _SYSTEM},
-                {"role": "user", "content": question},
-            ]
-            self.token_ids += tokenizer.encode_chat(messages)
-        else:
-            turn = f"<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-            self.token_ids += tokenizer.encode(turn)
-
-    def answer(self, token_ids: Sequence[int]) -> None:
-        """Append what the engine said."""
-        self.answers.append(range(len(self.token_ids), len(self.token_ids) + len(token_ids)))
-        self.token_ids += token_ids
+        options = DemoOptions(
+            folder=folder, sections=sections_of(settings), verify=verify, hold=hold
+        )
+        record = asyncio.run(run_demo(options, out))
+        if as_json:
+            print_json(record, stdout)
+    sys.exit(0 if record["passed"] else 1)
 
 
 async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
-    """Run it all, show progress and the table on `console`, and return the record; `passed` says
-    whether it worked.
+    """Run it all, show progress and the table on `console`, and return the record.
+
+    The record's `passed` says whether every tier was used and no token differed.
     """
     started_s = time.monotonic()
     checkpoint = options.folder / "checkpoint"
@@ -99,39 +88,34 @@ async def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
         write_demo_checkpoint(checkpoint)
     config = demo_config(options)
     tokenizer = await asyncio.to_thread(_load_tokenizer, checkpoint)
-    conversations = [Conversation(topic) for topic in _TOPICS[:NUM_CONVERSATIONS]]
-    columns = {"first engine": Counter[str](), "after the restart": Counter[str]()}
+    conversations = new_conversations()
+
+    sources_by_phase: dict[str, Counter[str]] = {}
+    for phase, num_turns, hold in (
+        ("first engine", TURNS_BEFORE_RESTART, False),
+        ("after the restart", TURNS_AFTER_RESTART, options.hold),
+    ):
+        console.print(f"Starting the engine ({phase}) ...")
+        name = f"demo-{os.getpid()}"
+        async with await start_engine(config, name, None) as engine:
+            sources = await chat(engine, tokenizer, conversations, num_turns, console)
+            sources_by_phase[phase] = sources
+            if hold:
+                console.print(f"Holding the engine {name}; end it with Ctrl-C.")
+                await until_stopped()
+
+    total = sum(sources_by_phase.values(), Counter[str]())
+    console.print(source_table({**sources_by_phase, "both": total}))
     record: dict[str, Any] = {
         "name": "demo",
         "unit": "prompt tokens",
         "config": config.model_dump(),
+        "value": by_tier(total),
+        "by_phase": {phase: dict(sources) for phase, sources in sources_by_phase.items()},
+        "num_requests": sum(len(conversation.answers) for conversation in conversations),
+        "serve_s": round(time.monotonic() - started_s, 2),
+        "passed": _uses_every_tier(total, console),
     }
-    plan = zip(
-        columns.items(),
-        (TURNS_BEFORE_RESTART, TURNS_AFTER_RESTART),
-        (False, options.hold),
-        strict=True,
-    )
-    for (title, sources), num_turns, hold in plan:
-        console.print(f"Starting the engine ({title}) ...")
-        engine = await AsyncLLM.start(config, name=f"demo-{os.getpid()}")
-        try:
-            await _chat(engine, tokenizer, conversations, num_turns, sources, console)
-            if hold:
-                console.print(f"Holding the engine demo-{os.getpid()}; end it with Ctrl-C.")
-                await until_stopped()
-        finally:
-            await engine.shutdown()
-    total = columns["first engine"] + columns["after the restart"]
-    record["value"] = by_tier(total)
-    record["by_phase"] = {title: dict(sources) for title, sources in columns.items()}
-    record["num_requests"] = sum(len(conversation.answers) for conversation in conversations)
-    record["serve_s"] = round(time.monotonic() - started_s, 2)
-    console.print(source_table({**columns, "both": total}))
-    empty_tiers = [tier for tier in TIERS if not record["value"][tier]]
-    for tier in empty_tiers:
-        console.print(f"No prompt token came from {tier.upper()}.", style="red")
-    record["passed"] = not empty_tiers
     if options.verify:
         await _verify(checkpoint, conversations, record, console)
     record["total_s"] = round(time.monotonic() - started_s, 2)
@@ -154,8 +138,7 @@ def demo_config(options: DemoOptions) -> EngineConfig:
             "l2": {"bytes_per_node": "64MiB"},
             "l3": {"backend": "file", "path": str(options.folder / "l3"), "max_bytes": "1GiB"},
             "load": "always",
-            # The second engine reads everything from files: an impatient request would compute
-            # instead.
+            # The second engine reads all from files: an impatient request would compute instead.
             "prefetch": {"strategy": "wait_complete"},
         },
         "scheduler": {"max_running_requests": 8, "chunked_prefill_tokens": 256},
@@ -172,48 +155,12 @@ def _load_tokenizer(checkpoint: Path) -> Tokenizer:
     return tokenizer
 
 
-async def _chat(
-    engine: AsyncLLM,
-    tokenizer: Tokenizer,
-    conversations: Sequence[Conversation],
-    num_turns: int,
-    sources: Counter[str],
-    console: Console,
-) -> None:
-    """Take every conversation `num_turns` turns further, a few at a time, and add up where their
-    prompts came from.
-    """
-    admitted = asyncio.Semaphore(MAX_CONCURRENT)
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=OUTPUT_TOKENS,
-        ignore_eos=True,
-        output_kind=OutputKind.FINAL,
-        detokenize=False,
-    )
-
-    async def take_turn(conversation: Conversation) -> None:
-        async with admitted:
-            conversation.ask(tokenizer)
-            prompt = {"prompt_token_ids": list(conversation.token_ids)}
-            async for output in engine.generate(prompt, params, session_id=conversation.topic):
-                if output.finished:
-                    conversation.answer(output.outputs[0].token_ids)
-                    sources.update(output.metrics.cached_tokens_by_source)
-            bar.advance(task)
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("chatting", total=num_turns * len(conversations))
-        for _ in range(num_turns):
-            async with asyncio.TaskGroup() as group:
-                for conversation in conversations:
-                    group.create_task(take_turn(conversation))
+def _uses_every_tier(tokens_by_source: Mapping[str, int], console: Console) -> bool:
+    tokens_by_tier = by_tier(tokens_by_source)
+    unused = [tier for tier in TIERS if not tokens_by_tier[tier]]
+    for tier in unused:
+        console.print(f"No prompt token came from {tier.upper()}.", style="red")
+    return not unused
 
 
 async def _verify(
@@ -222,12 +169,13 @@ async def _verify(
     record: dict[str, Any],
     console: Console,
 ) -> None:
-    # Imports torch, which the driver of a run without --verify never does.
+    """Compare with transformers, and enter what came of it into the record."""
     from raydix.runtime.cli.demo_verify import compare_with_transformers
 
     console.print("Comparing every generated token with transformers ...")
     answers = [(conversation.token_ids, conversation.answers) for conversation in conversations]
     verdict = await asyncio.to_thread(compare_with_transformers, checkpoint, answers)
+
     console.print(
         f"{verdict.num_tokens} tokens compared: {len(verdict.differences)} differences, "
         f"{verdict.num_near_ties} near ties."

@@ -1,4 +1,4 @@
-"""`raydix doctor`: what this machine offers, and what would be in the way."""
+"""`raydix doctor`: what this machine offers, and what would be in the way of an engine."""
 
 import ctypes
 import importlib.util
@@ -9,8 +9,14 @@ import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from raydix.runtime.cli.doctor_storage import examine_backends
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from raydix.runtime.cli.options import AsJson
+from raydix.runtime.cli.output import print_json
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.memory_limit import available_memory_bytes
 
@@ -30,20 +36,36 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. Not `is_ok`: Raydix will not run, or not well, until it is
-    changed.
-
-    Not `is_ok` but `is_optional`: only what is named cannot be used.
-    """
+    """One thing that was looked at."""
 
     subject: str
     is_ok: bool
+    """False: Raydix will not run, or not well, until this is changed."""
     detail: str
     is_optional: bool = False
+    """If it is not ok, only the thing itself cannot be used."""
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check Python, packages, memory, shared memory, storage and devices.
+
+    Exits with 1 if something is in the way.
+    """
+    findings = examine()
+    if as_json:
+        print_json([_record_of(each) for each in findings])
+    else:
+        table = Table(show_header=False, box=None)
+        for each in findings:
+            table.add_row(_mark(each), each.subject, escape(each.detail))
+        Console().print(table)
+    sys.exit(0 if all(each.is_ok or each.is_optional for each in findings) else 1)
 
 
 def examine() -> list[Finding]:
     """Look at Python, packages, memory, shared memory, storage and devices. Changes nothing."""
+    from raydix.runtime.cli.doctor_storage import examine_backends
+
     return [
         _python(),
         *(_package(name) for name in _PACKAGES),
@@ -58,6 +80,21 @@ def examine() -> list[Finding]:
         ),
         _device(),
     ]
+
+
+def _record_of(finding: Finding) -> dict[str, Any]:
+    return {
+        "subject": finding.subject,
+        "ok": finding.is_ok,
+        "optional": finding.is_optional,
+        "detail": finding.detail,
+    }
+
+
+def _mark(finding: Finding) -> str:
+    if finding.is_ok:
+        return "[green]ok[/]"
+    return "[yellow]--[/]" if finding.is_optional else "[red]!![/]"
 
 
 def _python() -> Finding:
@@ -130,15 +167,14 @@ def _file_backend() -> Finding:
 
 
 def _device() -> Finding:
-    """Ask the driver itself: importing torch would take seconds and create a CUDA context's worth
-    of memory.
-    """
+    # Asks the driver: torch would take seconds to import, and a CUDA context's worth of memory.
     if importlib.util.find_spec("torch") is None:
         return Finding("device", False, "torch is not installed")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return Finding("device", True, "cpu (no NVIDIA driver)")
+
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return Finding(

@@ -1,4 +1,4 @@
-"""How much each cache tier holds: sizes derived from the configuration and the model's KV layout."""
+"""How much each tier holds, by the configuration and the model's KV layout."""
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.engine import EngineConfig
@@ -11,7 +11,7 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def host_bytes_per_node(
     config: EngineConfig, layout: KvLayout, num_pages: int, ranks_on_node: int
 ) -> int | None:
-    """Bytes of a node's arena; None without L2. `num_pages` are the usable L1 pages of each rank."""
+    """Bytes of a node's arena; None without L2. num_pages: usable L1 pages of each rank."""
     l2 = config.cache.l2
     if l2 is None or not config.has_l2:
         return None
@@ -31,36 +31,39 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | N
     num_pages = num_pages or config.cache.l1.num_pages
     if num_pages is None:
         raise AssertionError("the number of L1 pages is not known yet")
-    page_size, num_ranks = layout.page_size, config.parallel.dp * config.parallel.tp
+
+    model, page_size = config.model, layout.page_size
+    num_ranks = config.parallel.dp * config.parallel.tp
     page_bytes = page_size * layout.token_bytes
-    lines = [
-        f"model  {config.model.path} on {config.model.device}, {config.model.dtype}, {num_ranks} "
-        f"rank(s)",
-        f"page   {page_size} tokens, {format_bytes(page_bytes)}",
-        f"L1     {_tier(num_pages, page_size, num_pages * page_bytes)} per rank, eviction "
-        f"{config.cache.eviction}",
-    ]
     host_bytes = host_bytes_per_node(config, layout, num_pages, num_ranks)
-    if host_bytes is None:
-        lines.append("L2     off")
-    else:
-        pages = host_bytes // _host_page_bytes(layout)
-        rounding = "" if layout.codec is Codec.NONE else f", rounded to {layout.codec}"
-        lines.append(
-            f"L2     {_tier(pages, page_size, host_bytes)} per node, "
-            f"{config.cache.write_policy}{rounding}"
+    return "\n".join(
+        (
+            f"model  {model.path} on {model.device}, {model.dtype}, {num_ranks} rank(s)",
+            f"page   {page_size} tokens, {format_bytes(page_bytes)}",
+            f"L1     {_tier(num_pages, page_size, num_pages * page_bytes)} per rank, "
+            f"eviction {config.cache.eviction}",
+            f"L2     {_l2(config, layout, host_bytes)}",
+            f"L3     {_l3(config, layout)}",
         )
+    )
+
+
+def _l2(config: EngineConfig, layout: KvLayout, host_bytes: int | None) -> str:
+    if host_bytes is None:
+        return "off"
+    tier = _tier(host_bytes // _host_page_bytes(layout), layout.page_size, host_bytes)
+    rounding = "" if layout.codec is Codec.NONE else f", rounded to {layout.codec}"
+    return f"{tier} per node, {config.cache.write_policy}{rounding}"
+
+
+def _l3(config: EngineConfig, layout: KvLayout) -> str:
     l3 = config.cache.l3
     if l3 is None or not config.has_l3:
-        lines.append("L3     off")
-    elif isinstance(l3, BoundedL3Section):
-        pages = l3.max_bytes // _host_page_bytes(layout)
-        lines.append(
-            f"L3     at most {_tier(pages, page_size, l3.max_bytes)}, backend {l3.backend}"
-        )
-    else:
-        lines.append(f"L3     as much as its service holds, backend {l3.backend}")
-    return "\n".join(lines)
+        return "off"
+    if not isinstance(l3, BoundedL3Section):
+        return f"as much as its service holds, backend {l3.backend}"
+    tier = _tier(l3.max_bytes // _host_page_bytes(layout), layout.page_size, l3.max_bytes)
+    return f"at most {tier}, backend {l3.backend}"
 
 
 def format_bytes(num_bytes: int) -> str:

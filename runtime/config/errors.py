@@ -28,6 +28,7 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
     key, siblings = _locate(item["loc"], root)
     value = item.get("input")
     message = str(item["msg"])
+
     match item["type"]:
         case "extra_forbidden":
             return f"{key} is not a known key. {_suggest(key, siblings, root)}"
@@ -40,6 +41,7 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
             return f"{key}.backend is missing or unknown; expected one of {expected}."
         case "model_type" | "model_attributes_type":
             return f"{key} is {value!r}; expected a section of keys."
+
     return f"{key} is {value!r}; {message.replace('Input should be', 'expected')}."
 
 
@@ -59,8 +61,9 @@ def _suggest(key: str, siblings: list[str], root: Model) -> str:
 
 
 def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
-    """The dotted key of an error's location, without the tags of unions, and the valid keys beside
-    it.
+    """The dotted key of an error's location, and the valid keys beside it.
+
+    pydantic's location also names the member of a union by its tag, which is no key.
     """
     parts: list[str] = []
     siblings = list(root.model_fields)
@@ -70,6 +73,7 @@ def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
         if tagged:
             candidates = tagged
             continue
+
         parts.append(part)
         siblings = [name for model in candidates for name in model.model_fields]
         candidates = _children(candidates, part)
@@ -77,9 +81,7 @@ def _locate(loc: tuple[int | str, ...], root: Model) -> tuple[str, list[str]]:
 
 
 def _tags_at(loc: tuple[int | str, ...], root: Model) -> list[str]:
-    """What tells the models of the union at a location apart: the error of a missing tag does not
-    say.
-    """
+    """The tags of the union at a location; pydantic's error of a missing tag does not say them."""
     candidates: list[Model] = [root]
     for part in map(str, loc):
         candidates = _children(candidates, part)

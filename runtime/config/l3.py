@@ -8,9 +8,7 @@ from raydix.runtime.config.values import Fraction, Seconds, Section, Size
 
 
 class BoundedL3Section(Section):
-    """Base of the backends whose size Raydix itself bounds; the others are bounded by their
-    service.
-    """
+    """Base of the backends that Raydix itself bounds; the others are bounded by their service."""
 
     max_bytes: Size = Field(
         2**30, description="Most bytes of objects, over all models; the least used go."
@@ -43,11 +41,13 @@ class RedisL3Section(Section):
     )
     ttl_s: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="How long an object is kept after it was written. null: until the server evicts it.",
+        description="How long an object is kept after it was written. "
+        "null: until the server evicts it.",
     )
     timeout_s: Annotated[float, Field(gt=0.0)] = Field(
         5.0,
-        description="Longest wait for a search or a deletion; reads and writes bring deadlines of their own.",
+        description="Longest wait for a search or a deletion; "
+        "reads and writes bring deadlines of their own.",
     )
 
 
@@ -81,13 +81,15 @@ class MooncakeL3Section(Section):
     )
     host: str | None = Field(
         None,
-        description="Mooncake: this node's address for other clients. null: the one that reaches the master.",
+        description="Mooncake: this node's address for other clients. "
+        "null: the one that reaches the master.",
     )
     protocol: Literal["tcp", "rdma"] = Field("tcp", description="Mooncake: how bytes travel.")
     devices: str = Field("", description="Mooncake: RDMA devices, separated by commas.")
     segment_bytes: Size | None = Field(
         None,
-        description="Mooncake: memory that each node lends; its objects go with the storage actor. null: none.",
+        description="Mooncake: memory that each node lends; "
+        "its objects go with the storage actor. null: none.",
     )
 
 

@@ -1,6 +1,4 @@
-"""How much memory this process may still take: the machine's and the cgroup's limits, whichever is
-lower.
-"""
+"""How much memory this process may still take, by the machine's and the cgroups' limits."""
 
 from pathlib import Path
 
@@ -23,7 +21,7 @@ def _available_on_machine(root: Path) -> int:
 
 
 def _available_in_cgroups(root: Path) -> list[int]:
-    """What each limited cgroup around this process has left; version 2 and version 1 hierarchies."""
+    """Bytes left in each limited cgroup around this process, of version 1 or 2."""
     left = []
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -37,6 +35,8 @@ def _available_in_cgroups(root: Path) -> list[int]:
             )
         else:
             continue
+
+        # A limit of any enclosing cgroup binds, too.
         own = mount / path.lstrip("/")
         for folder in (own, *own.parents):
             limit = _number(folder / limit_file)

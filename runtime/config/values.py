@@ -1,7 +1,8 @@
 """What all sections of the configuration are made of."""
 
 import re
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -21,8 +22,9 @@ _UNITS = {
 
 
 def parse_size(value: object) -> object:
-    """Turn `64MiB` into bytes; anything but text passes as it is. Raises PydanticCustomError on
-    other text.
+    """Turn `64MiB` into bytes; what is no text passes as it is.
+
+    Raises PydanticCustomError for other text.
     """
     if not isinstance(value, str):
         return value
@@ -34,6 +36,10 @@ def parse_size(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+_Names = TypeVar("_Names", bound=StrEnum)
+
+Choice = Annotated[_Names, Field(strict=False)]
+"""One of an enum's names: YAML has text for it, which strict models refuse elsewhere."""
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0.0)]

@@ -6,6 +6,7 @@ from enum import Enum
 
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
@@ -15,7 +16,6 @@ from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.promotion import promote
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import MAX_LOSSES, Phase, RequestState
-from raydix.runtime.scheduler.settings import LoadPolicy, Policy
 
 _MAX_MOVED = 16
 """Waiting requests whose place is chosen anew per step, because more of them is cached: a step's
@@ -156,7 +156,7 @@ def _has_fallen_back(
     """Under `lpm`, less of the request is cached than when its place was chosen, and others are
     before it now.
     """
-    if replica.settings.policy is not Policy.LPM or not replica.settings.prefix_caching:
+    if replica.settings.policy is not SchedulingPolicy.LPM or not replica.settings.prefix_caching:
         return False
     num_pages = found.match.num_pages + found.num_l2_pages
     if -lane.waiting.key(request)[1] <= num_pages:

@@ -7,10 +7,11 @@ since: all that wait for one read from L3 count it as theirs.
 from collections.abc import Iterator
 from itertools import groupby
 
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.settings import PrefetchStrategy, SchedulerSettings
+from raydix.runtime.scheduler.settings import SchedulerSettings
 
 Range = tuple[int, int, PageSource]
 

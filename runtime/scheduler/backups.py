@@ -4,12 +4,12 @@ import itertools
 
 from raydix.ids import PageKey
 from raydix.runtime.cache.radix_tree import Victim
+from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.settings import WritePolicy
 from raydix.runtime.scheduler.transfers import Backup
 
 _MAX_PAGES_PER_PLAN = 256

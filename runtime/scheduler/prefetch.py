@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from raydix.ids import LookupId
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import LookupProgress, PageSource
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 
 
 class LookupState(Enum):

@@ -1,40 +1,15 @@
 """The values that the Scheduler's core decides by, derived once from the configuration."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from raydix.runtime.config.kv_layout import KvLayout
-
-
-class Policy(StrEnum):
-    """Order of the waiting queue."""
-
-    FCFS = "fcfs"
-    LPM = "lpm"
-
-
-class WritePolicy(StrEnum):
-    """When a page is copied from L1 to L2."""
-
-    WRITE_THROUGH = "write_through"
-    WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    WRITE_BACK = "write_back"
-
-
-class PrefetchStrategy(StrEnum):
-    """How long a request waits for pages on their way from L3."""
-
-    BEST_EFFORT = "best_effort"
-    WAIT_COMPLETE = "wait_complete"
-    TIMEOUT = "timeout"
-
-
-class LoadPolicy(StrEnum):
-    """Whether pages found in L2 are loaded or computed again."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
+from raydix.runtime.config.policies import (
+    EvictionPolicy,
+    LoadPolicy,
+    PrefetchStrategy,
+    SchedulingPolicy,
+    WritePolicy,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +44,8 @@ class SchedulerSettings:
     """False: a prompt is computed in one step; the budget bounds a step, but its first prompt is
     always admitted.
     """
-    policy: Policy = Policy.LPM
-    eviction: str = "lru"
+    policy: SchedulingPolicy = SchedulingPolicy.LPM
+    eviction: EvictionPolicy = EvictionPolicy.LRU
     prefix_caching: bool = True
     has_host_memory: bool = True
     launch_s: float = 0.0

@@ -4,6 +4,7 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId
 from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler import admission
@@ -13,7 +14,6 @@ from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.refusals import refuse_request
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.settings import LoadPolicy
 
 _MAX_SESSIONS = 65_536
 _RETRY_AFTER_S = 1.0

@@ -6,9 +6,10 @@ from typing import TypeVar
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
+from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.messages.host import MIRROR_KEY_BYTES
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.settings import Policy, SchedulerSettings
+from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _Key = TypeVar("_Key")
 OrderKey = tuple[int, int, float, int]
@@ -26,7 +27,7 @@ def order_key(
     matches, `fcfs` early arrivals.
     """
     level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
-    num_preferred = num_cached_pages if settings.policy is Policy.LPM else 0
+    num_preferred = num_cached_pages if settings.policy is SchedulingPolicy.LPM else 0
     return level, -num_preferred, request.arrival_s, request.serial
 
 
@@ -164,7 +165,7 @@ class WaitingQueue:
         """
         for request in self._lacking.pop(key[:MIRROR_KEY_BYTES], {}).values():
             del self._lacks[request.request_id]
-            if self._settings.policy is Policy.LPM:
+            if self._settings.policy is SchedulingPolicy.LPM:
                 self._grown[request.request_id] = request
             self.wake(request)
 

@@ -10,7 +10,8 @@ import pytest
 
 from raydix.runtime.api.engine_client import RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 

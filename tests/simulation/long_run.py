@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from raydix.runtime.scheduler.settings import LoadPolicy, WritePolicy
+from raydix.runtime.config.policies import LoadPolicy, WritePolicy
 from tests.simulation.checks import sources_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults

@@ -15,11 +15,12 @@ from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import CommitPages
 from raydix.runtime.scheduler import core, planning
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.faults import Faults
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload

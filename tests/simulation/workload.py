@@ -8,15 +8,14 @@ from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.events import StorageSettings
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import (
+from raydix.runtime.config.policies import (
     LoadPolicy,
-    Policy,
-    PrefetchSettings,
     PrefetchStrategy,
-    SchedulerSettings,
+    SchedulingPolicy,
     WritePolicy,
 )
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
 from tests.simulation.cluster import Cluster, MakeRank
 from tests.simulation.faults import Faults
@@ -126,7 +125,7 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
         max_running_requests=draw.choice([2, 6, 16]),
         prefill_budget_tokens=draw.choice([4, 16, 64]),
         chunked_prefill=draw.random() < 0.8,
-        policy=draw.choice(list(Policy)),
+        policy=draw.choice(list(SchedulingPolicy)),
         eviction=draw.choice(sorted(EVICTION_POLICIES)),
         prefix_caching=draw.random() < 0.95,
         has_host_memory=has_storage or draw.random() < 0.8,

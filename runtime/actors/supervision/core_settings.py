@@ -5,14 +5,7 @@ report. Pure.
 from raydix.runtime.cache.host.events import HostSettings, StorageSettings
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.scheduler.settings import (
-    LoadPolicy,
-    Policy,
-    PrefetchSettings,
-    PrefetchStrategy,
-    SchedulerSettings,
-    WritePolicy,
-)
+from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 
 _LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
 """HostMemory answers within a millisecond, but on cpu it shares the cores with the model."""
@@ -43,18 +36,18 @@ def scheduler_settings(
         max_waiting_requests=scheduler.max_waiting_requests,
         prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
         chunked_prefill=chunk is not None,
-        policy=Policy(scheduler.policy),
+        policy=scheduler.policy,
         eviction=cache.eviction,
         prefix_caching=cache.prefix_caching,
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
         min_part_bytes=_MIN_PART_BYTES[config.model.device],
-        load=LoadPolicy(cache.load),
-        write_policy=WritePolicy(cache.write_policy),
+        load=cache.load,
+        write_policy=cache.write_policy,
         write_threshold=cache.write_threshold,
         prefetch=PrefetchSettings(
-            strategy=PrefetchStrategy(cache.prefetch.strategy),
+            strategy=cache.prefetch.strategy,
             base_s=cache.prefetch.base_s,
             per_1k_tokens_s=cache.prefetch.per_1k_tokens_s,
             cap_at_recompute=cache.prefetch.cap == "recompute",

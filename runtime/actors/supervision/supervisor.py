@@ -15,7 +15,8 @@ from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import Spawner
-from raydix.runtime.config.engine import EngineConfig, replace_l3
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import replace_l3
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import pytest
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.cli.session import cache_attach, cache_detach
 from tests.ray_cluster import SharedEngine
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -175,15 +174,15 @@ async def test_requests_do_not_notice_that_storage_is_switched_detached_and_atta
     )
 
     async def change() -> None:
-        assert await cache_attach(shared_engine.name, None, other) == {
-            "attached": "file",
-            "detached": "file",
-        }
+        async with await AsyncLLM.connect(shared_engine.name) as engine:
+            names = await engine.attach_storage(other)
+            assert names == {"attached": "file", "detached": "file"}
         with pytest.raises(ConfigError, match="Did you mean"):
             await shared_engine.handle.call("attach_storage", {"backend": "file", "pth": "x"})
         await shared_engine.handle.call("flush")
         for _ in range(2):
-            await cache_detach(shared_engine.name, None)
+            async with await AsyncLLM.connect(shared_engine.name) as engine:
+                await engine.detach_storage()
         assert "storage" not in await shared_engine.handle.call("stats")
         assert await shared_engine.handle.call("attach_storage", former) == {
             "attached": "file",

@@ -9,6 +9,7 @@ from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder
 from raydix.runtime.cache.page_key import root_key
 from raydix.runtime.cache.radix_node import RadixNode, Victim, new_root
+from raydix.runtime.config.policies import EvictionPolicy
 from tests.runtime.cache.model_radix_tree import Cache
 
 A, B, C = [1, 1], [2, 2], [3, 3]
@@ -391,3 +392,7 @@ def test_check_finds_a_wrong_leaf_a_wrong_count_and_a_wrong_place() -> None:
     nodes[3].eviction_key = 99.0
     with pytest.raises(AccountingError, match="disagrees"):
         order.check(set(nodes))
+
+
+def test_every_policy_of_the_configuration_has_a_key() -> None:
+    assert set(EVICTION_POLICIES) == set(EvictionPolicy)

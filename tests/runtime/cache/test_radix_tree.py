@@ -101,8 +101,6 @@ def test_identities_share_nothing() -> None:
     cache = Cache()
     identities = [
         root_key(),
-        root_key(lora="a"),
-        root_key(lora="b"),
         root_key(cache_salt="s1"),
         root_key(cache_salt="s2"),
     ]

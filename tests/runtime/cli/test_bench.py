@@ -8,10 +8,10 @@ from raydix.ids import RequestId
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.cli.bench import Load, run_bench
+from raydix.runtime.cli.bench import Workload, run_bench
 
 PAGE_SIZE = 4
-LOAD = Load(
+WORKLOAD = Workload(
     num_conversations=3,
     num_turns=3,
     max_concurrent=2,
@@ -52,7 +52,7 @@ class FakeEngine:
 
 
 async def run(engine: FakeEngine) -> dict[str, Any]:
-    return await run_bench(cast(AsyncLLM, engine), LOAD, Console(file=io.StringIO()))
+    return await run_bench(cast(AsyncLLM, engine), WORKLOAD, Console(file=io.StringIO()))
 
 
 async def test_every_turn_but_the_first_is_measured_cold_and_warm() -> None:

@@ -5,15 +5,15 @@ import pytest
 from raydix.errors import ConfigError
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.cli.demo import (
-    NUM_CONVERSATIONS,
-    OUTPUT_TOKENS,
     TURNS_AFTER_RESTART,
     TURNS_BEFORE_RESTART,
-    Conversation,
     DemoOptions,
     demo_config,
 )
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
+from raydix.runtime.cli.demo_conversations import OUTPUT_TOKENS, Conversation, new_conversations
+
+NUM_CONVERSATIONS = len(new_conversations())
 
 
 @pytest.fixture(scope="module")

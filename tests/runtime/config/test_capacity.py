@@ -3,8 +3,8 @@ from pathlib import Path
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.capacity import effective_summary, format_bytes, host_bytes_per_node
-from raydix.runtime.config.engine import load_config
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.loading import load_config
 
 LAYOUT = KvLayout(
     page_size=16,
@@ -39,7 +39,9 @@ def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None
             }
         },
     )
+
     summary = effective_summary(config, LAYOUT)
+
     assert "16 tokens, 8KiB" in summary
     assert "100 pages = 1,600 tokens" in summary
     assert f"{2**20 // (8192 + 64)} pages" in summary

@@ -1,64 +1,17 @@
+"""The whole configuration: what it derives, and that documents and examples agree with it."""
+
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.engine import EngineConfig, apply_set, load_config
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.errors import all_keys
+from raydix.runtime.config.loading import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
-ALL_BACKENDS = "'file', 'redis', 's3', 'hf3fs', 'mooncake', 'nixl', 'aibrix', 'fake', 'plugin'."
-
-
-def test_a_checkpoint_folder_alone_is_a_configuration(tmp_path: Path) -> None:
-    config = load_config(tmp_path)
-    assert config.model.path == str(tmp_path)
-    assert (config.model.device, config.model.dtype, config.cache.page_size) == (
-        "cpu",
-        "float32",
-        16,
-    )
-    assert config.cache.l1.num_pages == 1024
-    assert config.has_l2
-    assert not config.has_l3
-
-
-def test_cuda_has_its_own_defaults(tmp_path: Path) -> None:
-    config = load_config(
-        tmp_path, {"model": {"device": "cuda"}, "cache": {"l2": {"bytes_per_node": "1GiB"}}}
-    )
-    assert (config.model.dtype, config.cache.page_size, config.cache.load) == (
-        "bfloat16",
-        64,
-        "auto",
-    )
-    assert config.cache.l1.memory_fraction == 0.85
-
-
-def test_a_file_is_read_and_keywords_are_laid_over_it(tmp_path: Path) -> None:
-    path = tmp_path / "engine.yaml"
-    path.write_text(
-        "model: {path: here}\ncache:\n  l1: {num_pages: 8}\n  l2: {bytes_per_node: 64MiB}\n"
-    )
-    config = load_config(path, {"cache": {"l1": {"num_pages": 32}}})
-    assert config.cache.l1.num_pages == 32
-    assert config.cache.l2 is not None
-    assert config.cache.l2.bytes_per_node == 64 * 2**20
-
-
-def test_keywords_alone_suffice() -> None:
-    assert load_config(None, {"model": {"path": "x"}}).model.path == "x"
-
-
-def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
-    config = load_config(
-        tmp_path, {"cache": {"write_policy": "write_through_selective", "write_threshold": 3}}
-    )
-    assert load_config(config) == config
-    assert load_config(config, {"parallel": {"dp": 2}}).parallel.dp == 2
 
 
 def test_a_configuration_survives_pickling(tmp_path: Path) -> None:
@@ -71,80 +24,6 @@ def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
         load_config(tmp_path).model.path = "other"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (
-            {"cache": {"l1": {"num_page": 3}}},
-            ["cache.l1.num_page is not", "Did you mean cache.l1.num_pages?"],
-        ),
-        ({"num_pages": 3}, ["num_pages is not", "Did you mean cache.l1.num_pages?"]),
-        (
-            {"cache": {"l3": {"backend": "file", "path": "x", "max_byte": 1}}},
-            ["Did you mean cache.l3.max_bytes?"],
-        ),
-        ({"cache": {"l3": {"backend": "tape"}}}, ["cache.l3.backend", ALL_BACKENDS]),
-        ({"cache": {"l3": {"path": "x"}}}, ["cache.l3.backend", ALL_BACKENDS]),
-        (
-            {"cache": {"l3": {"backend": "file", "path": "x", "access": "all"}}},
-            ["'all'", "'owner' or 'group'"],
-        ),
-        ({"cache": {"l3": {"backend": "fake"}, "l2": None}}, ["cache.l3 needs cache.l2"]),
-        ({"cache": {"page_size": 24}}, ["cache.page_size is 24", "power of two in 1..256"]),
-        ({"cache": {"page_size": 512}}, ["cache.page_size is 512"]),
-        ({"cache": {"eviction": "lruu"}}, ["cache.eviction is 'lruu'", "'slru' or 'priority'"]),
-        ({"cache": 3}, ["cache is 3", "section"]),
-        ({"cache": {"l1": {"num_pages": True}}}, ["cache.l1.num_pages is True"]),
-        (
-            {"cache": {"l1": {"num_pages": 4, "memory_fraction": 0.5}}},
-            ["exactly one of num_pages and memory_fraction"],
-        ),
-        ({"cache": {"l1": {"memory_fraction": 0.5}}}, ["cache.l1.memory_fraction is for cuda"]),
-        (
-            {"cache": {"l2": {"ratio": 1.0, "bytes_per_node": 5}}},
-            ["exactly one of bytes_per_node and ratio"],
-        ),
-        (
-            {"cache": {"l2": {"bytes_per_node": "64 apples"}}},
-            ["cache.l2.bytes_per_node is '64 apples'", "64MiB"],
-        ),
-        ({"cache": {"codec": "int4"}}, ["cache.codec is 'int4'", "'none', 'int8' or 'fp8'"]),
-        (
-            {"cache": {"codec": "int8", "l2": None}},
-            ["cache.codec int8 has no effect", "Set cache.l2"],
-        ),
-        (
-            {"cache": {"codec": "fp8", "prefix_caching": False}},
-            ["no effect without cache.prefix_caching"],
-        ),
-        (
-            {"cache": {"write_threshold": 3}},
-            ["cache.write_threshold has no effect", "write_through_selective"],
-        ),
-        ({"parallel": {"tp": 2}}, ["parallel.tp is 2", "not supported"]),
-        (
-            {"model": {"max_model_len": 20_000}},
-            ["16384 tokens", "raise cache.l1.num_pages to 1250"],
-        ),
-        ({"model": {"device": "cuda"}}, ["cache.l2.bytes_per_node must be given on cuda", "GiB"]),
-        (
-            {"model": {"device": "cuda"}, "cache": {"l2": None, "l1": {"copy_delay_s": 1.0}}},
-            ["is for cpu"],
-        ),
-        (
-            {"scheduler": {"chunked_prefill_tokens": 100}},
-            ["is 100", "multiple of cache.page_size (16)", "Set it to 112"],
-        ),
-    ],
-)
-def test_a_wrong_value_is_named_with_what_was_expected(
-    tmp_path: Path, overrides: dict[str, Any], parts: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path, overrides)
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
 def test_arena_has_a_folder_only_where_3fs_maps_it(tmp_path: Path) -> None:
     assert (
         load_config(tmp_path, {"cache": {"l3": {"backend": "file", "path": "x"}}}).arena_folder
@@ -154,52 +33,6 @@ def test_arena_has_a_folder_only_where_3fs_maps_it(tmp_path: Path) -> None:
         load_config(tmp_path, {"cache": {"l3": {"backend": "hf3fs", "path": "x"}}}).arena_folder
         == "/dev/shm"
     )
-
-
-def test_every_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cache\.page_siz .*scheduler\.polcy "):
-        load_config(tmp_path, {"cache": {"page_siz": 1}, "scheduler": {"polcy": "lpm"}})
-
-
-def test_a_name_that_is_no_path_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="download the model"):
-        load_config("Qwen/Qwen3-30B-A3B")
-
-
-@pytest.mark.parametrize("text", ["a: [", "just words", "- a\n- b"])
-def test_a_file_without_sections_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "broken.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"broken\.yaml"):
-        load_config(path)
-
-
-def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "twice.yaml"
-    path.write_text("model: {path: a}\ncache:\n  page_size: 16\n  page_size: 32\n")
-    with pytest.raises(ConfigError, match="page_size twice, again in line 4"):
-        load_config(path)
-
-
-def test_a_missing_model_is_named() -> None:
-    with pytest.raises(ConfigError, match="model is missing"):
-        load_config({"cache": {}})
-
-
-def test_set_writes_one_key_and_keeps_the_others() -> None:
-    values = apply_set({"cache": {"l1": {"num_pages": 8}, "page_size": 4}}, "cache.l1.num_pages=64")
-    assert values == {"cache": {"l1": {"num_pages": 64}, "page_size": 4}}
-
-
-def test_set_reads_its_value_as_yaml() -> None:
-    values = apply_set(apply_set({}, "cache.l3=null"), "cache.l2={bytes_per_node: 1MiB}")
-    assert values == {"cache": {"l3": None, "l2": {"bytes_per_node": "1MiB"}}}
-
-
-@pytest.mark.parametrize("assignment", ["cache.l1.num_pages", "=3", "cache..l1=3", "cache.l1={"])
-def test_a_malformed_set_is_refused(assignment: str) -> None:
-    with pytest.raises(ConfigError, match="--set"):
-        apply_set({}, assignment)
 
 
 def test_the_context_is_bounded_by_model_and_cache(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.checks import check_idle
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults

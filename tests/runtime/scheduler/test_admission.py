@@ -2,9 +2,9 @@
 
 import pytest
 
+from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import TransfersDone
-from raydix.runtime.scheduler.settings import LoadPolicy, Policy
 from tests.runtime.scheduler.core_driver import CoreDriver
 
 
@@ -54,7 +54,7 @@ def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
         num_pages=64,
         max_model_len=4096,
         prefill_budget_tokens=512,
-        policy=Policy.FCFS,
+        policy=SchedulingPolicy.FCFS,
     )
     first = driver.submit(tokens(0, 1300), max_tokens=1)
     second = driver.submit(tokens(5000, 1000), max_tokens=1)

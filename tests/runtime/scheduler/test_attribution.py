@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import LoadPolicy, PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.storage_cluster import (
     PAGES,

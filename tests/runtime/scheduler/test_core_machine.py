@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import (
+from raydix.runtime.config.policies import (
     LoadPolicy,
-    Policy,
-    PrefetchSettings,
     PrefetchStrategy,
+    SchedulingPolicy,
     WritePolicy,
 )
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 NUM_LANES = 2
@@ -40,7 +40,7 @@ class CoreMachine(RuleBasedStateMachine):
     """Every answer is exact, ends once as it must, and leaves nothing behind."""
 
     @initialize(
-        policy=st.sampled_from(Policy),
+        policy=st.sampled_from(SchedulingPolicy),
         write_policy=st.sampled_from(WritePolicy),
         strategy=st.sampled_from(PrefetchStrategy),
         load=st.sampled_from([LoadPolicy.ALWAYS, LoadPolicy.AUTO]),
@@ -49,7 +49,7 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def start(
         self,
-        policy: Policy,
+        policy: SchedulingPolicy,
         write_policy: WritePolicy,
         strategy: PrefetchStrategy,
         load: LoadPolicy,

@@ -3,11 +3,12 @@
 import pytest
 
 from raydix.ids import ConnectionId
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
 from tests.simulation.faults import Faults
 from tests.simulation.workload import STORAGE, Workload, run_workload

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.host import Lookup, PageSource
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 PROMPT = list(range(20))

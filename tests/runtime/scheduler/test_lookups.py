@@ -4,11 +4,12 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.lookups import Lookups, Unanswered
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from raydix.runtime.scheduler.waiting import order_key
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.test_waiting import request

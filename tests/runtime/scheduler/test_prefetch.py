@@ -2,10 +2,11 @@
 
 import pytest
 
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
 from tests.runtime.scheduler.storage_cluster import (
     PAGES,

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import PageSource
-from raydix.runtime.scheduler.settings import PrefetchSettings, PrefetchStrategy
+from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver, mirror_keys
 from tests.runtime.scheduler.storage_cluster import PAGES, ask, cluster_with, flush, serve, settle
 from tests.simulation.faults import Faults

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import StorageStatus, split_keys
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.lane import MAX_TRANSFER_ID
-from raydix.runtime.scheduler.settings import WritePolicy
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 PROMPT = list(range(17))

@@ -7,16 +7,16 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import AskingId, ClientId, PageKey, RequestId
+from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.settings import Policy
 from raydix.runtime.scheduler.waiting import WaitingQueue, order_key
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
-FCFS = replace(BASE, policy=Policy.FCFS)
-LPM = replace(BASE, policy=Policy.LPM)
+FCFS = replace(BASE, policy=SchedulingPolicy.FCFS)
+LPM = replace(BASE, policy=SchedulingPolicy.LPM)
 
 
 def request(serial: int, *, arrival_s: float = 0.0, priority: int = 0) -> RequestState:
@@ -164,9 +164,10 @@ def test_check_finds_a_turn_of_a_request_that_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "expected"), [(Policy.FCFS, ["cold", "hot"]), (Policy.LPM, ["hot", "cold"])]
+    ("policy", "expected"),
+    [(SchedulingPolicy.FCFS, ["cold", "hot"]), (SchedulingPolicy.LPM, ["hot", "cold"])],
 )
-def test_each_policy_admits_in_its_order(policy: Policy, expected: list[str]) -> None:
+def test_each_policy_admits_in_its_order(policy: SchedulingPolicy, expected: list[str]) -> None:
     driver = CoreDriver(policy=policy, max_running_requests=1)
     hot = list(range(12))
     driver.submit(hot, max_tokens=1)
@@ -180,7 +181,7 @@ def test_each_policy_admits_in_its_order(policy: Policy, expected: list[str]) ->
 
 
 def test_match_that_grows_while_it_waits_moves_a_request_forward() -> None:
-    driver = CoreDriver(policy=Policy.LPM, max_running_requests=1)
+    driver = CoreDriver(policy=SchedulingPolicy.LPM, max_running_requests=1)
     driver.submit(list(range(12)), max_tokens=1, name="first")
     driver.submit(list(range(100, 112)), max_tokens=1, name="cold")
     driver.submit([*range(12), 99], max_tokens=1, name="sharer")

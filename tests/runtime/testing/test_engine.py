@@ -11,7 +11,8 @@ from raydix.runtime.actors.gpu_model import GpuModel
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
-from raydix.runtime.config.engine import EngineConfig, load_config
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.sleeping_runner import SleepingRunner, build_sleeping_model
 from raydix.runtime.testing.spawner import InProcessSpawner

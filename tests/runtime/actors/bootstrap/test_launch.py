@@ -17,7 +17,7 @@ from raydix.errors import CheckpointError, ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
 from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.config.engine import load_config
+from raydix.runtime.config.loading import load_config
 from tests.ray_cluster import SharedEngine
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

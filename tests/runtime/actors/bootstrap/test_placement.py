@@ -2,7 +2,7 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap.placement import bundles_for, require_node
-from raydix.runtime.config.engine import load_config
+from raydix.runtime.config.loading import load_config
 
 
 def test_cuda_engine_reserves_one_gpu_per_rank() -> None:

@@ -1,0 +1,163 @@
+"""`raydix cache ...`: look into a running engine's cache, empty it, or change its storage."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from raydix.errors import BadRequest, ConfigError
+from raydix.runtime.cli.cache_tables import explanation_table, prefetch_table, stats_tables
+from raydix.runtime.cli.engine_access import reach_engine
+from raydix.runtime.cli.options import (
+    PROMPT_FILE_HELP,
+    Address,
+    AsJson,
+    Connect,
+    Settings,
+    sections_of,
+)
+from raydix.runtime.cli.output import print_json, print_values
+from raydix.runtime.cli.prompt_file import read_prompt_file
+
+if TYPE_CHECKING:
+    from raydix.runtime.api.client import AsyncLLM
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    help="Look into a running engine's cache, empty it, or change its storage.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def stats(
+    connect: Connect = "raydix",
+    address: Address = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Every figure of every actor, by name.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say where prompt tokens came from, and what tiers and storage hold and did.
+
+    JSON has every figure.
+    """
+    figures = asyncio.run(_ask(connect, address, lambda engine: engine.stats()))
+    if as_json or show_all:
+        print_values(figures, as_json)
+        return
+    for table in stats_tables(figures):
+        Console().print(table)
+
+
+@app.command()
+def flush(
+    connect: Connect = "raydix",
+    address: Address = None,
+    l3: Annotated[bool, typer.Option("--l3", help="Also this model's objects in storage.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop what a running engine has cached in L1 and L2; pages in use stay."""
+    dropped = asyncio.run(_ask(connect, address, lambda engine: engine.flush(l3=l3)))
+    print_values(dropped, as_json)
+
+
+@app.command()
+def attach(
+    connect: Connect = "raydix",
+    address: Address = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Use another L3 backend from now on. Requests go on.
+
+    Name it by --set cache.l3.backend=file --set cache.l3.path=DIR.
+    """
+    section = _l3_section(sections_of(settings))
+    names = asyncio.run(_ask(connect, address, lambda engine: engine.attach_storage(section)))
+    print_values(names, as_json)
+
+
+@app.command()
+def detach(connect: Connect = "raydix", address: Address = None, as_json: AsJson = False) -> None:
+    """Go on without L3. Requests go on, and what L3 holds stays there."""
+    names = asyncio.run(_ask(connect, address, lambda engine: engine.detach_storage()))
+    print_values(names, as_json)
+
+
+@app.command()
+def prefetch(
+    file: Annotated[Path, typer.Option("--file", help=PROMPT_FILE_HELP)],
+    connect: Connect = "raydix",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring to L2 what L3 has of a file's prompts, and say where their tokens were.
+
+    Computes nothing.
+    """
+    sources_by_prompt = asyncio.run(prefetch_file(connect, address, file))
+    if as_json:
+        print_json(sources_by_prompt)
+        return
+    Console().print(prefetch_table(sources_by_prompt))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="One of the last 1,024 requests.")],
+    connect: Connect = "raydix",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say for each range of a request's prompt which tier it came from, or why it was computed."""
+    explanation = asyncio.run(_ask(connect, address, lambda engine: engine.explain(request_id)))
+    if explanation is None:
+        raise BadRequest(f"Request {request_id} is not among the last 1,024 of engine {connect}.")
+    if as_json:
+        print_json(explanation)
+        return
+    Console().print(explanation_table(explanation))
+
+
+async def prefetch_file(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
+    """Prefetch a file's prompts on a running engine; for each prompt its tokens by source.
+
+    Raises BadRequest for a file without prompts, and if the engine has no L3 to fetch from.
+    """
+    from raydix.runtime.api.llm import prefetch_all
+
+    prompts = read_prompt_file(path, "--file")
+    if not prompts:
+        raise BadRequest(f"--file {path} holds no prompt; expected one per line.")
+
+    async with await reach_engine(name, address) as engine:
+        host = (await engine.stats()).get("host")
+        if host is not None and host["l3_breaker"] == "none":
+            raise BadRequest(
+                f"Engine {name} has no L3 to fetch from. Set cache.l3, or use raydix cache attach."
+            )
+        return await prefetch_all(engine, prompts, None)
+
+
+async def _ask(name: str, address: str | None, ask: Callable[["AsyncLLM"], Awaitable[T]]) -> T:
+    """The answer of a running engine, which goes on."""
+    async with await reach_engine(name, address) as engine:
+        return await ask(engine)
+
+
+def _l3_section(sections: dict[str, Any]) -> dict[str, Any]:
+    """Section `cache.l3`. Raises ConfigError unless it is all that is set."""
+    cache = sections.get("cache")
+    if set(sections) == {"cache"} and isinstance(cache, dict) and set(cache) == {"l3"}:
+        section = cache["l3"]
+        if isinstance(section, dict):
+            return section
+    raise ConfigError(
+        "cache attach sets cache.l3 and nothing else. Give --set cache.l3.backend=NAME and what "
+        "that backend needs; cache detach takes it away."
+    )

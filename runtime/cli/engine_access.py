@@ -1,0 +1,38 @@
+"""Starting an engine for a verb, or reaching a running one.
+
+The handles are for `async with`: its end shuts down an engine that was started, and leaves one
+that was reached running.
+"""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from raydix.runtime.config.engine import EngineConfig
+
+if TYPE_CHECKING:
+    from raydix.runtime.api.client import AsyncLLM
+
+
+async def start_engine(config: EngineConfig, name: str, address: str | None) -> "AsyncLLM":
+    """Start an engine; `address` is the Ray cluster's."""
+    from raydix.runtime.api.client import AsyncLLM
+
+    return await AsyncLLM.start(config, name=name, address=address)
+
+
+async def reach_engine(name: str, address: str | None) -> "AsyncLLM":
+    """Reach the running engine of this name."""
+    from raydix.runtime.api.client import AsyncLLM
+
+    return await AsyncLLM.connect(name, address=address)
+
+
+async def open_engine(
+    config: EngineConfig | None, connect: str | None, address: str | None
+) -> "AsyncLLM":
+    """Reach the engine named `connect`; if there is no name, start one by `config`."""
+    if connect is not None:
+        return await reach_engine(connect, address)
+    assert config is not None, "an engine is either reached or configured"
+    # Not the default name: whoever connects to that one means an engine that stays up.
+    return await start_engine(config, f"private-{uuid.uuid4().hex[:8]}", address)

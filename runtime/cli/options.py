@@ -1,0 +1,59 @@
+"""Options that several verbs share, and the configuration that they stand for."""
+
+from typing import Annotated, Any
+
+import typer
+
+from raydix.errors import ConfigError
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import apply_set, load_config
+
+Source = Annotated[
+    str | None,
+    typer.Argument(help="A YAML configuration or a checkpoint folder.", show_default=False),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Set one key: cache.l1.num_pages=64. Repeatable.", metavar="KEY=VALUE"
+    ),
+]
+Name = Annotated[str, typer.Option("--name", help="Name of the engine that is started.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Address of the Ray cluster. Default: the one at hand, else a private one."),
+]
+OptionalConnect = Annotated[
+    str | None,
+    typer.Option("--connect", help="Use the running engine of this name.", metavar="NAME"),
+]
+Connect = Annotated[
+    str, typer.Option("--connect", help="Name of the running engine.", metavar="NAME")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
+
+PROMPT_FILE_HELP = "A prompt per line; in .jsonl files text, token ids or an object."
+
+
+def sections_of(settings: list[str] | None) -> dict[str, Any]:
+    """The sections that all `--set` together make; of two for one key the later one counts."""
+    sections: dict[str, Any] = {}
+    for assignment in settings or []:
+        sections = apply_set(sections, assignment)
+    return sections
+
+
+def config_unless_connected(
+    source: str | None, settings: list[str] | None, connect: str | None
+) -> EngineConfig | None:
+    """The configuration of the engine to start; None if a running one is used.
+
+    Raises ConfigError for a wrong configuration, and for one that is given beside `--connect`.
+    """
+    if connect is None:
+        return load_config(source, sections_of(settings))
+    if source is not None or settings:
+        raise ConfigError(
+            "--connect uses a running engine as it is. Leave out the configuration and --set."
+        )
+    return None

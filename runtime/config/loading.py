@@ -1,0 +1,134 @@
+"""From a file, a folder, a dict or `--set` to a checked configuration."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from raydix.errors import ConfigError
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.errors import describe
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any] | EngineConfig | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> EngineConfig:
+    """Read and check a configuration.
+
+    source: a YAML file, a checkpoint folder (its path becomes `model.path`), a dict, or None if
+    `overrides` say all. overrides: sections laid over the source, key by key.
+    Raises ConfigError that names every wrong key with its value, and for an unknown key the
+    nearest valid one.
+    """
+    values = _with_device_defaults(_merge(_read(source), overrides or {}))
+    try:
+        return EngineConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe(error, EngineConfig)) from None
+
+
+def replace_l3(config: EngineConfig, section: Mapping[str, Any] | None) -> EngineConfig:
+    """The configuration with another `cache.l3`, or none; raises ConfigError as `load_config`."""
+    values = config.model_dump(exclude_unset=True)
+    return load_config(values | {"cache": {**values.get("cache", {}), "l3": section}})
+
+
+def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
+    """`values` with `cache.l1.num_pages=64` laid over them; the value is read as YAML."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as cache.l1.num_pages=64.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {assignment}: {text!r} is not a YAML value.") from None
+
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return _merge(values, value)
+
+
+def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[str, Any]:
+    if source is None:
+        return {}
+    if isinstance(source, EngineConfig):
+        return source.model_dump(exclude_unset=True)
+    if isinstance(source, Mapping):
+        return dict(source)
+
+    path = Path(source)
+    if path.is_dir():
+        return {"model": {"path": str(path)}}
+    if not path.is_file():
+        raise ConfigError(
+            f"{source} is neither a YAML file nor a checkpoint folder. Names on the Hugging Face "
+            "Hub are not supported: download the model and give its folder."
+        )
+    return _read_yaml(path)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), path)
+        values = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path} holds {type(values).__name__}; expected sections such as model and cache."
+        )
+    return values
+
+
+def _require_unique_keys(node: yaml.Node | None, path: Path) -> None:
+    """Raise ConfigError if a key is there twice: YAML would let the last one win in silence."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if key.value in seen:
+            raise ConfigError(
+                f"{path} has the key {key.value} twice, again in line {key.start_mark.line + 1}."
+            )
+        seen.add(key.value)
+        _require_unique_keys(value, path)
+
+
+def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `lower` under `upper`: sections are merged key by key, all else is replaced."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _merge(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _with_device_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what depends on the device, so that the checked configuration says everything."""
+    model, cache = values.get("model"), values.get("cache", {})
+    if not isinstance(model, Mapping) or not isinstance(cache, Mapping):
+        return values  # wrong, as the check will say
+
+    defaults: dict[str, Any] = {"cache": {}}
+    l1_size: dict[str, Any] = {"num_pages": 1024}
+    if model.get("device", "cpu") == "cuda":
+        defaults = {"model": {"dtype": "bfloat16"}, "cache": {"page_size": 64, "load": "auto"}}
+        l1_size = {"memory_fraction": 0.85}
+
+    # Either key gives L1 its size: a default beside the other one would contradict it.
+    l1 = cache.get("l1", {})
+    if isinstance(l1, Mapping) and all(
+        l1.get(key) is None for key in ("num_pages", "memory_fraction")
+    ):
+        defaults["cache"]["l1"] = l1_size
+    return _merge(defaults, values)

@@ -1,0 +1,46 @@
+"""The policies that a configuration chooses by name; whoever carries one out takes it from here."""
+
+from enum import StrEnum
+
+
+class SchedulingPolicy(StrEnum):
+    """Order of the waiting queue."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+
+
+class EvictionPolicy(StrEnum):
+    """Which leaf of the radix tree leaves L1 first; `cache/eviction.py` has the keys."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    FIFO = "fifo"
+    MRU = "mru"
+    FILO = "filo"
+    SLRU = "slru"
+    PRIORITY = "priority"
+
+
+class WritePolicy(StrEnum):
+    """When a page is copied from L1 to L2."""
+
+    WRITE_THROUGH = "write_through"
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    WRITE_BACK = "write_back"
+
+
+class PrefetchStrategy(StrEnum):
+    """How long a request waits for pages on their way from L3."""
+
+    BEST_EFFORT = "best_effort"
+    WAIT_COMPLETE = "wait_complete"
+    TIMEOUT = "timeout"
+
+
+class LoadPolicy(StrEnum):
+    """Whether pages found in L2 are loaded or computed again."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"

@@ -1,0 +1,228 @@
+"""The sections of the configuration, each with the rules that it can check alone."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.config.l3 import L3Section
+from raydix.runtime.config.policies import (
+    EvictionPolicy,
+    LoadPolicy,
+    PrefetchStrategy,
+    SchedulingPolicy,
+    WritePolicy,
+)
+from raydix.runtime.config.values import Choice, Count, Seconds, Section, Size
+
+
+class ModelSection(Section):
+    """Which model, and how it is held."""
+
+    path: str = Field(
+        description="Folder of a Hugging Face checkpoint (config.json and safetensors)."
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto",
+        description="dummy: random weights for a folder that holds config.json alone, "
+        "to measure speed.",
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32",
+        description="Type of weights, activations and cached KV. Default on cuda: bfloat16.",
+    )
+    max_model_len: Count | None = Field(
+        None,
+        description="Most tokens of prompt and output. "
+        "null: as many as the model and the cache allow.",
+    )
+
+
+class ParallelSection(Section):
+    """How many copies of the model serve, and over how many devices each is spread."""
+
+    dp: Count = Field(
+        1, description="Data-parallel ranks: whole copies of the model, each with its own L1."
+    )
+    tp: Count = Field(1, description="Tensor-parallel ranks per copy. Only 1 is supported.")
+
+    @field_validator("tp")
+    @classmethod
+    def _only_one(cls, tp: int) -> int:
+        if tp != 1:
+            raise ValueError(
+                f"parallel.tp is {tp}; tensor parallelism is not supported. Set parallel.tp to 1."
+            )
+        return tp
+
+
+class L1Section(Section):
+    """Pages in the memory of each rank's device."""
+
+    num_pages: Count | None = Field(
+        None, description="Usable pages per rank. Default on cpu: 1024."
+    )
+    memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None,
+        description="cuda only: part of the device's memory for weights and pages. "
+        "Default on cuda: 0.85.",
+    )
+    copy_delay_s: Seconds = Field(
+        0.0,
+        description="cpu only: each page copy takes a random time of up to this long, "
+        "to show every order.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.num_pages is None) == (self.memory_fraction is None):
+            raise ValueError(
+                "cache.l1 needs exactly one of num_pages and memory_fraction. "
+                "Set the other to null."
+            )
+        return self
+
+
+class L2Section(Section):
+    """The arena in each node's memory."""
+
+    bytes_per_node: Size | None = Field(
+        None, description="Size of the arena. Must be given on cuda."
+    )
+    ratio: Annotated[float, Field(gt=0.0)] | None = Field(
+        None,
+        description="cpu only: size of the arena as a multiple of the node's L1. "
+        "Default on cpu: 4.0.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.bytes_per_node is None) == (self.ratio is None):
+            raise ValueError(
+                "cache.l2 needs exactly one of bytes_per_node and ratio. Set the other to null."
+            )
+        return self
+
+
+class PrefetchSection(Section):
+    """How long a request waits for pages on their way from L3."""
+
+    strategy: Choice[PrefetchStrategy] = Field(
+        PrefetchStrategy.TIMEOUT,
+        description="best_effort: no wait; wait_complete: for all pages; "
+        "timeout: for a bounded time.",
+    )
+    base_s: Seconds = Field(1.0, description="timeout: the fixed part of the bound.")
+    per_1k_tokens_s: Seconds = Field(
+        0.25, description="timeout: the part per 1024 tokens of the prompt."
+    )
+    min_tokens: Annotated[int, Field(ge=0)] = Field(
+        64, description="Fewer missing tokens than this are not fetched."
+    )
+    cap: Literal["recompute", "none"] = Field(
+        "recompute",
+        description="recompute: never wait longer than computing the tokens would take. "
+        "none: no such cap.",
+    )
+
+
+class CacheSection(Section):
+    """The three tiers and the rules between them."""
+
+    page_size: int = Field(
+        16, description="Tokens per page, a power of two up to 256. Default on cuda: 64."
+    )
+    l1: L1Section = Field(
+        default_factory=lambda: L1Section(num_pages=1024), description="Pages on the device."
+    )
+    l2: L2Section | None = Field(
+        default_factory=lambda: L2Section(ratio=4.0),
+        description="The node's arena. null: no L2, hence no L3.",
+    )
+    l3: L3Section | None = Field(None, description="Storage that outlives the engine. null: none.")
+    codec: Choice[Codec] = Field(
+        Codec.NONE,
+        description="How pages are held in L2 and L3; "
+        "int8 and fp8 halve bf16 pages and round them.",
+    )
+    prefix_caching: bool = Field(
+        True, description="false: nothing is matched, kept, loaded or stored."
+    )
+    eviction: Choice[EvictionPolicy] = Field(
+        EvictionPolicy.LRU, description="Which cached prefixes leave L1 first."
+    )
+    load: Choice[LoadPolicy] = Field(
+        LoadPolicy.ALWAYS,
+        description="Load pages found in L2; auto: only if faster than computing them. "
+        "Default on cuda: auto.",
+    )
+    write_policy: Choice[WritePolicy] = Field(
+        WritePolicy.WRITE_THROUGH,
+        description="When a page is copied to L2: once computed, once reused, or before eviction.",
+    )
+    write_threshold: Count = Field(
+        2, description="write_through_selective: copied from this many requests on."
+    )
+    prefetch: PrefetchSection = Field(default_factory=PrefetchSection, description="Reads from L3.")
+
+    @field_validator("page_size")
+    @classmethod
+    def _power_of_two(cls, page_size: int) -> int:
+        if not 1 <= page_size <= 256 or page_size & (page_size - 1):
+            raise ValueError(
+                f"cache.page_size is {page_size}; expected a power of two in 1..256. "
+                "Set cache.page_size to 16 or 64."
+            )
+        return page_size
+
+    @model_validator(mode="after")
+    def _l3_has_an_l2(self) -> Self:
+        if self.l3 is not None and self.l2 is None:
+            raise ValueError(
+                "cache.l3 needs cache.l2, through which its pages pass. "
+                "Set cache.l2, or cache.l3 to null."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _codec_has_an_effect(self) -> Self:
+        if self.codec is not Codec.NONE and (self.l2 is None or not self.prefix_caching):
+            missing = "cache.l2" if self.l2 is None else "cache.prefix_caching"
+            raise ValueError(
+                f"cache.codec {self.codec} has no effect without {missing}: "
+                f"it encodes pages of L2 and L3. Set {missing}, or cache.codec to none."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _write_threshold_has_an_effect(self) -> Self:
+        is_set = "write_threshold" in self.model_fields_set
+        if is_set and self.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
+            raise ValueError(
+                f"cache.write_threshold has no effect with cache.write_policy {self.write_policy}. "
+                "Remove it, or set cache.write_policy to write_through_selective."
+            )
+        return self
+
+
+class SchedulerSection(Section):
+    """Order and size of batches. Budgets are per data-parallel rank."""
+
+    policy: Choice[SchedulingPolicy] = Field(
+        SchedulingPolicy.LPM, description="fcfs: by arrival; lpm: longest cached prefix first."
+    )
+    max_prefill_tokens: Count = Field(
+        16384,
+        description="Prompt tokens per step when chunking is off; "
+        "the first prompt is always admitted.",
+    )
+    chunked_prefill_tokens: Count | None = Field(
+        2048, description="Prompt tokens per step, a multiple of the page size. null: no chunking."
+    )
+    max_running_requests: Count = Field(
+        64, description="Requests that a rank generates for at once."
+    )
+    max_waiting_requests: Count = Field(
+        1024, description="Waiting requests beyond which new ones are refused."
+    )

@@ -1,0 +1,116 @@
+"""`raydix cache ...` against engines that are scripts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import BadRequest
+from raydix.runtime.cli import cache
+from tests.runtime.api.fake_engine import FakeCluster
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
+    run: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_json: bool,
+) -> None:
+    sources = [
+        {"l1": 1, "l2": 2, "l3": 1000, "computed:not_found": 4, "computed:partial_page": 5},
+        {"l3": 7},
+    ]
+
+    async def prefetch(name: str, address: str | None, path: Path) -> list[dict[str, int]]:
+        assert (name, path) == ("engine", Path("prompts.jsonl"))
+        return sources
+
+    monkeypatch.setattr(cache, "prefetch_file", prefetch)
+    flags = ["--json"] if is_json else []
+    command = ("cache", "prefetch", "--file", "prompts.jsonl", "--connect", "engine")
+
+    assert run(*command, *flags) == 0
+
+    printed = capsys.readouterr().out
+    if is_json:
+        assert json.loads(printed) == sources
+    else:
+        rows = [
+            [word for word in line.split() if word[0].isdigit()]
+            for line in printed.splitlines()
+            if "│" in line
+        ]
+        assert rows == [["1", "1,012", "1", "2", "1,000", "9"], ["2", "7", "0", "0", "7", "0"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (["stats", "--all"], ("stats",)),
+        (["flush", "--l3"], ("flush", True)),
+        (
+            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=x"],
+            ("attach_storage", {"backend": "file", "path": "x"}),
+        ),
+        (["detach"], ("detach_storage",)),
+        (["explain", "r", "--json"], ("explain", "r")),
+    ],
+)
+def test_each_verb_asks_the_running_engine_which_goes_on(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    call: tuple[object, ...],
+) -> None:
+    cluster.engines["mine"] = cluster.handle
+
+    assert run("cache", *command, "--connect", "mine") == 0
+
+    assert cluster.handle.calls == [call]
+    assert not cluster.handle.is_shut_down
+    assert call[0] in capsys.readouterr().out
+
+
+def test_a_request_that_is_not_remembered_is_a_bad_request(
+    run: Callable[..., int],
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def call(method: str, request_id: str) -> None:
+        assert (method, request_id) == ("explain", "r")
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["mine"] = cluster.handle
+
+    assert run("cache", "explain", "r", "--connect", "mine") == 1
+
+    assert "Request r is not among the last 1,024 of engine mine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "what"), [("", "no prompt"), ("[1,", "prompts.jsonl")])
+async def test_a_file_without_prompts_is_not_prefetched(tmp_path, content, what):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(BadRequest, match=what):
+        await cache.prefetch_file("raydix", None, path)
+
+
+@pytest.mark.parametrize("breaker", ["closed", "none"])
+async def test_a_file_is_prefetched_if_there_is_an_l3(cluster, tmp_path, monkeypatch, breaker):
+    async def call(method):
+        assert method == "stats"
+        return {"host": {"l3_breaker": breaker}}
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["mine"] = cluster.handle
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\nfour\n")
+    if breaker == "closed":
+        assert await cache.prefetch_file("mine", None, path) == [{"l3": 3}, {"l3": 4}]
+        return
+    with pytest.raises(BadRequest, match="cache attach"):
+        await cache.prefetch_file("mine", None, path)

@@ -1,0 +1,30 @@
+import json
+
+import pytest
+
+from raydix.errors import BadRequest
+from raydix.runtime.cli.prompt_file import read_prompts
+
+
+def test_prompts_come_from_the_command_line_and_then_from_the_file(tmp_path):
+    lines, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    lines.write_text("one\n\ntwo\n")
+    objects.write_text(
+        json.dumps("one")
+        + "\n"
+        + json.dumps([1, 2])
+        + "\n"
+        + json.dumps({"prompt": "three"})
+        + "\n"
+    )
+    assert read_prompts(["zero"], lines) == ["zero", "one", "two"]
+    assert read_prompts([], objects) == ["one", [1, 2], {"prompt": "three"}]
+
+
+@pytest.mark.parametrize("content", [None, b"[1,\n", b"\xff\xfe\n", b""])
+def test_a_file_without_readable_prompts_is_a_bad_request(tmp_path, content):
+    path = tmp_path / "prompts.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadRequest, match="--prompts-file"):
+        read_prompts([], path)
