@@ -15,6 +15,7 @@ import numpy as np
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
+from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.file_transfers import SystemCalls
 
 logger = logging.getLogger(__name__)
@@ -147,9 +148,7 @@ def _fits(fd: int, size_bytes: int) -> ObjectStatus | OSError:
         found_bytes = os.lseek(fd, 0, os.SEEK_END)  # takes half the time of fstat
     except OSError as error:
         return error
-    if found_bytes == size_bytes:
-        return ObjectStatus.OK
-    return ObjectStatus.TOO_SHORT if found_bytes < size_bytes else ObjectStatus.WRONG_LENGTH
+    return compare_length(found_bytes, size_bytes)
 
 
 def _finish(agent: Any, handle: Any) -> bool:

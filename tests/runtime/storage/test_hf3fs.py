@@ -186,7 +186,7 @@ def test_open_that_fails_leaves_nothing_open(
         raise RuntimeError("out of order")
 
     backend = Hf3fsBackend(usrbio.mount / "l3", None, usrbio)
-    monkeypatch.setattr(backend, "_read_index", refuse)
+    monkeypatch.setattr(backend, "_take_stock", refuse)
     with pytest.raises(RuntimeError, match="out of order"):
         Bench(backend)
     assert usrbio.links == []
