@@ -22,7 +22,7 @@ class Faults:
 
     seed: int = 0
     max_delay_s: float = 0.0
-    """Each operation waits for a time drawn from [0, max_delay_s], so that they end out of order."""
+    """Each operation waits for a time drawn from [0, max_delay_s]: they end out of order."""
     latency_s: float = 0.0
     """Before the first byte of each batch. If infinite, nothing is answered until faults change."""
     max_bytes_per_s: float = math.inf

@@ -136,6 +136,7 @@ class FileBackend:
         move: Callable[[Sequence[str], Sequence[ObjectRef]], list[ObjectStatus]],
     ) -> list[ObjectStatus]:
         names = [self._relative(ref.name) for ref in refs]
+
         statuses = move_in_parts(
             len(refs),
             self._transfers.max_batch,
@@ -212,9 +213,9 @@ class FileBackend:
         return [failure if status is ObjectStatus.MISSING else status for status in statuses]
 
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        # Of names that this engine has not met nobody asks whether they exist. Should another engine
-        # have written one meanwhile, the rename puts its equal in its place, which costs less than
-        # asking for every new page.
+        # A name that this engine has not met is taken for new. Should another engine have written
+        # it meanwhile, the rename puts its equal in its place, which costs less than asking for
+        # every new page.
         is_there = {
             name for name in self._room.known(names) if os.access(self._tree.path(name), os.F_OK)
         }

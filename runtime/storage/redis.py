@@ -50,7 +50,7 @@ class RedisBackend:
         timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s`: of connecting, and of what has no deadline. Raises ConfigError for a bad `url`."""
+        """`timeout_s` is for connecting and what has no deadline. A bad `url` is a ConfigError."""
         self._address = RespAddress.parse(url)
         self._options = (b"NX",) if ttl_s is None else (b"NX", b"EX", b"%d" % ttl_s)
         self._timeout_s = timeout_s
@@ -184,12 +184,13 @@ class RedisBackend:
         self, deadline_s: float, talk: Callable[[RespConnection], None]
     ) -> ObjectStatus | None:
         """Have `talk` use a connection. Returns the status of what it did not get to, if any."""
+        # A connection goes back only if every reply was read.
         try:
             connection = self._take(deadline_s)
             try:
                 talk(connection)
             except BaseException:
-                connection.close()  # replies may still be on their way
+                connection.close()
                 raise
             self._put_back(connection)
         except TimeoutError:

@@ -90,6 +90,7 @@ class SlabFolder:
         objects. Raises OSError, and enters none, if the log cannot grow.
         """
         new: dict[SlabName, SlabPlace] = {}
+
         try:
             for (name, place), whole in zip(taken, is_whole, strict=True):
                 if whole and name not in self._index and name not in new:
@@ -99,6 +100,7 @@ class SlabFolder:
             new = {}
             raise
         finally:
+            # Two writers of one name have a slot each; the second one's is free again.
             self._give_back(place for name, place in taken if new.get(name) != place)
         return new
 
@@ -129,6 +131,7 @@ class SlabFolder:
 def _lock(folder: Path) -> int:
     """The descriptor that holds the lock: two engines would overwrite each other's slots."""
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ALONE.file)
+
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
