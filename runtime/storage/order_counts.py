@@ -9,7 +9,7 @@ from raydix.runtime.messages.host import ObjectStatus
 class Operation(StrEnum):
     """What HostMemory orders."""
 
-    FIND = "find"
+    EXISTS = "exists"
     READ = "read"
     WRITE = "write"
     CLEAR = "clear"

@@ -36,7 +36,7 @@ Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
 
 _OPERATIONS: Mapping[type[Order], Operation] = {
-    FindObjects: Operation.FIND,
+    FindObjects: Operation.EXISTS,
     ReadObjects: Operation.READ,
     WriteObjects: Operation.WRITE,
     DeleteObjects: Operation.CLEAR,

@@ -63,7 +63,7 @@ def test_storage_counts_batches_bytes_seconds_and_objects_by_backend_operation_a
     values = values_of(storage_samples(storage_figures(), "file"))
     assert values["l3_batches_total", ("file", "write")] == 2
     assert values["l3_batch_seconds_total", ("file", "write")] == 1.0
-    assert values["l3_batches_total", ("file", "find")] == 0
+    assert values["l3_batches_total", ("file", "exists")] == 0
     assert values["l3_read_bytes_total", ("file",)] == 2000
     assert values["l3_write_bytes_total", ("file",)] == 2000
     assert values["l3_objects_total", ("file", "read", "ok")] == 2
