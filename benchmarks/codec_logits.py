@@ -59,7 +59,7 @@ def through_l2(layout: KvLayout, pools: tuple[Tensor, ...], page_ids: NDArray[np
     done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
     errors: list[BaseException] = []
     make = CudaTransfers if pools[0].is_cuda else CpuTransfers
-    engine = make(layout, pools, arena, on_done=done.put, on_error=errors.append)
+    engine = make(KvShard(layout=layout), pools, arena, on_done=done.put, on_error=errors.append)
     if isinstance(engine, CudaTransfers):
         engine.wait_registered()
     host_page_ids = np.arange(len(page_ids))

@@ -27,7 +27,7 @@ MEANINGS: Mapping[PageSource, str] = {
     PageSource.CACHING_OFF: "cache.prefix_caching is false",
 }
 _BY_LABEL = {source.label: meaning for source, meaning in MEANINGS.items()}
-_OPERATIONS = ("find", "read", "write")
+_OPERATIONS = ("exists", "read", "write")
 _FAILURES = (ObjectStatus.IO_ERROR, ObjectStatus.TIMED_OUT, ObjectStatus.FULL)
 
 

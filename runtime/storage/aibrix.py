@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,19 +12,19 @@ from typing import Any
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.file_modes import OWNER_ALONE
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Reservation, Room
-from raydix.runtime.storage.stored_bound import agree_on_bound
-
-logger = logging.getLogger(__name__)
+from raydix.runtime.storage.stored_bound import open_room
 
 _NUM_THREADS = 4
 _WRITE_BUFFER_BYTES = 64 << 20
 
 
 class _Region:
-    """A page in the shape of AIBrix's memory regions; what does not fit is measured, not copied."""
+    """A page in the shape of AIBrix's memory regions. What does not fit is measured, not copied."""
 
     def __init__(self, page: memoryview) -> None:
         self.page = page
@@ -47,9 +45,9 @@ class AibrixBackend:
     """Owns: a RocksDB folder, which no other process may use, and how many bytes its objects have.
 
     Keys are namespace, group (2 bytes) and page key. Each object is asked for by itself: AIBrix's
-    own manager reads batches, and where a block is missing, some of its connectors (0.8.0) return
-    the wrong ones in its place. One copy each way, since the connector deals in `bytes`. `open`
-    reads through the store once, to learn sizes; the order of use starts anew with it.
+    own manager reads batches, and some of its connectors (0.8.0) return wrong blocks in the place
+    of a missing one. Bytes are copied once each way, since the connector deals in `bytes`. `open`
+    reads through the store once to learn the sizes, and the order of use starts anew.
     """
 
     def __init__(
@@ -64,25 +62,29 @@ class AibrixBackend:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
+
         self._prefix = b""
         self._room = Room(max_bytes, self._remove)
         self._writing: set[bytes] = set()
         self._connector: Any = None
         self._as_status: Any = None
-        """Makes an error that is raised a status; RocksDB's have no type of their own."""
+        """Turns an error that is raised into a status: RocksDB's have no type of their own."""
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        self._counts = BackendCounts("AIBrix")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Open the database. Raises ConfigError if AIBrix is not installed, or the folder is in use
-        or unusable.
+        """Open the database.
+
+        Raises ConfigError if AIBrix is not installed, or the folder is in use or unusable.
         """
         self._prefix = namespace.digest
+
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="aibrix")
             connector = self._make_connector(self._executor)
+
             try:
                 self._root.parent.mkdir(parents=True, exist_ok=True)
                 OWNER_ALONE.make_folder(str(self._root))
@@ -97,16 +99,13 @@ class AibrixBackend:
             except OSError as error:
                 raise ConfigError(
                     f"cache.l3.path {self._root} cannot be used: {error}. Set it to a folder that "
-                    f"can be written."
+                    "can be written."
                 ) from error
             undo.pop_all()
 
     def _take_stock(self) -> None:
         sizes = {key.hex(): len(value) for key, value in self._connector.store.items()}
-        agree_on_bound(self._root, self._max_bytes, sum(sizes.values()), OWNER_ALONE)
-        self._room = Room(self._max_bytes, self._remove)
-        self._room.add(sizes)
-        self._room.enforce()
+        self._room = open_room(self._root, self._max_bytes, sizes, self._remove, OWNER_ALONE)
 
     def _make_connector(self, executor: ThreadPoolExecutor) -> Any:
         # Not by `from_envs`: AIBrix's environment variables would hold for the whole process.
@@ -117,8 +116,9 @@ class AibrixBackend:
         except ImportError as error:
             raise ConfigError(
                 f"cache.l3.backend is aibrix, but the library cannot be imported ({error}). "
-                f"Install raydix[aibrix]."
+                "Install raydix[aibrix]."
             ) from error
+
         self._as_status = Status.capture_exception
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
@@ -130,10 +130,8 @@ class AibrixBackend:
     def _key(self, name: ObjectName) -> bytes:
         return self._prefix + name.group.to_bytes(2, "big") + name.key
 
-    # Operations -----------------------------------------------------------------------------------
-
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """One look into the database per name."""
+        """Ask the database, name by name."""
         return self._each([self._exists(self._key(name)) for name in names])
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
@@ -161,9 +159,9 @@ class AibrixBackend:
         return self._each([self._delete(self._key(name)) for name in names])
 
     def _each(self, operations: Sequence[Coroutine[Any, Any, ObjectStatus]]) -> list[ObjectStatus]:
-        """Run one after the other: deadlines hold between two objects, and batches run on several
-        threads anyway.
-        """
+        """Run operations one after the other, so that deadlines hold between two objects."""
+
+        # Nothing is lost by that: batches run on several threads anyway.
 
         async def run() -> list[ObjectStatus]:
             return [await operation for operation in operations]
@@ -176,20 +174,18 @@ class AibrixBackend:
     async def _get(self, key: bytes, page: memoryview, deadline_s: float) -> ObjectStatus:
         if self._clock() >= deadline_s:
             return ObjectStatus.TIMED_OUT
+
         region = _Region(page)
         result = self._result(await self._connector.get(key, region))
         if result is ObjectStatus.MISSING:
             self._room.forget([key.hex()])  # past its time to live
         if result is not ObjectStatus.OK:
             return result
-        if region.filled_bytes != len(page):
-            return (
-                ObjectStatus.TOO_SHORT
-                if region.filled_bytes < len(page)
-                else ObjectStatus.WRONG_LENGTH
-            )
-        self._count("objects_read")
-        return ObjectStatus.OK
+
+        status = compare_length(region.filled_bytes, len(page))
+        if status is ObjectStatus.OK:
+            self._counts.add("objects_read")
+        return status
 
     async def _put(self, key: bytes, page: memoryview, deadline_s: float) -> ObjectStatus:
         if self._clock() >= deadline_s:
@@ -197,6 +193,8 @@ class AibrixBackend:
         found = await self._exists(key)
         if found is not ObjectStatus.MISSING:
             return found
+
+        # Of two threads with one page the first writes it: room is taken for it once.
         with self._lock:
             if key in self._writing:
                 return ObjectStatus.OK
@@ -211,12 +209,12 @@ class AibrixBackend:
 
     async def _write(self, key: bytes, page: memoryview, reservation: Reservation) -> ObjectStatus:
         if not reservation.sizes:
-            self._count("store_full")
+            self._counts.add("store_full")
             return ObjectStatus.FULL
         result = self._result(await self._connector.put(key, _Region(page)))
         if result is ObjectStatus.OK:
             self._room.settle(reservation, {key.hex(): len(page)})
-            self._count("objects_written")
+            self._counts.add("objects_written")
         return result
 
     async def _delete(self, key: bytes) -> ObjectStatus:
@@ -228,7 +226,7 @@ class AibrixBackend:
         return found
 
     def _remove(self, names: Sequence[str]) -> Sequence[str]:
-        """For the room: delete objects, and tell which could not be."""
+        """Delete objects for the room; returns those that could not be."""
         store = self._connector.store
         failures = {name: self._as_status(store.delete)(bytes.fromhex(name)) for name in names}
         stuck = [name for name, failure in failures.items() if failure is not None]
@@ -245,14 +243,13 @@ class AibrixBackend:
         return ObjectStatus.IO_ERROR if ObjectStatus.IO_ERROR in statuses else ObjectStatus.OK
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Sizes as they were written; the database tells no times."""
+        """Tell sizes as they were written; the database knows no times."""
         sizes = [self._room.size(self._key(name).hex()) for name in names]
         return [None if size is None else ObjectInfo(size, None) for size in sizes]
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
-        with self._lock:
-            return self._room.figures() | self._counters
+        return self._room.figures() | self._counts.figures()
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
@@ -272,19 +269,12 @@ class AibrixBackend:
             self._connector = None
 
     def _result(self, status: Any) -> ObjectStatus:
-        """What AIBrix's status says."""
+        """Translate a status of AIBrix."""
         if status.is_ok():
             return ObjectStatus.OK
         if status.is_not_found():
             return ObjectStatus.MISSING
         if "No space left" in str(status):
-            self._count("disk_full")
+            self._counts.add("disk_full")
             return ObjectStatus.FULL
-        if not self._counters["io_errors"]:
-            logger.warning("AIBrix: %s; further errors are only counted", status)
-        self._count("io_errors")
-        return ObjectStatus.IO_ERROR
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self._counters[name] += amount
+        return self._counts.io_error(status)

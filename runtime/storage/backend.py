@@ -22,7 +22,7 @@ class ObjectRef(NamedTuple):
     name: ObjectName
     page: memoryview
     offset: int
-    """Of `page` in the arena, in bytes."""
+    """Where `page` begins in the arena, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +35,36 @@ class ObjectInfo:
 
 
 class StorageBackend(Protocol):
-    """Stores pages by name. Synchronous; every method but `open` and `close` may be called from
-    several threads.
+    """Stores pages by name.
 
-    Results are one per object, in order, never a count: a hole in a batch does not shift what
-    follows. No method raises for the sake of one object. Deadlines are in the monotonic time of the
-    clock that the backend was given; past it the rest of the batch is TIMED_OUT. A backend checks
-    no content: the caller verifies every page it gets.
+    Methods are synchronous, and all but `open`, `tidy` and `close` may be called from several
+    threads. They return one result per object, in order, never a count: a hole in a batch does not
+    shift what follows. None raises for the sake of one object. Deadlines are in the monotonic time
+    of the clock that the backend was given; past one, the rest of the batch is TIMED_OUT. A backend
+    checks no content: the caller verifies every page that it gets.
     """
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Prepare to serve one namespace from and into `arena`. Raises ConfigError if that cannot
-        work.
-        """
+        """Prepare to serve one namespace from and into `arena`, or raise ConfigError."""
         ...
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """OK or MISSING: a hint, not a promise."""
+        """Tell whether objects are stored: OK or MISSING, which is a hint and not a promise."""
         ...
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Copy objects into their pages. The content of a page whose status is not OK is undefined."""
+        """Copy objects into their pages. A page whose status is not OK has undefined content."""
         ...
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Store pages; OK also if the name exists, whose bytes are kept. An object is visible whole
-        or not at all.
+        """Store pages, each visible whole or not at all.
+
+        A name that exists keeps its bytes, and its status is OK, too.
         """
         ...
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Remove objects: OK or MISSING."""
+        """Remove objects; their statuses are OK or MISSING."""
         ...
 
     def clear(self) -> ObjectStatus:
@@ -73,7 +72,7 @@ class StorageBackend(Protocol):
         ...
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Sizes and ages; None for what is missing."""
+        """Tell sizes and ages; None for what is missing."""
         ...
 
     def stats(self) -> dict[str, int]:
@@ -81,9 +80,7 @@ class StorageBackend(Protocol):
         ...
 
     def tidy(self) -> bool:
-        """Do a piece of what nobody waits for, such as making room; whether there is more. One
-        thread calls it.
-        """
+        """Do a little of what nobody waits for, such as evicting; whether there is more to do."""
         ...
 
     def close(self) -> None:

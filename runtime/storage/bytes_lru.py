@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from raydix.errors import AccountingError
 
 TRIM_OBJECTS = 64
-"""Given up at a time, so that nobody waits long for the store's lock."""
+"""How many are given up at a time, so that nobody waits long for the store's lock."""
 
 
 class BytesLru:
-    """Owns: the sizes and order of use of a store's objects, and the room that is held for objects
-    being written.
+    """Owns: the sizes and order of use of a store's objects, and room for those being written.
 
     Above its high mark, 31/32 of `max_bytes`, `trim` gives up objects down to its low mark, 15/16.
     A writer that comes to `max_bytes` all the same gives up what it needs itself.
@@ -50,9 +49,7 @@ class BytesLru:
         return self._total_bytes + self._reserved_bytes > self._max_bytes
 
     def reserve(self, sizes: Sequence[int]) -> tuple[int, dict[str, int]]:
-        """Hold room for the first of some objects: for how many there can be room, and what was
-        given up for them.
-        """
+        """Hold room for the first of some objects; returns how many, and what is given up."""
         room_bytes = self._max_bytes - self._reserved_bytes
         num_objects = len(sizes)
         while sum(sizes[:num_objects]) > room_bytes:
@@ -61,22 +58,18 @@ class BytesLru:
         return num_objects, self._give_up(self._max_bytes, len(self._sizes))
 
     def release(self, size_bytes: int) -> None:
-        """The other end of `reserve`: objects are written, and may be added, or they will not be."""
+        """Give back room that `reserve` held: objects are written, or will not be."""
         self._reserved_bytes -= size_bytes
 
     def trim(self) -> dict[str, int]:
-        """Give up to TRIM_OBJECTS up if there are too many; none when that is done. No writer has
-        to wait for it.
-        """
+        """Give up at most TRIM_OBJECTS, down to the low mark; returns none once it is reached."""
         low_bytes = self._max_bytes * 15 // 16
         mark_bytes = low_bytes if self._is_trimming else self._max_bytes * 31 // 32
         self._is_trimming = self._total_bytes + self._reserved_bytes > mark_bytes
         return self._give_up(low_bytes, TRIM_OBJECTS) if self._is_trimming else {}
 
     def _give_up(self, target_bytes: int, max_objects: int) -> dict[str, int]:
-        """The least recently used go, first of all the oldest, until all that is taken is at most
-        `target_bytes`.
-        """
+        """Take the least recently used off, until at most `target_bytes` are taken."""
         victims: dict[str, int] = {}
         while (
             self._total_bytes + self._reserved_bytes > target_bytes
@@ -89,9 +82,7 @@ class BytesLru:
         return victims
 
     def add(self, sizes: Mapping[str, int]) -> None:
-        """Enter objects as the most recently used, in this order; earlier ones of their names are
-        replaced.
-        """
+        """Enter objects as the most recently used, in this order, in place of their namesakes."""
         for name in self._sizes.keys() & sizes:
             self.remove(name)
         self._sizes.update(sizes)
@@ -112,9 +103,7 @@ class BytesLru:
         return unknown
 
     def check(self) -> None:
-        """Raises AccountingError if the sum of sizes is not what is on record, or more room is
-        released than held.
-        """
+        """Raises AccountingError if the bytes on record are not the sum, or room is below zero."""
         total = sum(self._sizes.values())
         if total != self._total_bytes or self._reserved_bytes < 0:
             raise AccountingError(

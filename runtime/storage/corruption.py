@@ -6,7 +6,7 @@ from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 
 
 class Corruption(StrEnum):
-    """One way each, and what a reader must find."""
+    """One way each; several are named by the status that a reader must find."""
 
     EMPTY = "empty"
     SHORT = "short"
@@ -41,13 +41,14 @@ _FIELD_OFFSETS = {
     Corruption.FOREIGN: 24,
     Corruption.SWAPPED: 32,
 }
-"""Of the header's fields in which one bit is wrong, in bytes."""
+"""Where the header's fields begin, one bit of which is wrong."""
 
 
 def corrupt(data: bytes, kind: Corruption) -> bytes:
     """A bad copy of an object, header and payload."""
     bad = bytearray(data)
     middle = OBJECT_HEADER_BYTES + (len(data) - OBJECT_HEADER_BYTES) // 2
+
     match kind:
         case Corruption.EMPTY:
             return b""

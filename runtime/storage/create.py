@@ -36,9 +36,13 @@ _MODES = {"owner": OWNER_ALONE, "group": GROUP_TOO}
 
 def create_backend(section: L3Section) -> StorageBackend:
     """The backend that section `cache.l3` describes. Raises ConfigError if it cannot be made."""
+    modes = OWNER_ALONE
+    if isinstance(section, FileL3Section | NixlL3Section):
+        modes = _MODES[section.access]
+
     match section:
         case FileL3Section():
-            return FileBackend(Path(section.path), section.max_bytes, modes=_MODES[section.access])
+            return FileBackend(Path(section.path), section.max_bytes, modes=modes)
         case RedisL3Section():
             return RedisBackend(section.url, ttl_s=section.ttl_s, timeout_s=section.timeout_s)
         case S3L3Section():
@@ -49,7 +53,6 @@ def create_backend(section: L3Section) -> StorageBackend:
             return Hf3fsBackend(Path(section.path), section.max_bytes)
         case NixlL3Section():
             transfers = NixlTransfers(section.plugin, section.plugin_options)
-            modes = _MODES[section.access]
             return FileBackend(
                 Path(section.path), section.max_bytes, transfers=transfers, modes=modes
             )
@@ -72,17 +75,15 @@ def create_backend(section: L3Section) -> StorageBackend:
 
 
 def _create_plugin(section: PluginL3Section, installed: Iterable[EntryPoint]) -> StorageBackend:
-    """Call the factory that a package has registered as `section.name`, with the options as
-    keywords.
-    """
+    """Call the factory that a package has registered as `section.name`, with its options."""
     by_name = {point.name: point for point in installed}
     if section.name not in by_name:
         names = ", ".join(sorted(by_name)) or "none is installed"
         raise ConfigError(
             f"cache.l3.name is {section.name!r}; expected an entry point of group "
-            f"{ENTRY_POINT_GROUP} ({names}). "
-            "Install the package that brings it."
+            f"{ENTRY_POINT_GROUP} ({names}). Install the package that brings it."
         )
+
     try:
         factory = by_name[section.name].load()
         backend: StorageBackend = factory(**section.options)

@@ -4,12 +4,13 @@ import math
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.corruption import Corruption, corrupt
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Room
@@ -21,18 +22,14 @@ class Faults:
 
     seed: int = 0
     max_delay_s: float = 0.0
-    """Each operation waits for a time drawn from [0, max_delay_s]; on several threads they end out
-    of order.
-    """
+    """Each operation waits for a time drawn from [0, max_delay_s]: they end out of order."""
     latency_s: float = 0.0
-    """Of each batch and search, before its first byte. Infinite: nothing is answered until the
-    faults change.
-    """
+    """Before the first byte of each batch. If infinite, nothing is answered until faults change."""
     max_bytes_per_s: float = math.inf
-    """Of all reads and writes together: they share one link, first come, first served."""
+    """All reads and writes together share one link of this speed, first come, first served."""
     failure_fraction: float = 0.0
     corrupt_fraction: float = 0.0
-    """Of reads. The stored object stays good unless the reader deletes it."""
+    """How many reads are spoiled. The stored object stays good unless the reader deletes it."""
     refuses_writes: bool = False
     """Every write finds the store full."""
     refuses_deletes: bool = False
@@ -51,14 +48,15 @@ class FakeBackend:
     ) -> None:
         self._faults = faults or Faults()
         self._random = random.Random(self._faults.seed)
+        self._clock = clock
+        self._sleep = sleep
+
         self._room = Room(max_bytes, self._remove)
         self._objects: dict[str, bytes] = {}
         self._namespace = ""
-        self._clock = clock
-        self._sleep = sleep
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._counters: Counter[str] = Counter()
+        self._counts = BackendCounts("the fake backend")
         self._link_free_s = -math.inf
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
@@ -66,15 +64,13 @@ class FakeBackend:
         self._namespace = namespace.hex
 
     def set_faults(self, faults: Faults) -> None:
-        """From now on these; what is under way ends by those before. The seed stays that of the
-        start.
-        """
+        """Exchange the faults, but for the seed; what is under way ends under the former ones."""
         with self._changed:
             self._faults = faults
             self._changed.notify_all()
 
     def _begin(self) -> Faults:
-        """Start a batch or a search, once anything is answered at all: the faults that it meets."""
+        """Wait until anything is answered at all; returns the faults that a batch meets."""
         with self._changed:
             self._changed.wait_for(lambda: self._faults.latency_s < math.inf)
             return self._faults
@@ -94,7 +90,7 @@ class FakeBackend:
         self._room.add({self._name(name): len(data)})
 
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """After the latency, without faults."""
+        """Answer after the latency, without faults."""
         faults = self._begin()
         if faults.latency_s:
             self._sleep(faults.latency_s)
@@ -129,11 +125,13 @@ class FakeBackend:
     def _fault(
         self, faults: Faults, ref: ObjectRef, earliest_s: float, deadline_s: float
     ) -> ObjectStatus | None:
-        """Wait for the object's turn on the link; then the failure that was drawn, or None."""
+        """Wait for an object's turn on the link; returns the failure that was drawn, or None."""
         with self._lock:
             delay_s = self._random.uniform(0.0, faults.max_delay_s)
             is_failure = self._random.random() < faults.failure_fraction
             now_s = self._clock()
+
+            # A late object leaves the link to those that are in time.
             sent_s = max(earliest_s, self._link_free_s) + len(ref.page) / faults.max_bytes_per_s
             delay_s += max(0.0, sent_s - now_s)
             is_late = now_s + delay_s >= deadline_s
@@ -141,6 +139,7 @@ class FakeBackend:
                 delay_s = max(0.0, deadline_s - now_s)
             else:
                 self._link_free_s = sent_s
+
         if delay_s:
             self._sleep(delay_s)
         if is_late:
@@ -155,14 +154,13 @@ class FakeBackend:
                 return ObjectStatus.MISSING
             if self._random.random() < self._faults.corrupt_fraction:
                 data = corrupt(data, self._random.choice(list(Corruption)))
-                self._counters["objects_corrupted"] += 1
-            self._counters["objects_read"] += 1
-        if len(data) != len(ref.page):
-            return (
-                ObjectStatus.TOO_SHORT if len(data) < len(ref.page) else ObjectStatus.WRONG_LENGTH
-            )
-        ref.page[:] = data
-        return ObjectStatus.OK
+                self._counts.add("objects_corrupted")
+            self._counts.add("objects_read")
+
+        status = compare_length(len(data), len(ref.page))
+        if status is ObjectStatus.OK:
+            ref.page[:] = data
+        return status
 
     def _put(self, ref: ObjectRef) -> ObjectStatus:
         name = self._name(ref.name)
@@ -177,12 +175,12 @@ class FakeBackend:
                 return ObjectStatus.FULL
             with self._lock:
                 self._objects.setdefault(name, bytes(ref.page))
-                self._counters["objects_written"] += 1
+                self._counts.add("objects_written")
             self._room.settle(reservation, {name: len(ref.page)})
         return ObjectStatus.OK
 
     def _remove(self, names: Sequence[str]) -> Sequence[str]:
-        """For the room: delete objects, and tell which could not be."""
+        """Delete objects for the room; returns those that could not be."""
         with self._lock:
             if self._faults.refuses_deletes:
                 return names
@@ -207,15 +205,14 @@ class FakeBackend:
         return ObjectStatus.OK
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Sizes; no times are kept."""
+        """Tell sizes; no times are kept."""
         with self._lock:
             found = [self._objects.get(self._name(name)) for name in names]
         return [None if data is None else ObjectInfo(len(data), None) for data in found]
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
-        with self._lock:
-            return self._room.figures() | self._counters
+        return self._room.figures() | self._counts.figures()
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
@@ -226,4 +223,4 @@ class FakeBackend:
         return self._room.trim()
 
     def close(self) -> None:
-        """Objects stay."""
+        """Keep the objects for the next `open`."""

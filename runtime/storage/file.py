@@ -3,43 +3,38 @@
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.batches import move_in_parts
 from raydix.runtime.storage.file_modes import OWNER_ALONE, Modes
 from raydix.runtime.storage.file_transfers import FileTransfers, SystemCalls
 from raydix.runtime.storage.file_tree import FileTree, NewFiles, close_quietly
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Reservation, Room
-from raydix.runtime.storage.stored_bound import agree_on_bound
+from raydix.runtime.storage.stored_bound import open_room
 from raydix.runtime.storage.writer_lock import WriterLock
 
-logger = logging.getLogger(__name__)
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STAMP_EVERY_S = 10.0
-"""Between two times at which the order of use is written to the disk; a process that is killed
-loses so much of it.
-"""
+"""How often the order of use is written to the disk; a process that is killed loses this much."""
 
 
 class FileBackend:
     """Owns: the objects below ROOT/<namespace, 16 hex>/<key, first 2 hex>/, and their bytes.
 
-    `max_bytes` spans all namespaces below ROOT that this user may read; beyond it the least
-    recently used objects go; who is reading a file keeps its bytes. Order of use outlives a restart
-    through the files' times. Nothing is synced: after a power loss a file may be short or zero, and
-    fails verification. Engines may share ROOT; each counts only the files it has seen. Without the
-    namespace's folder, as when a mount is gone, every operation fails, and nothing is written to
-    what lies below.
+    `max_bytes` bounds all namespaces below ROOT that this user may read; beyond it the least
+    recently used objects are evicted, and whoever is reading a file keeps its bytes. The order of
+    use outlives a restart through the files' times. Nothing is synced: after a power loss a file
+    may be short or zero, and fails verification. Engines may share ROOT; each counts only the files
+    that it has seen. Without the namespace's folder, as when a mount is gone, every operation
+    fails, and nothing is written to what lies below the mount point.
     """
 
     def __init__(
@@ -51,13 +46,14 @@ class FileBackend:
         *,
         modes: Modes = OWNER_ALONE,
     ) -> None:
-        """`transfers`: what moves the bytes; None: system calls."""
+        """`transfers`: what moves the bytes; None for system calls."""
         self._root = root
         self._tree = FileTree(root, modes)
         self._transfers = transfers or SystemCalls()
         self._max_bytes = max_bytes
-        self._room = Room(max_bytes, self._remove)
         self._clock = clock
+
+        self._room = Room(max_bytes, self._remove)
         self._namespace: Namespace | None = None
         self._prefix = ""
         self._suffixes: list[str] = []
@@ -66,7 +62,7 @@ class FileBackend:
         self._temporary_ids = itertools.count()
         self._unstamped: list[tuple[int, list[str]]] = []
         self._next_stamp_s = clock() + STAMP_EVERY_S
-        self._counters: Counter[str] = Counter()
+        self._counts = BackendCounts(f"storage in {root}")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Make the folder, remove what dead writers left half written, and count what is there."""
@@ -94,14 +90,9 @@ class FileBackend:
             undo.pop_all()
 
     def _take_stock(self, writer: WriterLock) -> None:
-        found = self._tree.sweep(writer, self._counters)
-        held_bytes = sum(item.size_bytes for item in found)
-        agree_on_bound(self._root, self._max_bytes, held_bytes, self._tree.modes)
-        self._room = Room(self._max_bytes, self._remove)
-        self._room.add({item.name: item.size_bytes for item in found})
-        self._room.enforce()
-
-    # Names ----------------------------------------------------------------------------------------
+        found = self._tree.sweep(writer, self._counts)
+        sizes = {item.name: item.size_bytes for item in found}
+        self._room = open_room(self._root, self._max_bytes, sizes, self._remove, self._tree.modes)
 
     def _relative(self, name: ObjectName) -> str:
         key = name.key.hex()
@@ -112,62 +103,60 @@ class FileBackend:
         return self._root / self._relative(name)
 
     def _temporary_suffix(self) -> str:
-        """What makes temporaries of the paths of a batch."""
+        """The suffix that makes temporaries of the paths of one batch."""
         assert self._writer is not None, "the backend is not open"
         return f".{self._writer.token}.{next(self._temporary_ids)}.tmp"
 
-    # Operations -----------------------------------------------------------------------------------
-
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """One look at the file system per name; a file that cannot be looked at is no MISSING."""
+        """Ask the file system, name by name; a file that it cannot tell about is no MISSING."""
         paths = [self._relative(name) for name in names]
-        return self._without_lost(paths, [self._find(path) for path in paths])
+        return self._without_lost(paths, [self._exists(path) for path in paths])
 
-    def _find(self, name: str) -> ObjectStatus:
+    def _exists(self, name: str) -> ObjectStatus:
         try:
             os.stat(self._tree.path(name))
         except FileNotFoundError:
             return ObjectStatus.MISSING
         except OSError as error:
-            return self._failure(error)
+            return self._counts.os_error(error)
         return ObjectStatus.OK
 
     def batch_get_into(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Read files straight into the arena."""
-        return self._in_groups(refs, deadline_s, self._get)
+        return self._move(refs, deadline_s, self._get)
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
         """Write each page to a temporary of its own and rename it."""
-        return self._in_groups(refs, deadline_s, self._put)
+        return self._move(refs, deadline_s, self._put)
 
-    def _in_groups(
+    def _move(
         self,
         refs: Sequence[ObjectRef],
         deadline_s: float,
-        operation: Callable[[Sequence[str], Sequence[ObjectRef]], list[ObjectStatus]],
+        move: Callable[[Sequence[str], Sequence[ObjectRef]], list[ObjectStatus]],
     ) -> list[ObjectStatus]:
         names = [self._relative(ref.name) for ref in refs]
-        statuses: list[ObjectStatus] = []
-        for start in range(0, len(refs), self._transfers.max_batch):
-            group = slice(start, start + self._transfers.max_batch)
-            if self._clock() < deadline_s:
-                statuses += operation(names[group], refs[group])
-            else:
-                statuses += [ObjectStatus.TIMED_OUT] * len(names[group])
+
+        statuses = move_in_parts(
+            len(refs),
+            self._transfers.max_batch,
+            lambda: self._clock() >= deadline_s,
+            lambda part: move(names[part], refs[part]),
+        )
         self._note_use(names, refs, statuses)
         return statuses
 
     def _note_use(
         self, names: Sequence[str], refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus]
     ) -> None:
-        """Mark a chain as used, the last object first; files of another engine are entered. `tidy`
-        tells the disk.
-        """
+        """Mark a chain as used, the last object first, and enter files of other engines."""
         ok = ObjectStatus.OK
         used = [name for name, status in zip(names, statuses, strict=True) if status is ok]
         if unknown := self._room.touch(reversed(used)):
             sizes = {name: len(ref.page) for name, ref in zip(names, refs, strict=True)}
             self._room.add({name: sizes[name] for name in unknown})
+
+        # The disk is told by `tidy`, when nobody waits.
         with self._lock:
             self._unstamped.append((time.time_ns(), used))
 
@@ -182,7 +171,7 @@ class FileBackend:
                 except FileNotFoundError:
                     not_open[index] = ObjectStatus.MISSING
                 except OSError as error:
-                    not_open[index] = self._failure(error)
+                    not_open[index] = self._counts.os_error(error)
             if not_open:
                 refs = [ref for index, ref in enumerate(refs) if index not in not_open]
             results = self._transfers.read(fds, refs) if fds else []
@@ -191,19 +180,20 @@ class FileBackend:
                 close_quietly(fd)
 
         statuses = [
-            self._failure(result) if isinstance(result, OSError) else result for result in results
+            self._counts.os_error(result) if isinstance(result, OSError) else result
+            for result in results
         ]
-        self._count("objects_read", statuses.count(ObjectStatus.OK))
+        self._counts.add("objects_read", statuses.count(ObjectStatus.OK))
         for index, status in not_open.items():
-            statuses.insert(index, status)
+            statuses.insert(index, status)  # in rising order, so that each lands at its index
         return self._without_lost(names, statuses)
 
     def _without_lost(
         self, names: Sequence[str], statuses: list[ObjectStatus]
     ) -> list[ObjectStatus]:
-        """Forget what is MISSING: another engine removed it.
+        """Forget what is MISSING, for another engine has removed it.
 
-        Unless all is out of reach: then none of it is MISSING.
+        If the namespace's folder is out of reach, nothing in it is MISSING: all of that failed.
         """
         missing = [
             name
@@ -217,39 +207,29 @@ class FileBackend:
             self._room.forget(missing)
             return statuses
 
-        failure = self._failure(
+        failure = self._counts.os_error(
             FileNotFoundError(errno.ENOENT, "the namespace's folder is gone", self._prefix)
         )
         return [failure if status is ObjectStatus.MISSING else status for status in statuses]
 
     def _put(self, names: Sequence[str], refs: Sequence[ObjectRef]) -> list[ObjectStatus]:
-        # Names that this engine has not met are not looked for. Should another engine have written
-        # one meanwhile, the rename puts its equal in its place, which costs less than looking for
+        # A name that this engine has not met is taken for new. Should another engine have written
+        # it meanwhile, the rename puts its equal in its place, which costs less than asking for
         # every new page.
         is_there = {
             name for name in self._room.known(names) if os.access(self._tree.path(name), os.F_OK)
         }
         new = {name: ref for name, ref in zip(names, refs, strict=True) if name not in is_there}
         statuses = dict.fromkeys(names, ObjectStatus.OK)
-        waiting = list(new.items())
-        while waiting:
-            # What is being written cannot be given up for the rest; once it is there it can.
-            with self._room.reserve([len(ref.page) for _, ref in waiting]) as reservation:
-                fitting = waiting[: len(reservation.sizes)]
-                if fitting:
-                    self._write(fitting, reservation, statuses)
 
-            # One that is too large for what others are writing is refused; all are if nothing can
-            # be deleted for them.
-            refused = (
-                waiting[len(fitting) :]
-                if reservation.is_blocked
-                else waiting[: 0 if fitting else 1]
-            )
-            for name, _ in refused:
-                statuses[name] = ObjectStatus.FULL
-            self._count("store_full", len(refused))
-            waiting = waiting[len(fitting) + len(refused) :]
+        refused = self._room.write_in_parts(
+            list(new.items()),
+            lambda named: len(named[1].page),
+            lambda part, reservation: self._write(part, reservation, statuses),
+        )
+        for name, _ in refused:
+            statuses[name] = ObjectStatus.FULL
+        self._counts.add("store_full", len(refused))
         return [statuses[name] for name in names]
 
     def _write(
@@ -258,9 +238,7 @@ class FileBackend:
         reservation: Reservation,
         statuses: dict[str, ObjectStatus],
     ) -> None:
-        """Write objects for which there is room to temporaries, and publish them. Amends
-        `statuses`, which are OK.
-        """
+        """Write objects to temporaries and publish them. Amends `statuses`, which are OK."""
         fds: list[int] = []
         begun: list[tuple[str, ObjectRef]] = []
         written: dict[str, int] = {}
@@ -271,7 +249,7 @@ class FileBackend:
                         fds.append(new.create(name))
                         begun.append((name, ref))
                     except OSError as error:
-                        statuses[name] = self._failure(error)
+                        statuses[name] = self._counts.os_error(error)
 
                 results = self._transfers.write(fds, [ref for _, ref in begun]) if fds else []
                 for (name, ref), result in zip(begun, results, strict=True):
@@ -281,32 +259,17 @@ class FileBackend:
                         new.publish(name)
                         written[name] = len(ref.page)
                     except OSError as error:
-                        statuses[name] = self._failure(error)
+                        statuses[name] = self._counts.os_error(error)
         finally:
             self._room.settle(reservation, written)
-            self._count("objects_written", len(written))
+            self._counts.add("objects_written", len(written))
 
     def _remove(self, names: Sequence[str]) -> Sequence[str]:
-        """For the room: delete objects, and tell which could not be."""
+        """Delete objects for the room; returns those that could not be."""
         errors = self._tree.remove(names)
         for error in errors.values():
-            self._failure(error)
+            self._counts.os_error(error)
         return tuple(errors)
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self._counters[name] += amount
-
-    def _failure(self, error: OSError) -> ObjectStatus:
-        if error.errno in _DISK_FULL:
-            self._count("disk_full")
-            return ObjectStatus.FULL
-        if not self._counters["io_errors"]:
-            logger.warning("storage in %s: %s; further errors are only counted", self._root, error)
-        self._count("io_errors")
-        return ObjectStatus.IO_ERROR
-
-    # What nobody waits for ------------------------------------------------------------------------
 
     def tidy(self) -> bool:
         """Evict down to the low mark, and write the order of use to the files' times."""
@@ -320,17 +283,16 @@ class FileBackend:
     def _stamp(self) -> None:
         with self._lock:
             batches, self._unstamped = self._unstamped, []
-        # Only the last use of an object counts; within a batch the first object counts as used
-        # last.
+
+        # Only the last use of an object counts; in a batch the first object counts as used last.
         times = {name: used_ns - age for used_ns, used in batches for age, name in enumerate(used)}
         for name, time_ns in times.items():
-            with contextlib.suppress(
-                OSError
-            ):  # evicted, or another user's: then it counts as older than it is
+            # One that is evicted, or another user's, stays as it is and counts as older.
+            with contextlib.suppress(OSError):
                 os.utime(self._tree.path(name), ns=(time_ns, time_ns))
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Unlink; who is reading a file keeps its bytes."""
+        """Unlink; whoever is reading a file keeps its bytes."""
         paths = [self._relative(name) for name in names]
         return self._without_lost(paths, [self._delete(path) for path in paths])
 
@@ -340,23 +302,23 @@ class FileBackend:
         except FileNotFoundError:
             return ObjectStatus.MISSING
         except OSError as error:
-            return self._failure(error)
+            return self._counts.os_error(error)
         self._room.forget([name])
         return ObjectStatus.OK
 
     def clear(self) -> ObjectStatus:
-        """Remove the namespace's objects; its folders stay, and what is being written."""
+        """Remove the namespace's objects; its folders and what is being written stay."""
         assert self._namespace is not None
         try:
             names = list(self._tree.objects_of(self._namespace))
         except OSError as error:
-            return self._failure(error)
+            return self._counts.os_error(error)
         stuck = set(self._remove(names))
         self._room.forget(name for name in names if name not in stuck)
         return ObjectStatus.IO_ERROR if stuck else ObjectStatus.OK
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Size and time of last use."""
+        """Tell size and time of last use."""
         infos: list[ObjectInfo | None] = []
         for name in names:
             try:
@@ -368,8 +330,7 @@ class FileBackend:
 
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces that this engine knows of, and counters."""
-        with self._lock:
-            return self._room.figures() | self._counters
+        return self._room.figures() | self._counts.figures()
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""

@@ -9,14 +9,14 @@ from raydix.runtime.storage.backend import ObjectRef
 
 
 class FileTransfers(Protocol):
-    """Moves whole files, open in `fds`. Thread-safe. Results are one per file: OK, TOO_SHORT,
-    WRONG_LENGTH, or its error.
+    """Moves whole files, open in `fds`. Thread-safe.
 
-    No page is touched after a method has returned.
+    Results are one per file: OK, TOO_SHORT, WRONG_LENGTH, or its error. No page is touched after a
+    method has returned.
     """
 
     max_batch: int
-    """So many files at a time."""
+    """How many files a call may name."""
 
     def open(self, arena: memoryview) -> None:
         """Prepare for pages of `arena`. Raises ConfigError if that cannot work."""
@@ -41,7 +41,7 @@ class SystemCalls:
     max_batch = 64
 
     def open(self, arena: memoryview) -> None:
-        """Nothing to prepare."""
+        """Do nothing: no arena has to be known beforehand."""
 
     def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         """Read each file to its end."""
@@ -52,7 +52,7 @@ class SystemCalls:
         return [_write(fd, ref.page) for fd, ref in zip(fds, refs, strict=True)]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 _BEYOND = bytearray(1)

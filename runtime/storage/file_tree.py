@@ -6,12 +6,12 @@ import json
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.file_modes import Modes
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.writer_lock import ABANDONED_S, WriterLock
@@ -65,9 +65,9 @@ class FileTree:
             new.publish(manifest)
 
     def has_namespace(self, namespace: Namespace) -> bool:
-        """Its folder is there: what is not in it is missing.
+        """Whether its folder is there, so that what is not in it is missing.
 
-        Without it ROOT is not what it was, or out of reach.
+        Without the folder ROOT is not what it was, or out of reach.
         """
         return os.path.isdir(self.path(namespace.hex))
 
@@ -83,9 +83,7 @@ class FileTree:
             self.modes.make_folder(os.path.dirname(path))
             return self.modes.create(path)
 
-    # What is there --------------------------------------------------------------------------------
-
-    def sweep(self, writer: WriterLock, counters: Counter[str]) -> list[FoundObject]:
+    def sweep(self, writer: WriterLock, counts: BackendCounts) -> list[FoundObject]:
         """Remove temporaries of dead writers. Returns all objects, the least recently used first.
 
         Others may remove and write files meanwhile. What this user may not read is passed over, and
@@ -93,27 +91,29 @@ class FileTree:
         """
         found: list[FoundObject] = []
         abandoned_s = writer.now_s() - ABANDONED_S
+
         with writer.dead_writers() as dead:
-            for name, entry in self._files(counters):
+            for name, entry in self._files(counts):
                 try:
                     stat = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
+
                 temporary = _TEMPORARY.search(name)
                 if temporary is None:
                     if name.endswith(_OBJECT_SUFFIX):
                         found.append(FoundObject(stat.st_mtime_ns, name, stat.st_size))
                 elif temporary["writer"] in dead or stat.st_mtime < abandoned_s:
                     unlink_quietly(entry.path)
-                    counters["temporaries_swept"] += 1
+                    counts.add("temporaries_swept")
         return sorted(found)
 
-    def _files(self, counters: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    def _files(self, counts: BackendCounts) -> Iterator[tuple[str, os.DirEntry[str]]]:
         for namespace in _entries(str(self.root)):
-            if not _NAMESPACE.fullmatch(namespace.name) or not namespace.is_dir(
-                follow_symlinks=False
-            ):
+            is_folder = namespace.is_dir(follow_symlinks=False)
+            if not _NAMESPACE.fullmatch(namespace.name) or not is_folder:
                 continue
+
             try:
                 for entry in _entries(namespace.path):
                     if entry.is_dir(follow_symlinks=False):
@@ -122,7 +122,7 @@ class FileTree:
                     else:
                         yield f"{namespace.name}/{entry.name}", entry
             except PermissionError as error:
-                counters["namespaces_unreadable"] += 1
+                counts.add("namespaces_unreadable")
                 logger.warning(
                     "%s is another user's: what it holds is not bounded by cache.l3.max_bytes here",
                     error,
@@ -138,9 +138,9 @@ class FileTree:
                     yield f"{namespace.hex}/{entry.name}/{file.name}"
 
     def remove(self, names: Sequence[str]) -> Mapping[str, OSError]:
-        """Unlink files; who is reading one keeps its bytes.
+        """Unlink files; returns the errors of those that are still there.
 
-        Returns the errors of those that are still there.
+        Whoever is reading a file keeps its bytes.
         """
         errors: dict[str, OSError] = {}
         for name in names:
@@ -154,13 +154,10 @@ class FileTree:
 
 
 class NewFiles:
-    """Owns: files that are being written.
-
-    Those that are not published when the `with` block ends are no more.
-    """
+    """Owns: files that are being written, until they are published or the `with` block ends."""
 
     def __init__(self, tree: FileTree, suffix: str) -> None:
-        """`suffix`: makes temporaries of the names of one batch."""
+        """`suffix` makes temporaries of the names of one batch."""
         self._tree = tree
         self._suffix = suffix
         self._fds: dict[str, int] = {}
@@ -200,7 +197,7 @@ class NewFiles:
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor of which nothing is expected; Linux closes it even if it reports an error."""
+    """Close a descriptor, whatever comes of it; Linux closes it even if it reports an error."""
     with contextlib.suppress(OSError):
         os.close(fd)
 

@@ -1,12 +1,9 @@
-"""L3 in a Mooncake store: the DRAM that the clients of one master lend it, read and written from
-the arena itself.
-"""
+"""L3 in a Mooncake store: DRAM that the clients of one master lend, moved from the arena itself."""
 
 import logging
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +13,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -23,17 +21,17 @@ logger = logging.getLogger(__name__)
 _COPY_BUFFER_BYTES = 16 << 20
 """The client's own buffer, for calls that copy; ours do not."""
 _RECONNECT_S = 5.0
-"""Between two tries to reach a master that does not answer."""
+"""The pause between two attempts to reach a master that does not answer."""
 _PROBE_S = 1.0
-"""The library tries for 90 s to reach a master that is not there (0.3.13, measured); we look first.
-"""
+"""Of our own attempt to connect: the library tries for 90 s to reach a master that is not there
+(0.3.13, measured)."""
 
 _NO_SPACE = -200
 _TOO_LARGE = -600
 _BEING_WRITTEN = -703
 _NOT_FOUND = -704
 _LEASE_EXPIRED = -707
-"""The transfer outlived the lease, so that the bytes may have been another object's by its end."""
+"""The transfer outlived the lease: by its end the bytes may have been another object's."""
 _FAILURES = {
     _NO_SPACE: ObjectStatus.FULL,
     _TOO_LARGE: ObjectStatus.WRONG_LENGTH,
@@ -47,7 +45,7 @@ class MooncakeBackend:
     """Owns: one Mooncake client, with which the arena is registered.
 
     Keys are `raydix/<namespace, 16 hex>/<group>/<key, 64 hex>`. The master evicts; objects live in
-    memory and go with the process that lent it. A name that a dead process had begun to write
+    memory and vanish with the process that lent it. A name that a dead process had begun to write
     cannot be written again before the master's `put_start_discard_timeout_sec` is over. A master
     that does not answer fails operations, not `open`; the client finds it again by itself. The
     library's calls take no deadline: a call that has begun is waited for, since it may still write
@@ -66,12 +64,12 @@ class MooncakeBackend:
         self._next_try_s = 0.0
         self._is_open = False
         self._is_setting_up = threading.Lock()
-        self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        self._counts = BackendCounts("Mooncake")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
-        """Set up the client. Raises ConfigError if Mooncake is not installed or cannot register the
-        arena.
+        """Set up the client.
+
+        Raises ConfigError if Mooncake is not installed or cannot register the arena.
         """
         _store_class()
         self._prefix = f"raydix/{namespace.hex}/"
@@ -90,7 +88,7 @@ class MooncakeBackend:
         if self._client is None and self._is_setting_up.acquire(blocking=False):
             try:
                 if self._client is None and self._is_open and self._clock() >= self._next_try_s:
-                    # Counted from the end of the try, which may take as long as the pause.
+                    # The pause begins with the end of the attempt, which may take as long.
                     try:
                         self._client = self._set_up()
                     finally:
@@ -112,6 +110,7 @@ class MooncakeBackend:
         address = _address_towards(section.master)
         if address is None:
             return None
+
         client = _store_class()()
         code = client.setup(
             section.host or address,
@@ -128,6 +127,7 @@ class MooncakeBackend:
                 "no Mooncake client could be set up with master %s: code %d", section.master, code
             )
             return None
+
         code = client.register_buffer(self._address, len(self._arena))
         if code:
             client.close()
@@ -136,16 +136,14 @@ class MooncakeBackend:
                 f"{section.protocol}: code {code}. "
                 "For RDMA raise the limit of locked memory (ulimit -l)."
             )
-        self._count("clients_set_up")
+        self._counts.add("clients_set_up")
         return client
 
     def _key(self, name: ObjectName) -> str:
         return f"{self._prefix}{name.group}/{name.key.hex()}"
 
-    # Operations -----------------------------------------------------------------------------------
-
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """One call to the master."""
+        """Ask the master, in one call."""
         client = self._reconnect()
         if client is None or not names:
             return self._all_failed(len(names))
@@ -160,6 +158,7 @@ class MooncakeBackend:
             return self._all_failed(len(refs))
         if self._clock() >= deadline_s:
             return [ObjectStatus.TIMED_OUT] * len(refs)
+
         # Of a key that is twice in a batch only one page is filled, yet both are reported (0.3.13).
         first = {ref.name: ref for ref in reversed(refs)}
         codes = client.batch_get_into(*self._ranges(list(first.values())))
@@ -177,11 +176,11 @@ class MooncakeBackend:
             return self._failure(code)
         if code < len(ref.page):
             return ObjectStatus.TOO_SHORT
-        self._count("objects_read")
+        self._counts.add("objects_read")
         return ObjectStatus.OK
 
     def batch_put_from(self, refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:
-        """Have pages read from the arena. The first writer wins; a later one is told the same."""
+        """Have pages read from the arena. The first writer wins; later ones get the same status."""
         client = self._reconnect()
         if client is None or not refs:
             return self._all_failed(len(refs))
@@ -190,7 +189,7 @@ class MooncakeBackend:
         statuses = []
         for code in client.batch_put_from(*self._ranges(refs)):
             statuses.append(ObjectStatus.OK if code == 0 else self._failure(code))
-            self._count("objects_put" if code == 0 else "puts_refused")
+            self._counts.add("objects_put" if code == 0 else "puts_refused")
         return statuses
 
     def _ranges(self, refs: Sequence[ObjectRef]) -> tuple[list[str], list[int], list[int]]:
@@ -199,7 +198,7 @@ class MooncakeBackend:
         return [self._key(ref.name) for ref in refs], addresses, [len(ref.page) for ref in refs]
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Remove, whoever has a lease: its reader finds other bytes by their header."""
+        """Remove, whoever has a lease: a reader tells by the header if the bytes are others."""
         client = self._reconnect()
         if client is None or not names:
             return self._all_failed(len(names))
@@ -207,7 +206,7 @@ class MooncakeBackend:
         return [ObjectStatus.OK if code == 0 else self._failure(code) for code in codes]
 
     def clear(self) -> ObjectStatus:
-        """One call to the master."""
+        """Remove all keys with the namespace's prefix, in one call."""
         client = self._reconnect()
         if client is None:
             return self._all_failed(1)[0]
@@ -215,7 +214,7 @@ class MooncakeBackend:
         return ObjectStatus.OK if num_removed >= 0 else self._failure(num_removed)
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Sizes, by one call each; the master tells no times."""
+        """Tell sizes, by one call each; the master knows no times."""
         client = self._reconnect()
         if client is None:
             return [None] * len(names)
@@ -224,8 +223,7 @@ class MooncakeBackend:
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the master nothing."""
-        with self._lock:
-            return {"is_connected": int(self._client is not None)} | self._counters
+        return {"is_connected": int(self._client is not None)} | self._counts.figures()
 
     def tidy(self) -> bool:
         """The master makes room."""
@@ -244,20 +242,13 @@ class MooncakeBackend:
     def _all_failed(self, count: int) -> list[ObjectStatus]:
         """The statuses of objects for whose sake no call is made."""
         if count:
-            self._count("io_errors", count)
+            self._counts.add("io_errors", count)
         return [ObjectStatus.IO_ERROR] * count
 
     def _failure(self, code: int) -> ObjectStatus:
         if code in _FAILURES:
             return _FAILURES[code]
-        if not self._counters["io_errors"]:
-            logger.warning("Mooncake answers with code %d; further errors are only counted", code)
-        self._count("io_errors")
-        return ObjectStatus.IO_ERROR
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self._counters[name] += amount
+        return self._counts.io_error(f"a call ended with code {code}")
 
 
 def _address_towards(master: str) -> str | None:

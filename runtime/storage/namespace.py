@@ -20,7 +20,7 @@ def _tagged(name: str, value: Field) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A digest and, for people, the fields that it was made from. `codec`: of all its objects."""
+    """A digest and, for people, the fields that it was made from. All objects have one codec."""
 
     digest: bytes
     codec: Codec
@@ -33,7 +33,10 @@ class Namespace:
 
 
 def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayout) -> Namespace:
-    """Everything but the tokens that decides a page's bytes; nothing of rank, host or run goes in."""
+    """The namespace of a model's pages: all that decides their bytes, but for the tokens.
+
+    Nothing of rank, host or run goes in: their pages are interchangeable.
+    """
     fields: dict[str, Field] = {
         "model_fingerprint": model_fingerprint,
         "weight_version": weight_version,
@@ -52,6 +55,7 @@ def make_namespace(model_fingerprint: bytes, weight_version: str, layout: KvLayo
             f"group{index}.head_dim": group.head_dim,
             f"group{index}.window": group.window,
         }
+
     digest = hashlib.sha256(
         b"".join(_tagged(name, value) for name, value in fields.items())
     ).digest()

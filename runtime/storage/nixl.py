@@ -1,6 +1,4 @@
-"""File transfers through NIXL: a batch of files at a time, by its POSIX plugin (io_uring) or
-another for files.
-"""
+"""Batches of files through NIXL, by its POSIX plugin (io_uring) or another one for files."""
 
 import itertools
 import logging
@@ -15,20 +13,18 @@ import numpy as np
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectRef
+from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.file_transfers import SystemCalls
 
 logger = logging.getLogger(__name__)
 
 _NUM_EAGER_POLLS = 16
 _POLL_S = 5e-5
-"""NIXL tells of a completed transfer only when asked; without pauses the question would take a
-core.
-"""
+"""The pause between two questions whether a transfer is complete: without it they take a core."""
 
 
 class NixlTransfers:
-    """Owns: one NIXL agent for each batch that is under way at the same time, each with the arena
-    registered.
+    """Owns: a NIXL agent, with the arena registered, for each batch that is under way.
 
     A batch of NIXL succeeds or fails as a whole. One that has failed is done again by system calls,
     file by file, which says of each file what is wrong with it. The POSIX plugin reports a failure
@@ -51,23 +47,26 @@ class NixlTransfers:
         self._lock = threading.Lock()
 
     def open(self, arena: memoryview) -> None:
-        """Make the first agent. Raises ConfigError if NIXL is not installed or cannot load or start
-        the plugin.
+        """Make the first agent.
+
+        Raises ConfigError if NIXL is not installed or cannot load or start the plugin.
         """
         try:
             from nixl import _api, _bindings
         except ImportError as error:
             raise ConfigError(
                 f"cache.l3.backend is nixl, but the library cannot be imported ({error}). Install "
-                f"raydix[nixl]."
+                "raydix[nixl]."
             ) from error
+
         self._api = _api
-        # They have no base of their own.
+        # NIXL's errors have no base class of their own.
         self._errors = tuple(
             error
             for error in vars(_bindings).values()
             if isinstance(error, type) and issubclass(error, Exception)
         )
+
         self._arena = arena
         self._address = np.frombuffer(arena, dtype=np.uint8).ctypes.data
         try:
@@ -86,9 +85,8 @@ class NixlTransfers:
         return agent
 
     def read(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        """One transfer for all files that have the right length: NIXL would not notice that one
-        goes on.
-        """
+        """Read all files of the right length in one transfer."""
+        # NIXL would not notice that a file goes on after its page.
         statuses = [_fits(fd, len(ref.page)) for fd, ref in zip(fds, refs, strict=True)]
         good = [index for index, status in enumerate(statuses) if status is ObjectStatus.OK]
         if len(good) < len(fds):
@@ -99,16 +97,17 @@ class NixlTransfers:
         return statuses
 
     def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
-        """One transfer for all files."""
+        """Write all files in one transfer."""
         is_done = self._transfer("WRITE", fds, refs)
         return [ObjectStatus.OK] * len(fds) if is_done else self._system_calls.write(fds, refs)
 
     def _transfer(self, operation: str, fds: Sequence[int], refs: Sequence[ObjectRef]) -> bool:
-        """Whether all of it was moved."""
+        """Move a batch; whether all of it was moved."""
         memory = [(self._address + offset, len(page), 0) for _, page, offset in refs]
         files = [(0, len(ref.page), fd, "") for fd, ref in zip(fds, refs, strict=True)]
         with self._lock:
             agent = self._idle.pop() if self._idle else None
+
         try:
             agent = agent or self._make_agent()
             registered = agent.register_memory(files, "FILE")
@@ -129,7 +128,8 @@ class NixlTransfers:
                 len(fds),
                 error,
             )
-            return False  # and the agent goes
+            return False  # and the agent is dropped, whatever state it is in
+
         with self._lock:
             self._idle.append(agent)
         return is_done
@@ -147,15 +147,11 @@ def _fits(fd: int, size_bytes: int) -> ObjectStatus | OSError:
         found_bytes = os.lseek(fd, 0, os.SEEK_END)  # takes half the time of fstat
     except OSError as error:
         return error
-    if found_bytes == size_bytes:
-        return ObjectStatus.OK
-    return ObjectStatus.TOO_SHORT if found_bytes < size_bytes else ObjectStatus.WRONG_LENGTH
+    return compare_length(found_bytes, size_bytes)
 
 
 def _finish(agent: Any, handle: Any) -> bool:
-    """Start a transfer and wait for its end, however long that takes: until then pages may be
-    written to.
-    """
+    """Start a transfer and wait for its end: until then pages may be written to."""
     state = agent.transfer(handle)
     for num_polls in itertools.count():
         if state in ("DONE", "ERR"):

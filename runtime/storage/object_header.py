@@ -1,6 +1,4 @@
-"""The 64 bytes before every stored page, which prove after each read that it is the page that was
-asked for.
-"""
+"""The 64 bytes before every stored page, which prove that it is the page that was asked for."""
 
 import struct
 from collections.abc import Sequence
@@ -20,8 +18,7 @@ VERSION = 1
 _CODEC_NUMBERS = {Codec.NONE: 0, Codec.INT8: 1, Codec.FP8: 2}
 
 _FORMAT = struct.Struct("<4sHHIHHQ8s32s")
-"""Magic, version, codec, payload length, group, reserved, xxh3-64 of the payload, namespace, key.
-"""
+"""Magic, version, codec, payload length, group, 0, xxh3-64 of the payload, namespace, key."""
 assert _FORMAT.size == OBJECT_HEADER_BYTES
 
 
@@ -39,6 +36,7 @@ def fill_header(page: memoryview, identity: ObjectIdentity) -> None:
     """Write the header of `page` (header and payload) in place."""
     payload = page[OBJECT_HEADER_BYTES:]
     checksum = _checksum(payload)
+
     _FORMAT.pack_into(
         page,
         0,
@@ -55,13 +53,13 @@ def fill_header(page: memoryview, identity: ObjectIdentity) -> None:
 
 
 def verify_object(page: memoryview, identity: ObjectIdentity) -> ObjectStatus:
-    """Compare header and payload of `page` with what was asked for: OK, or the first thing that is
-    wrong.
-    """
+    """Compare header and payload of `page` with what was asked for; returns what is wrong first."""
     if len(page) < OBJECT_HEADER_BYTES:
         return ObjectStatus.TOO_SHORT
     magic, version, codec, length, group, _, checksum, namespace, key = _FORMAT.unpack_from(page)
     payload = page[OBJECT_HEADER_BYTES:]
+
+    # The checksum comes last: it is all that reads the payload.
     findings = (
         (magic == MAGIC, ObjectStatus.BAD_MAGIC),
         (version == VERSION, ObjectStatus.BAD_VERSION),
@@ -90,18 +88,14 @@ def fill_headers(refs: Sequence[ObjectRef], namespace: Namespace) -> None:
 def verify_objects(
     refs: Sequence[ObjectRef], statuses: Sequence[ObjectStatus], namespace: Namespace
 ) -> list[ObjectStatus]:
-    """`verify_object` for those of a batch that are OK. A good header is compared whole, in half
-    the time.
-    """
-    ok, pack, digest, codec = (
-        ObjectStatus.OK,
-        _FORMAT.pack,
-        namespace.digest,
-        _CODEC_NUMBERS[namespace.codec],
-    )
+    """`verify_object` for those of a batch that are OK."""
+    ok, pack, digest = ObjectStatus.OK, _FORMAT.pack, namespace.digest
+    codec = _CODEC_NUMBERS[namespace.codec]
+
     found: list[ObjectStatus] = []
     for ((key, group), page, _), status in zip(refs, statuses, strict=True):
         if status is ok:
+            # To compare a good header whole takes half the time of field by field.
             payload = page[OBJECT_HEADER_BYTES:]
             header = pack(
                 MAGIC, VERSION, codec, len(payload), group, 0, _checksum(payload), digest, key

@@ -9,7 +9,7 @@ from raydix.runtime.messages.host import ObjectStatus
 class Operation(StrEnum):
     """What HostMemory orders."""
 
-    FIND = "find"
+    EXISTS = "exists"
     READ = "read"
     WRITE = "write"
     CLEAR = "clear"
@@ -23,8 +23,9 @@ class OrderCounts:
         self._seconds: dict[Operation, float] = dict.fromkeys(Operation, 0.0)
 
     def add(self, operation: Operation, statuses: bytes, object_bytes: int, seconds: float) -> None:
-        """A batch is answered. `object_bytes`: moved for each object that is OK; `seconds`: without
-        waiting.
+        """Count a batch that is answered.
+
+        object_bytes: what was moved for each object that is OK; seconds: without waiting.
         """
         self._counts[f"{operation}_batches"] += 1
         self._seconds[operation] += seconds
@@ -34,7 +35,7 @@ class OrderCounts:
             self._counts[f"{operation}_bytes"] += object_bytes * statuses.count(ObjectStatus.OK)
 
     def figures(self) -> dict[str, int | float]:
-        """`OPERATION_batches`, `_seconds`, `_bytes` and `_objects_RESULT`, of what there was."""
+        """`OPERATION_batches`, `_seconds`, `_bytes` and `_objects_RESULT`, as far as counted."""
         return self._counts | {
             f"{operation}_seconds": seconds for operation, seconds in self._seconds.items()
         }

@@ -3,13 +3,14 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raydix.errors import ConfigError
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.resp import (
     ErrorReply,
@@ -36,7 +37,7 @@ class RedisBackend:
     """Owns: connections to one server, one per thread that uses it at a time.
 
     Keys are `raydix:<namespace, 16 hex>:<group>:<key, 64 hex>`. The server bounds and evicts
-    (`maxmemory`, `maxmemory-policy`), and may be shared by engines. One that cannot be reached
+    (`maxmemory`, `maxmemory-policy`), and engines may share it. A server that cannot be reached
     fails operations, not `open`: it may come back. A broken connection is replaced at the next
     operation.
     """
@@ -49,17 +50,16 @@ class RedisBackend:
         timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s` bounds what brings no deadline, and each connecting. Raises ConfigError for a
-        bad `url`.
-        """
+        """`timeout_s` is for connecting and what has no deadline. A bad `url` is a ConfigError."""
         self._address = RespAddress.parse(url)
         self._options = (b"NX",) if ttl_s is None else (b"NX", b"EX", b"%d" % ttl_s)
         self._timeout_s = timeout_s
         self._clock = clock
+
         self._prefix = b""
         self._idle: list[RespConnection] = []
         self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        self._counts = BackendCounts("Redis")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Try to connect. Raises ConfigError if the server refuses the login or the database."""
@@ -77,12 +77,10 @@ class RedisBackend:
     def _deadline_s(self) -> float:
         return self._clock() + self._timeout_s
 
-    # Operations -----------------------------------------------------------------------------------
-
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """One round trip for up to 1024 names; a server that does not answer is no MISSING."""
+        """Ask in one round trip per 1024 names; a server that does not answer is no MISSING."""
         return [
-            self._found(reply)
+            self._is_there(reply)
             for reply in self._ask([(b"EXISTS", self._key(name)) for name in names])
         ]
 
@@ -95,9 +93,9 @@ class RedisBackend:
         return self._in_chunks(refs, deadline_s, self._put)
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """Unlink."""
+        """Unlink the values."""
         return [
-            self._found(reply)
+            self._is_there(reply)
             for reply in self._ask([(b"UNLINK", self._key(name)) for name in names])
         ]
 
@@ -110,6 +108,7 @@ class RedisBackend:
             )
             if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
                 return ObjectStatus.IO_ERROR
+
             keys = [key for key in page[1] if isinstance(key, bytes)]
             if any(
                 isinstance(reply, ObjectStatus)
@@ -121,14 +120,15 @@ class RedisBackend:
             cursor = page[0]
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Sizes; the server knows no times. An empty value counts as none."""
+        """Tell sizes; the server knows no times. An empty value counts as none."""
         sizes = self._ask([(b"STRLEN", self._key(name)) for name in names])
         return [ObjectInfo(size, None) if size and type(size) is int else None for size in sizes]
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the server nothing."""
         with self._lock:
-            return {"idle_connections": len(self._idle)} | self._counters
+            num_idle = len(self._idle)
+        return {"idle_connections": num_idle} | self._counts.figures()
 
     def tidy(self) -> bool:
         """The server makes room by itself."""
@@ -140,8 +140,6 @@ class RedisBackend:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-    # Connections ----------------------------------------------------------------------------------
 
     def _take(self, deadline_s: float) -> RespConnection:
         """An idle connection that still stands, or a new one. Raises OSError."""
@@ -156,7 +154,8 @@ class RedisBackend:
 
     def _connect(self, deadline_s: float) -> RespConnection:
         connection = RespConnection(self._address, deadline_s, self._clock)
-        self._count("connections_opened")
+        self._counts.add("connections_opened")
+
         address = self._address
         greetings = []
         if address.password is not None:
@@ -165,9 +164,11 @@ class RedisBackend:
         if address.database:
             greetings.append((b"SELECT", b"%d" % address.database))
         greetings.append((b"PING",))
+
         try:
             for words in greetings:
                 reply = connection.call(deadline_s, *words)
+                # A server that still reads its file from disk is ours all the same.
                 if isinstance(reply, ErrorReply) and not reply.message.startswith("LOADING"):
                     raise _Refused(reply.message)
         except BaseException:
@@ -182,7 +183,8 @@ class RedisBackend:
     def _converse(
         self, deadline_s: float, talk: Callable[[RespConnection], None]
     ) -> ObjectStatus | None:
-        """Have `talk` use a connection. None, or what the objects get whose turn did not come."""
+        """Have `talk` use a connection. Returns the status of what it did not get to, if any."""
+        # A connection goes back only if every reply was read.
         try:
             connection = self._take(deadline_s)
             try:
@@ -192,11 +194,10 @@ class RedisBackend:
                 raise
             self._put_back(connection)
         except TimeoutError:
-            self._count("timeouts")
+            self._counts.add("timeouts")
             return ObjectStatus.TIMED_OUT
         except OSError as error:
-            self._note_error(str(error))
-            return ObjectStatus.IO_ERROR
+            return self._counts.io_error(error)
         return None
 
     def _in_chunks(
@@ -233,6 +234,7 @@ class RedisBackend:
             return
         if count != len(refs):
             raise ProtocolError(f"{count} values; expected {len(refs)}")
+
         num_read = 0
         for ref in refs:
             length = connection.read_length(b"$", deadline_s)
@@ -246,10 +248,8 @@ class RedisBackend:
                 statuses.append(ObjectStatus.OK)
             else:
                 connection.skip(length, deadline_s)
-                statuses.append(
-                    ObjectStatus.TOO_SHORT if length < len(ref.page) else ObjectStatus.WRONG_LENGTH
-                )
-        self._count("objects_read", num_read)
+                statuses.append(compare_length(length, len(ref.page)))
+        self._counts.add("objects_read", num_read)
 
     def _put(
         self,
@@ -270,6 +270,7 @@ class RedisBackend:
             )
             parts += (head, ref.page, b"\r\n" + options)
         connection.send(parts, deadline_s)
+
         num_written = 0
         for _ in refs:
             reply = connection.read_reply(deadline_s)
@@ -282,10 +283,10 @@ class RedisBackend:
                 statuses.append(self._refusal(reply))
             else:
                 raise ProtocolError(f"SET is answered with {reply!r}")
-        self._count("objects_written", num_written)
+        self._counts.add("objects_written", num_written)
 
     def _ask(self, commands: Sequence[tuple[bytes, ...]]) -> list[Reply | ObjectStatus]:
-        """Replies to short commands, pipelined; a status in the place of those that did not come."""
+        """Replies to short commands, pipelined; a status in place of each that did not come."""
         replies: list[Any] = []
         deadline_s = self._deadline_s()
 
@@ -302,32 +303,22 @@ class RedisBackend:
             self._refusal(reply) if isinstance(reply, ErrorReply) else reply for reply in replies
         ]
 
-    def _found(self, reply: object) -> ObjectStatus:
-        """What EXISTS or UNLINK of one key says. A status is an int too, hence the order."""
+    def _is_there(self, reply: object) -> ObjectStatus:
+        """What EXISTS or UNLINK of one key says: OK or MISSING."""
+        # First of all, for a status is an int, too.
         if isinstance(reply, ObjectStatus):
             return reply
         if reply == 0:
             return ObjectStatus.MISSING
         if reply == 1:
             return ObjectStatus.OK
-        self._note_error(f"a count of one key is {reply!r}")
-        return ObjectStatus.IO_ERROR
+        return self._counts.io_error(f"a count of one key is {reply!r}")
 
     def _refusal(self, reply: ErrorReply) -> ObjectStatus:
         if reply.message.startswith("OOM"):
-            self._count("store_full")
+            self._counts.add("store_full")
             return ObjectStatus.FULL
-        self._note_error(reply.message)
-        return ObjectStatus.IO_ERROR
-
-    def _note_error(self, message: str) -> None:
-        if not self._counters["io_errors"]:
-            logger.warning("Redis: %s; further errors are only counted", message)
-        self._count("io_errors")
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self._counters[name] += amount
+        return self._counts.io_error(reply.message)
 
 
 def _chunks(refs: Sequence[ObjectRef]) -> Iterator[Sequence[ObjectRef]]:

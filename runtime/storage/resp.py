@@ -1,6 +1,4 @@
-"""The Redis protocol (RESP2) over one socket, receiving bulk values straight into the caller's
-memory.
-"""
+"""The Redis protocol (RESP2) over one socket; bulk values go straight into the caller's memory."""
 
 import errno
 import re
@@ -17,9 +15,9 @@ from raydix.errors import ConfigError
 _LINE_BUFFER_BYTES = 4096
 _SCRATCH_BYTES = 1 << 16
 _MAX_REPLY_BYTES = 64 << 20
-"""Of a value that is not received into the caller's memory."""
+"""The largest value that is not received into the caller's memory."""
 _MAX_REPLY_ITEMS = 1 << 20
-"""Of all arrays of one reply together; a page of SCAN has about a thousand."""
+"""The most items of all arrays of one reply; a page of SCAN has about a thousand."""
 _MAX_REPLY_DEPTH = 8
 _MAX_IOVECS = 512
 _TIMEVAL = struct.Struct("@ll")
@@ -29,7 +27,7 @@ _INTEGER = re.compile(rb"-?[0-9]{1,19}")
 
 
 class ProtocolError(OSError):
-    """The server said something that is no RESP2; the connection is of no more use."""
+    """The server said something that is not RESP2; the connection is of no more use."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EPROTO, what)
@@ -37,9 +35,7 @@ class ProtocolError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """The server refuses a command, such as `OOM command not allowed when used memory >
-    'maxmemory'`.
-    """
+    """The server refuses a command: `OOM command not allowed when used memory > 'maxmemory'`."""
 
     message: str
 
@@ -73,7 +69,8 @@ class RespAddress:
 
     @classmethod
     def _parse(cls, url: str) -> "RespAddress":
-        """Raises ValueError without any part of the address: each may be a password out of place."""
+        """Raises ValueError, which shows no part of the address."""
+        # Each part may be a password out of place.
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -189,6 +186,7 @@ class RespConnection:
     def send(self, parts: Sequence[bytes | memoryview], deadline_s: float) -> None:
         """Send all bytes of `parts`."""
         index, offset = 0, 0
+
         while index < len(parts):
             window = [memoryview(parts[index])[offset:], *parts[index + 1 : index + _MAX_IOVECS]]
             self._set_timeout(socket.SO_SNDTIMEO, deadline_s)
@@ -196,6 +194,8 @@ class RespConnection:
                 sent = self._socket.sendmsg(window)
             except BlockingIOError:
                 raise TimeoutError("the server takes no more bytes") from None
+
+            # The kernel may have taken some of the parts, and a piece of the next one.
             for part in window:
                 if sent < len(part):
                     break
@@ -213,6 +213,7 @@ class RespConnection:
         `items_left`: one number, which all of them draw on.
         """
         kind, text = self._read_line(deadline_s)
+
         match kind:
             case b"+":
                 return text
@@ -235,9 +236,7 @@ class RespConnection:
         raise ProtocolError(f"reply of unknown kind {kind!r}")
 
     def read_length(self, kind: bytes, deadline_s: float) -> int | ErrorReply | None:
-        """The header of a bulk value (`kind` b"$") or an array (b"*"): its length, None if it is
-        nil, or an error.
-        """
+        """The length of a bulk value (`kind` b"$") or an array (b"*"); None if it is nil."""
         found, text = self._read_line(deadline_s)
         if found == b"-":
             return ErrorReply(text.decode(errors="replace"))
@@ -256,7 +255,7 @@ class RespConnection:
         self._read_line_end(deadline_s)
 
     def skip(self, length: int, deadline_s: float) -> None:
-        """Receive the body of a bulk value of `length` bytes into nowhere."""
+        """Receive the body of a bulk value of `length` bytes and drop it."""
         scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
         buffered = min(self._end - self._start, length)
         self._start += buffered

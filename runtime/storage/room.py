@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from raydix.runtime.storage.bytes_lru import BytesLru
 
+T = TypeVar("T")
 Remove = Callable[[Sequence[str]], Collection[str]]
 """Deletes objects from the store and returns those that it could not delete."""
 
@@ -20,10 +22,9 @@ class Reservation:
         self.sizes = list(sizes)
         """Of the objects for which there is room."""
         self.held_bytes = sum(sizes)
-        """What is neither settled nor given back."""
+        """The bytes that are neither settled nor given back."""
         self.is_blocked = False
-        """An object that had to go could not be deleted: to ask for more at once would fail alike.
-        """
+        """An object that had to go could not be deleted; asking again at once would fail, too."""
 
 
 class Room:
@@ -34,17 +35,13 @@ class Room:
     """
 
     def __init__(self, max_bytes: int | None, remove: Remove) -> None:
-        """`remove` is called without the room's lock. If it raises, all it was to delete stays on
-        record.
-        """
+        """`remove` is called without the room's lock. If it raises, its objects stay on record."""
         self._max_bytes = max_bytes
         self._remove = remove
         self._lru = BytesLru(max_bytes)
         self._num_evicted = 0
         self._num_stuck = 0
         self._lock = threading.Lock()
-
-    # Writing --------------------------------------------------------------------------------------
 
     @contextmanager
     def reserve(self, sizes: Sequence[int]) -> Iterator[Reservation]:
@@ -73,11 +70,37 @@ class Room:
             while self._lru.is_over and reservation.sizes:
                 self._give_back(reservation, reservation.sizes.pop())
 
-    def settle(self, reservation: Reservation, written: Mapping[str, int]) -> None:
-        """Objects, with their bytes, are in the store now: the room that they took is theirs.
+    def write_in_parts(
+        self,
+        objects: Sequence[T],
+        size_of: Callable[[T], int],
+        write: Callable[[Sequence[T], Reservation], None],
+    ) -> list[T]:
+        """Have objects written as there is room for them; returns those for which there is none.
 
-        In one piece, so that nobody counts the bytes twice and evicts for them.
+        `write` settles with its reservation what it has written.
         """
+        refused: list[T] = []
+        waiting = objects
+        while waiting:
+            # What is being written cannot be evicted for the rest; once it is there it can.
+            with self.reserve([size_of(each) for each in waiting]) as reservation:
+                fitting = waiting[: len(reservation.sizes)]
+                if fitting:
+                    write(fitting, reservation)
+            waiting = waiting[len(fitting) :]
+
+            if reservation.is_blocked:
+                num_refused = len(waiting)  # nothing can be deleted for them
+            else:
+                num_refused = 0 if fitting else 1  # it alone is larger than what is not reserved
+            refused += waiting[:num_refused]
+            waiting = waiting[num_refused:]
+        return refused
+
+    def settle(self, reservation: Reservation, written: Mapping[str, int]) -> None:
+        """Objects, with their bytes, are in the store now: the room that they took is theirs."""
+        # In one piece, so that nobody counts the bytes twice and evicts for them.
         with self._lock:
             self._give_back(reservation, sum(written.values()))
             self._lru.add(written)
@@ -86,21 +109,20 @@ class Room:
         reservation.held_bytes -= size_bytes
         self._lru.release(size_bytes)
 
-    # Evicting -------------------------------------------------------------------------------------
-
     def enforce(self) -> None:
         """Evict what is beyond the bound, as far as it can be deleted."""
         with self.reserve(()):
             pass
 
     def trim(self) -> bool:
-        """Evict a piece of what is above the marks of `BytesLru`; whether to go on at once."""
+        """Evict a few of the objects above the marks of `BytesLru`; whether to go on at once."""
         with self._lock:
             victims = self._lru.trim()
         return self._evict(victims) > 0
 
     def _evict(self, victims: Mapping[str, int]) -> int:
-        """Have objects deleted; how many were."""
+        """Have objects deleted; returns how many were."""
+        # Should `remove` raise, nobody knows what it has deleted: all of it counts as there.
         stuck: Collection[str] = victims.keys()
         try:
             if victims:
@@ -111,8 +133,6 @@ class Room:
                 self._num_stuck += len(stuck)
                 self._num_evicted += len(victims) - len(stuck)
         return len(victims) - len(stuck)
-
-    # What is there --------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         with self._lock:
@@ -138,12 +158,12 @@ class Room:
             return {name for name in names if name in self._lru}
 
     def add(self, sizes: Mapping[str, int]) -> None:
-        """Objects were found in the store: the most recently used, in this order."""
+        """Enter objects that are in the store as the most recently used, in this order."""
         with self._lock:
             self._lru.add(sizes)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Objects are gone from the store, or were never there."""
+        """Take objects off the record that are gone from the store, or were never there."""
         with self._lock:
             for name in names:
                 self._lru.remove(name)

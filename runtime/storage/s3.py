@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,8 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.l3 import S3L3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
+from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -28,13 +29,11 @@ class S3Backend:
 
     Objects are `<prefix>/<namespace, 16 hex>/<group>/<key, first 2 hex>/<key>`. The bucket's
     lifecycle rules bound them. Bytes are copied once on the way: a request that is given up may end
-    late, and must find no page. A service that cannot be reached fails operations, not `open`.
+    late, and must not reach a page. A service that cannot be reached fails operations, not `open`.
     """
 
     def __init__(self, section: S3L3Section, clock: Callable[[], float] = time.monotonic) -> None:
-        """Credentials and region come from the `AWS_` environment. Raises ConfigError without
-        obstore.
-        """
+        """Credentials come from the `AWS_` environment. Raises ConfigError without obstore."""
         try:
             import obstore
             from obstore.store import S3Store
@@ -42,21 +41,27 @@ class S3Backend:
             raise ConfigError(
                 f"cache.l3.backend s3 needs obstore ({error}): pip install raydix[s3]"
             ) from error
+
         self._api: Any = obstore
         self._section = section
         self._clock = clock
-        self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        self._counts = BackendCounts("S3")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._folder = ""
+        self._store: Any = self._make_store(S3Store)
+
+    def _make_store(self, store_class: Any) -> Any:
+        section = self._section
         timeout = timedelta(seconds=section.timeout_s)
+
         options: dict[str, Any] = {} if section.region is None else {"region": section.region}
         if section.endpoint is not None:
             options |= {"endpoint": section.endpoint, "virtual_hosted_style_request": False}
         is_http = section.endpoint is not None and section.endpoint.startswith("http://")
+
         try:
-            self._store: Any = S3Store(
+            return store_class(
                 section.bucket,
                 client_options={
                     "allow_http": is_http,
@@ -73,6 +78,7 @@ class S3Backend:
         """Try the bucket. Raises ConfigError if it does not exist or is not ours to use."""
         self._folder = "/".join(filter(None, (self._section.prefix.strip("/"), namespace.hex)))
         errors = self._api.exceptions
+
         try:
             next(iter(self._api.list(self._store, prefix=self._folder, chunk_size=1)), None)
         except (
@@ -89,6 +95,7 @@ class S3Backend:
                     f"cache.l3.bucket {self._section.bucket} cannot be used: no such bucket"
                 ) from error
             logger.warning("the service of cache.l3 does not answer: %s", _brief(error))
+
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="storage-s3", daemon=True
@@ -100,10 +107,8 @@ class S3Backend:
         key = name.key.hex()
         return f"{self._folder}/{name.group}/{key[:2]}/{key}"
 
-    # Operations -----------------------------------------------------------------------------------
-
     def batch_exists(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """One HEAD per name; a service that does not answer is no MISSING."""
+        """Ask by one HEAD per name; a service that does not answer is no MISSING."""
         answers = self._run([self._head(name) for name in names], self._deadline_s())
         return [self._status(answer) for answer in answers]
 
@@ -115,7 +120,7 @@ class S3Backend:
             status = self._status(answer)
             if status is ObjectStatus.OK and not isinstance(answer, ObjectStatus):
                 ref.page[:] = memoryview(answer)  # type: ignore[arg-type]
-                self._count("objects_read")
+                self._counts.add("objects_read")
             statuses.append(status)
         return statuses
 
@@ -123,11 +128,12 @@ class S3Backend:
         """Copy pages and store them side by side, unless their names exist."""
         answers = self._run([self._put(ref) for ref in refs], deadline_s)
         statuses = [self._status(answer) for answer in answers]
-        self._count("objects_written", sum(isinstance(answer, dict) for answer in answers))
+        self._counts.add("objects_written", sum(isinstance(answer, dict) for answer in answers))
         return statuses
 
     def delete(self, names: Sequence[ObjectName]) -> list[ObjectStatus]:
-        """S3 does not say whether a deleted object existed: look first, then delete what is there."""
+        """Delete what exists."""
+        # S3 does not say whether a deleted object existed.
         statuses = self.batch_exists(names)
         there = [
             self.path(name)
@@ -151,7 +157,7 @@ class S3Backend:
         return ObjectStatus.OK
 
     def query(self, names: Sequence[ObjectName]) -> list[ObjectInfo | None]:
-        """Sizes and times of writing."""
+        """Tell sizes and times of writing."""
         answers = self._run([self._head(name) for name in names], self._deadline_s())
         return [
             ObjectInfo(answer["size"], answer["last_modified"].timestamp())
@@ -162,8 +168,7 @@ class S3Backend:
 
     def stats(self) -> dict[str, int]:
         """Counters; asks the service nothing."""
-        with self._lock:
-            return dict(self._counters)
+        return self._counts.figures()
 
     def tidy(self) -> bool:
         """The bucket's rules make room."""
@@ -177,18 +182,15 @@ class S3Backend:
             self._loop.close()
             self._loop = self._thread = None
 
-    # Requests -------------------------------------------------------------------------------------
-
     async def _head(self, name: ObjectName) -> object:
         return await self._api.head_async(self._store, self.path(name))
 
     async def _get(self, ref: ObjectRef) -> object:
         result = await self._api.get_async(self._store, self.path(ref.name))
         size_bytes = result.meta["size"]
-        if size_bytes != len(ref.page):
-            return (
-                ObjectStatus.TOO_SHORT if size_bytes < len(ref.page) else ObjectStatus.WRONG_LENGTH
-            )
+        status = compare_length(size_bytes, len(ref.page))
+        if status is not ObjectStatus.OK:
+            return status
         body = await result.bytes_async()
         # A body may end early without an error.
         return body if len(body) == size_bytes else ObjectStatus.TOO_SHORT
@@ -206,7 +208,7 @@ class S3Backend:
         return self._clock() + self._section.timeout_s
 
     def _run(self, requests: list[Coroutine[Any, Any, object]], deadline_s: float) -> list[object]:
-        """The result of each request, its exception, or TIMED_OUT."""
+        """Run requests side by side; returns the result of each, its exception, or TIMED_OUT."""
         if not requests:
             return []
         assert self._loop is not None, "the backend is not open"
@@ -234,25 +236,19 @@ class S3Backend:
         ]
 
     def _status(self, answer: object) -> ObjectStatus:
+        # Anything that is neither a status nor an error is what a request has brought.
         match answer:
             case ObjectStatus():
                 if answer is ObjectStatus.TIMED_OUT:
-                    self._count("timeouts")
+                    self._counts.add("timeouts")
                 return answer
             case FileNotFoundError():
                 return ObjectStatus.MISSING
             case self._api.exceptions.AlreadyExistsError():
                 return ObjectStatus.OK
             case Exception():
-                if not self._counters["io_errors"]:
-                    logger.warning("S3: %s; further errors are only counted", _brief(answer))
-                self._count("io_errors")
-                return ObjectStatus.IO_ERROR
+                return self._counts.io_error(_brief(answer))
         return ObjectStatus.OK
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._lock:
-            self._counters[name] += amount
 
 
 def _brief(error: Exception) -> str:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 SLOT_ALIGNMENT_BYTES = 4096
 _GROWTH_SLOTS = 64
-"""By which a slab file grows at a time."""
+"""How much a slab file grows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Slab:
         self._given_back: set[int] = set()
 
     def claim(self, slots: Iterable[int]) -> None:
-        """These are taken, as the log says."""
+        """Mark slots as taken, as the log says that they are."""
         self._taken = set(slots)
         self._num_slots = max(self._num_slots, max(self._taken, default=-1) + 1)
         self._free = [
@@ -94,7 +94,7 @@ class Slab:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Its object is gone."""
+        """Free a slot whose object is gone."""
         self._taken.remove(slot)
         if self._readers[slot]:
             self._given_back.add(slot)
@@ -102,7 +102,7 @@ class Slab:
             self._free.append(slot)
 
     def start_read(self, slot: int) -> None:
-        """Somebody reads the slot."""
+        """Keep the slot's bytes until `end_read`."""
         self._readers[slot] += 1
 
     def end_read(self, slot: int) -> None:
@@ -121,8 +121,8 @@ class Slab:
             self._readers
         ):
             raise AccountingError(
-                f"slab of {self._num_slots} slots: {len(self._taken)} taken, {len(self._free)} "
-                f"free, "
+                f"slab of {self._num_slots} slots: {len(self._taken)} taken, "
+                f"{len(self._free)} free, "
                 f"{len(self._given_back)} given back under {len(self._readers)} readers"
             )
 
@@ -132,14 +132,13 @@ class Slab:
 
 
 _RECORD = struct.Struct("<HHIII8s32s")
-"""Is it there, group, slot bytes, slot, size, namespace, key. A CRC-32 follows."""
+"""Whether it is there, group, slot bytes, slot, size, namespace, key. A CRC-32 follows."""
 _RECORD_BYTES = _RECORD.size + 4
 _COMPACT_SLACK_RECORDS = 10_000
 
 
 class SlabIndex:
-    """Owns: the places of all objects, and the append-only log from which they are known after a
-    restart.
+    """Owns: the places of all objects, and the append-only log that tells them after a restart.
 
     A removal is logged before its slot may be written again, and an object after it is whole, so
     that a process that is killed leaves no name with other bytes. Nothing is synced: what a power
@@ -166,8 +165,9 @@ class SlabIndex:
         return self._places.get(name)
 
     def add(self, objects: Iterable[tuple[SlabName, SlabPlace]]) -> None:
-        """Publish objects, whose bytes are in place. Raises OSError, and publishes none, if the log
-        cannot grow.
+        """Publish objects whose bytes are in place.
+
+        Raises OSError, and publishes none, if the log cannot grow.
         """
         added = dict(objects)
         self._append(b"".join(_record(name, place) for name, place in added.items()))
@@ -181,12 +181,14 @@ class SlabIndex:
         verification, or gives way to the one that was written into its slot.
         """
         places = {name: self._places.pop(name) for name in names}
+
         try:
             self._append(b"".join(_record(name, None) for name in places))
         except OSError as error:
             logger.warning(
                 "removals are not logged, and after a restart fail verification: %s", error
             )
+
         self._tidy()
         return list(places.values())
 
@@ -200,12 +202,11 @@ class SlabIndex:
         self._num_records += len(records) // _RECORD_BYTES
 
     def _tidy(self) -> None:
-        """Replace a log of which most is removals.
-
-        What is in it is good, so that a failure costs its length alone.
-        """
+        """Replace a log of which most is removals."""
         if self._num_records <= self._compact_at_records:
             return
+
+        # What is in the log is good, so that a failure costs nothing but its length.
         try:
             self._compact()
         except OSError as error:
@@ -223,12 +224,14 @@ class SlabIndex:
             os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC,
             OWNER_ALONE.file,
         )
+
         try:
             _write_all(fd, b"".join(_record(name, place) for name, place in self._places.items()))
             temporary.rename(self._path)
         except BaseException:
             os.close(fd)
             raise
+
         self.close()
         self._fd = fd
         self._num_records = len(self._places)
@@ -258,18 +261,20 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _replay(path: Path) -> dict[SlabName, SlabPlace]:
-    """What the log says is where.
+    """Which object is where, by the log.
 
     Of two names in one slot the later one holds: the removal of the other got lost.
     """
     places: dict[SlabName, SlabPlace] = {}
     owners: dict[tuple[int, int], SlabName] = {}
+
     for name, place in _records(path):
         former = places.pop(name, None)
         if former is not None:
             del owners[former.slot_bytes, former.slot]
         if place is None:
             continue
+
         slot = place.slot_bytes, place.slot
         if slot in owners:
             del places[owners[slot]]

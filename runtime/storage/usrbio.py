@@ -14,7 +14,7 @@ from typing import Any
 SHARED_MEMORY = Path("/dev/shm")
 """Where 3FS looks for memory to share."""
 MAX_IOS = 32
-"""Of one `transfer`. A ring of N entries holds N - 1."""
+"""The most of one transfer. A ring of N entries holds N - 1."""
 _RING_ENTRIES = 64
 _FAIL_ON_HOLES = 2
 _WAIT = timedelta(seconds=1)
@@ -39,9 +39,7 @@ class _NamedMemory:
 
 
 class UsrbioArena:
-    """Owns: the arena's registration with 3FS, and one ring per direction and thread that transfers
-    at a time.
-    """
+    """Owns: the arena's registration with 3FS, and a ring per direction and transfer under way."""
 
     def __init__(self, api: Any, mount: str, arena: memoryview) -> None:
         """Give the arena a name in shared memory for as long as 3FS takes to map it.
@@ -51,8 +49,10 @@ class UsrbioArena:
         self._api = api
         self._mount = mount
         self._idle: dict[bool, list[Any]] = {True: [], False: []}
-        """By direction: True reads."""
+        """Rings that nobody uses, by direction: True reads."""
         self._lock = threading.Lock()
+
+        # 3FS finds memory by its name; the mapping stands when the name is gone.
         name = f"raydix-{uuid.uuid4()}"
         _name_file(_descriptor_of(arena), name)
         try:
@@ -61,13 +61,11 @@ class UsrbioArena:
             (SHARED_MEMORY / name).unlink()
 
     def read(self, ios: Sequence[SlotIo]) -> list[int]:
-        """Bytes read or -errno, one per I/O. Returns when 3FS touches none of the pages any more."""
+        """Bytes read or -errno, one per I/O. When it returns, 3FS touches none of the pages."""
         return self._transfer(ios, is_read=True)
 
     def write(self, ios: Sequence[SlotIo]) -> list[int]:
-        """Bytes written or -errno, one per I/O. Returns when 3FS touches none of the pages any
-        more.
-        """
+        """Bytes written or -errno, one per I/O. When it returns, 3FS touches none of the pages."""
         return self._transfer(ios, is_read=False)
 
     def _transfer(self, ios: Sequence[SlotIo], is_read: bool) -> list[int]:
@@ -84,6 +82,7 @@ class UsrbioArena:
                 num_prepared += 1
         except OSError as error:
             results[num_prepared:] = [-(error.errno or errno.EIO)] * (len(ios) - num_prepared)
+
         # What is prepared may be under way already, and cannot be called off.
         ring.submit()
         while num_prepared:
@@ -122,14 +121,14 @@ def _name_file(descriptor: int, name: str) -> None:
 
 
 def _descriptor_of(memory: memoryview) -> int:
-    """The descriptor of the file that `memory` maps from its start. Raises OSError if this process
-    holds none.
-    """
+    """The descriptor of the file that `memory` maps from its start. Raises OSError without one."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
     for line in Path("/proc/self/maps").read_text().splitlines():
         extent, _, _, device, inode, *_ = line.split()
         if int(extent.partition("-")[0], 16) != address:
             continue
+
         major, _, minor = device.partition(":")
         for descriptor in os.listdir("/proc/self/fd"):
             try:

@@ -1,6 +1,4 @@
-"""Carries out HostMemory's orders on a backend: moves bytes, fills and verifies headers, answers
-per object.
-"""
+"""Carries out HostMemory's orders on a backend: moves bytes, and fills and verifies headers."""
 
 import logging
 import threading
@@ -30,15 +28,15 @@ from raydix.runtime.tiers.host_arena import HostArena
 logger = logging.getLogger(__name__)
 
 _SLICE_BYTES = 16 << 20
-"""Between slices of a batch, of this size or a little more, cancellation and deadline are looked
-at. Libraries are fast with many objects at a time."""
+"""Between slices of a batch, of this size or a little more, cancellation and deadline are minded.
+Libraries are fast with many objects at a time."""
 _TIDY_EVERY_S = 0.25
 
 Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
 
 _OPERATIONS: Mapping[type[Order], Operation] = {
-    FindObjects: Operation.FIND,
+    FindObjects: Operation.EXISTS,
     ReadObjects: Operation.READ,
     WriteObjects: Operation.WRITE,
     DeleteObjects: Operation.CLEAR,
@@ -49,9 +47,9 @@ class StorageWorker:
     """Owns: the threads that use the backend, and which batches are under way.
 
     Every order is answered by exactly one `ObjectsDone`, handed to `on_done` in one of those
-    threads; no page of the batch is touched after that. `on_done` must not raise. Searches have a
-    thread of their own, so that they do not wait behind reads, and so has what the backend does
-    while nobody waits for it.
+    threads; no page of the batch is touched after that. `on_done` must not raise. Questions whether
+    objects exist have a thread of their own, so that they do not wait behind reads, and so has what
+    the backend does while nobody waits for it.
     """
 
     def __init__(
@@ -71,48 +69,46 @@ class StorageWorker:
         self._namespace = namespace
         self._on_done = on_done
         self._clock = clock
+
         self._active: set[BatchId] = set()
         self._cancelled: set[BatchId] = set()
         self._idle = threading.Condition()
         self._counts = OrderCounts()
+
+        # Before any thread is started: a backend that cannot work leaves nothing running.
         backend.open(arena.buffer, namespace)
-        self._search_pool = ThreadPoolExecutor(1, thread_name_prefix="storage-find")
+        self._exists_pool = ThreadPoolExecutor(1, thread_name_prefix="storage-exists")
         self._transfer_pool = ThreadPoolExecutor(num_threads, thread_name_prefix="storage")
         self._is_closing = threading.Event()
         self._tidy_thread = threading.Thread(target=self._tidy, args=[tidy_every_s], daemon=True)
         self._tidy_thread.start()
 
     def submit(self, message: Order | CancelBatch) -> None:
-        """Take an order, or cancel one; returns at once. Cancelling what is done or unknown changes
-        nothing.
-        """
+        """Take an order, or cancel one; returns at once. One that is done cannot be cancelled."""
         if isinstance(message, CancelBatch):
             with self._idle:
                 if message.batch_id in self._active:
                     self._cancelled.add(message.batch_id)
             return
+
         with self._idle:
             self._active.add(message.batch_id)
-        pool = self._search_pool if isinstance(message, FindObjects) else self._transfer_pool
+        pool = self._exists_pool if isinstance(message, FindObjects) else self._transfer_pool
         pool.submit(self._run, message, self._clock())
 
     def quiesce(self) -> None:
-        """Cancel everything and wait until `on_done` has been told of it: no page of the arena is
-        touched any more.
-        """
+        """Cancel everything and wait for its `on_done`: then no page of the arena is touched."""
         with self._idle:
             self._cancelled |= self._active
             self._idle.wait_for(lambda: not self._active)
 
     @property
     def backend(self) -> StorageBackend:
-        """What carries out the orders."""
+        """The backend that carries out the orders."""
         return self._backend
 
     def stats(self) -> dict[str, int | float]:
-        """Of the backend, what was ordered and what became of it, and how many batches are under
-        way.
-        """
+        """The backend's figures, what was ordered and has become of it, and what is under way."""
         with self._idle:
             own = self._counts.figures() | {"active_batches": len(self._active)}
         return self._backend.stats() | own
@@ -120,7 +116,7 @@ class StorageWorker:
     def close(self) -> None:
         """Quiesce, end the threads, close the backend."""
         self.quiesce()
-        self._search_pool.shutdown()
+        self._exists_pool.shutdown()
         self._transfer_pool.shutdown()
         self._is_closing.set()
         self._tidy_thread.join()
@@ -138,12 +134,12 @@ class StorageWorker:
         started_s = self._clock()
         try:
             statuses = bytes(self._execute(order, ordered_s))
-        except (
-            Exception
-        ):  # the top of a thread: an order without an answer would hold its pages for ever
+        except Exception:
+            # The top of a thread: an order without an answer would hold its pages for ever.
             logger.exception("the storage backend failed on batch %d", order.batch_id)
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
             statuses = bytes([ObjectStatus.IO_ERROR] * num_objects)
+
         ended_s = self._clock()
         operation = _OPERATIONS[type(order)]
         object_bytes = self._object_bytes(order.group) if isinstance(order, Transfer) else 0
@@ -181,6 +177,7 @@ class StorageWorker:
         refs = self._refs(order, object_bytes)
         slice_objects = -(-_SLICE_BYTES // object_bytes)
         move = self._read if isinstance(order, ReadObjects) else self._write
+
         statuses: list[ObjectStatus] = []
         for start in range(0, len(refs), slice_objects):
             part = refs[start : start + slice_objects]

@@ -37,13 +37,13 @@ class WriterLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def now_s(self) -> float:
-        """The time of the file system, which may be another host's, to compare files' times with."""
+        """The time of the file system, perhaps another host's, to compare files' times with."""
         os.utime(self._fd)
         return os.fstat(self._fd).st_mtime
 
     @contextlib.contextmanager
     def dead_writers(self) -> Iterator[frozenset[str]]:
-        """The tokens of writers under this kernel that have ended; their locks go with the block."""
+        """The tokens of ended writers under this kernel; their lock files go with the block."""
         now_s = self.now_s()
         tokens: set[str] = set()
         old: list[str] = []
@@ -65,14 +65,14 @@ class WriterLock:
                 os.unlink(self._folder / name)
 
     def close(self) -> None:
-        """Nothing of this writer is half written any more."""
+        """Remove the file: nothing of this writer is half written any more."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)
         os.close(self._fd)
 
 
 def _kernel() -> str:
-    """What all processes of one running kernel share; random where it is not told."""
+    """The id of the running kernel, which all its processes share; random where it is hidden."""
     try:
         text = _BOOT_ID.read_text().strip().replace("-", "")
     except OSError:

@@ -33,7 +33,7 @@ class Hf3fsStore(Store):
     def _find(self, name: int) -> tuple[SlabName, SlabPlace | None]:
         assert self.backend is not None
         slab_name = SlabName(NAMESPACE.digest, 0, PageKey(make_key(name)))
-        return slab_name, self.backend._objects.find(slab_name)
+        return slab_name, self.backend._slabs.find(slab_name)
 
     def raw(self, name: int) -> bytes | None:
         _, place = self._find(name)
@@ -48,7 +48,9 @@ class Hf3fsStore(Store):
         assert place is not None
         assert self.backend is not None
         assert slot_bytes_for(len(data) or 1) == place.slot_bytes
-        self.backend._objects.add([(slab_name, SlabPlace(place.slot_bytes, place.slot, len(data)))])
+        self.backend._slabs._index.add(
+            [(slab_name, SlabPlace(place.slot_bytes, place.slot, len(data)))]
+        )
         self.backend._room.add({str(slab_name): len(data)})
         with open(self.path / f"slots-{place.slot_bytes}.slab", "r+b") as file:
             os.pwrite(file.fileno(), data, place.offset)

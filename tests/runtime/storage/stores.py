@@ -207,7 +207,7 @@ class Bench:
         """The statuses of the next answer."""
         return [ObjectStatus(code) for code in self.answers.get(timeout=30).statuses]
 
-    def find(self, names: list[int]) -> list[ObjectStatus]:
+    def exists(self, names: list[int]) -> list[ObjectStatus]:
         self.worker.submit(
             FindObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names)))
         )

@@ -30,9 +30,9 @@ _NUM_USES = 6
 
 def test_written_pages_come_back(bench: Bench) -> None:
     names = list(range(20))
-    assert bench.find(names) == [MISSING] * 20
+    assert bench.exists(names) == [MISSING] * 20
     assert bench.write(names) == [OK] * 20
-    assert bench.find(names) == [OK] * 20
+    assert bench.exists(names) == [OK] * 20
     assert bench.read(names) == [OK] * 20
 
 
@@ -50,7 +50,7 @@ def test_hole_anywhere_in_a_batch_shifts_nothing(bench: Bench) -> None:
         there = [pattern >> place & 1 == 1 for place in range(5)]
         bench.write([name for name, is_there in zip(names, there, strict=True) if is_there])
         expected = [OK if is_there else MISSING for is_there in there]
-        assert bench.find(names) == expected
+        assert bench.exists(names) == expected
         assert bench.read(names) == expected
 
 
@@ -98,11 +98,11 @@ def test_other_namespace_finds_nothing(store: Store) -> None:
     bench.write([1])
     bench.close()
     other = Bench(backend, make_namespace(b"model", "v2", LAYOUT))
-    assert other.find([1]) == [MISSING]
+    assert other.exists([1]) == [MISSING]
     assert other.read([1]) == [MISSING]
     other.write([1, 2])
     assert other.clear() == [OK]
-    assert other.find([1, 2]) == [MISSING] * 2
+    assert other.exists([1, 2]) == [MISSING] * 2
     other.close()
     again = Bench(backend)
     assert again.read([1]) == [OK]
@@ -135,7 +135,7 @@ def test_full_store_gives_up_the_least_recently_used(store: Store) -> None:
         bench.write([name])
     bench.read([0])
     assert bench.write([4]) == [OK]
-    assert bench.find(list(range(5))) == [OK, MISSING, OK, OK, OK]
+    assert bench.exists(list(range(5))) == [OK, MISSING, OK, OK, OK]
     assert bench.worker.stats()["bytes"] == 4 * OBJECT_BYTES
     bench.close()
 
@@ -151,7 +151,7 @@ def test_store_makes_room_while_nobody_waits_and_counts_it(store: Store) -> None
     assert bench.worker.stats()["objects"] == 30
     assert bench.worker.stats()["objects_evicted"] == 2
     # A batch loses its last objects first.
-    assert bench.find([0, 28, 29, 30, 31]) == [OK, OK, MISSING, MISSING, OK]
+    assert bench.exists([0, 28, 29, 30, 31]) == [OK, OK, MISSING, MISSING, OK]
     store.check(bench.backend)
     bench.close()
 
@@ -160,7 +160,7 @@ def test_object_above_the_bound_is_refused_and_nothing_is_lost(store: Store) -> 
     require_bound(store)
     bench = Bench(store.make(max_bytes=OBJECT_BYTES - 1))
     assert bench.write([1]) == [ObjectStatus.FULL]
-    assert bench.find([1]) == [MISSING]
+    assert bench.exists([1]) == [MISSING]
     assert bench.worker.stats()["bytes"] == 0
     bench.close()
 
@@ -258,22 +258,22 @@ def test_concurrent_writers_of_one_key_leave_one_good_object(bench: Bench, store
 
 def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
     bench.write([1, 2])
-    bench.find([1, 9])
+    bench.exists([1, 9])
     bench.read([1, 9, 2])
     bench.clear()
     stats = bench.worker.stats()
     counted = {
         name: stats[name]
         for name in stats
-        if name.partition("_")[0] in ("find", "read", "write", "clear")
+        if name.partition("_")[0] in ("exists", "read", "write", "clear")
     }
     assert {name: value for name, value in counted.items() if not name.endswith("seconds")} == {
         "write_batches": 1,
         "write_objects_ok": 2,
         "write_bytes": 2 * OBJECT_BYTES,
-        "find_batches": 1,
-        "find_objects_ok": 1,
-        "find_objects_missing": 1,
+        "exists_batches": 1,
+        "exists_objects_ok": 1,
+        "exists_objects_missing": 1,
         "read_batches": 1,
         "read_objects_ok": 2,
         "read_objects_missing": 1,
@@ -282,7 +282,7 @@ def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
         "clear_objects_ok": 1,
     }
     assert all(
-        stats[f"{operation}_seconds"] > 0 for operation in ("find", "read", "write", "clear")
+        stats[f"{operation}_seconds"] > 0 for operation in ("exists", "read", "write", "clear")
     )
 
 

@@ -31,7 +31,7 @@ def test_restart_finds_what_was_written(lasting_store: Store) -> None:
     bench.write([1, 2, 3])
     bench.close()
     again = Bench(lasting_store.make())
-    assert again.find([1, 9, 3]) == [OK, MISSING, OK]
+    assert again.exists([1, 9, 3]) == [OK, MISSING, OK]
     assert again.read([3, 9, 2, 1]) == [OK, MISSING, OK, OK]
     assert again.write([3, 4]) == [OK] * 2
     assert again.backend.delete([ObjectName(make_key(name), 0) for name in (1, 9)]) == [OK, MISSING]

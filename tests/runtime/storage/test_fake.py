@@ -70,8 +70,8 @@ def test_nothing_is_answered_while_the_latency_is_infinite(backend: FakeBackend)
     backend.batch_put_from([make_object(1)], 100.0)
     backend.set_faults(Faults(latency_s=math.inf))
     with ThreadPoolExecutor(1) as pool:
-        search = pool.submit(backend.batch_exists, [make_object(1).name])
+        exists = pool.submit(backend.batch_exists, [make_object(1).name])
         with pytest.raises(TimeoutError):
-            search.result(timeout=0.05)
+            exists.result(timeout=0.05)
         backend.set_faults(Faults())
-        assert search.result(timeout=30) == [OK]
+        assert exists.result(timeout=30) == [OK]

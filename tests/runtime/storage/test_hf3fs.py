@@ -94,7 +94,7 @@ def test_failed_write_publishes_nothing(
     bench = Bench(backend)
     usrbio.errors.extend([code] * 2)
     assert sorted(bench.write([1, 2, 3])) == sorted([OK, status, status])
-    assert bench.find([1, 2, 3]).count(OK) == 1
+    assert bench.exists([1, 2, 3]).count(OK) == 1
     assert backend.stats()["bytes"] == OBJECT_BYTES
     assert bench.write([1, 2, 3]) == [OK] * 3
     usrbio.errors.append(code)
@@ -109,7 +109,7 @@ def test_slab_that_was_cut_short_is_found(usrbio: UsrbioEmulator, backend: Hf3fs
     bench.write([1])
     (usrbio.mount / "l3/slots-4096.slab").open("r+b").truncate(100)
     assert bench.read([1]) == [TOO_SHORT]
-    assert bench.find([1]) == [MISSING]
+    assert bench.exists([1]) == [MISSING]
     bench.close()
 
 
@@ -186,7 +186,7 @@ def test_open_that_fails_leaves_nothing_open(
         raise RuntimeError("out of order")
 
     backend = Hf3fsBackend(usrbio.mount / "l3", None, usrbio)
-    monkeypatch.setattr(backend, "_read_index", refuse)
+    monkeypatch.setattr(backend, "_take_stock", refuse)
     with pytest.raises(RuntimeError, match="out of order"):
         Bench(backend)
     assert usrbio.links == []

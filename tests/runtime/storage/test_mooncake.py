@@ -162,7 +162,7 @@ def test_absent_master_fails_operations_at_once_and_is_found_later(
         MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{port}"), clock=lambda: now_s[0]
     )
     bench = Bench(backend)
-    assert bench.find([1, 2]) == [IO_ERROR] * 2
+    assert bench.exists([1, 2]) == [IO_ERROR] * 2
     assert bench.clear() == [IO_ERROR]
     assert bench.worker.stats()["is_connected"] == 0
     assert client.calls == []
