@@ -10,14 +10,14 @@ from itertools import groupby
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.prefetch import PrefetchState
-from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 Range = tuple[int, int, PageSource]
 
 
 def attribute(
-    request: RequestState,
+    num_prompt: int,
+    prefetch: PrefetchState,
     settings: SchedulerSettings,
     *,
     num_l1_pages: int,
@@ -29,22 +29,22 @@ def attribute(
     `num_left_pages`: the next pages were in L2 but are computed because that is cheaper.
     """
     size = settings.page_size
-    num_full = request.num_prompt // size
+    num_full = num_prompt // size
     num_cached = num_l1_pages + num_loaded_pages
     runs = [
-        *_arrival_runs(request.prefetch, 0, num_l1_pages, PageSource.L1),
-        *_arrival_runs(request.prefetch, num_l1_pages, num_cached, PageSource.L2),
+        *_arrival_runs(prefetch, 0, num_l1_pages, PageSource.L1),
+        *_arrival_runs(prefetch, num_l1_pages, num_cached, PageSource.L2),
         (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
     ]
     if num_cached + num_left_pages < num_full:
-        runs.append((num_full, _miss_reason(request, settings, num_cached + num_left_pages)))
+        runs.append((num_full, _miss_reason(prefetch, settings, num_cached + num_left_pages)))
     ranges: list[Range] = []
     for stop_page, source in runs:
         _extend(ranges, min(stop_page, num_full) * size, source)
-    if num_full * size < request.num_prompt:
+    if num_full * size < num_prompt:
         _extend(
             ranges,
-            request.num_prompt,
+            num_prompt,
             PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF,
         )
     elif ranges and ranges[-1][2] <= PageSource.L3:
@@ -78,14 +78,14 @@ def total_by_source(ranges: list[Range]) -> dict[str, int]:
     return totals
 
 
-def _miss_reason(request: RequestState, settings: SchedulerSettings, page: int) -> PageSource:
+def _miss_reason(prefetch: PrefetchState, settings: SchedulerSettings, page: int) -> PageSource:
     if not settings.prefix_caching:
         return PageSource.CACHING_OFF
-    if page >= len(request.prefetch.sources):
+    if page >= len(prefetch.sources):
         return PageSource.NOT_FOUND
-    source = PageSource(request.prefetch.sources[page])
+    source = PageSource(prefetch.sources[page])
     if source is PageSource.PENDING:
-        if request.prefetch.first_runnable_s is None:
+        if prefetch.first_runnable_s is None:
             return (
                 PageSource.NOT_FOUND
             )  # it was in L2 when the request was admitted, so nothing was waited for

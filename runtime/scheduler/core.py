@@ -18,7 +18,7 @@ from raydix.runtime.messages.client import (
 from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.backups import back_up_all
+from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import Effect, Event, KillRank, SendPlan
 from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
 from raydix.runtime.scheduler.host_messages import (
@@ -63,12 +63,8 @@ class SchedulerCore:
 
         for lane in replica.lanes:
             while (plan := next_plan(replica, lane, now_s)) is not None:
-                connections = tuple(lane.attached[rank].connection for rank in lane.ranks)
-                replica.effects.append(
-                    SendPlan(lane=lane.index, connections=connections, plan=plan)
-                )
-        effects, replica.effects = replica.effects, []
-        return effects
+                replica.emit(SendPlan(lane=lane.index, connections=lane.connections, plan=plan))
+        return replica.take_effects()
 
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due if no other event comes before; None: never."""
@@ -78,9 +74,7 @@ class SchedulerCore:
     def is_idle(self) -> bool:
         """No request, and nothing in flight."""
         lanes = self._replica.lanes
-        return not self._replica.requests and all(
-            not lane.in_flight and not lane.transfers for lane in lanes
-        )
+        return not self._replica.requests and all(lane.in_flight.is_empty for lane in lanes)
 
     @property
     def is_attached(self) -> bool:
@@ -95,7 +89,7 @@ class SchedulerCore:
         vain.
         """
         return not self._replica.host.is_usable or not any(
-            lane.dirty for lane in self._replica.lanes
+            len(lane.backups) for lane in self._replica.lanes
         )
 
     def explain(self, request_id: RequestId) -> dict[str, object] | None:
@@ -107,21 +101,21 @@ class SchedulerCore:
     def stats(self) -> dict[str, float]:
         """Counters (they only grow) and gauges, by name."""
         replica = self._replica
-        stats: dict[str, float] = {**replica.counters, **replica.seconds}
+        stats = replica.counters.figures()
         stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
         stats["num_requests_waiting"] = replica.num_waiting
-        stats["l1_total_pages"] = sum(lane.pool.num_pages for lane in replica.lanes)
-        stats["l1_used_pages"] = sum(lane.pool.num_used for lane in replica.lanes)
-        stats["l1_cached_pages"] = sum(lane.tree.num_cached_pages for lane in replica.lanes)
-        stats["l1_locked_pages"] = sum(lane.tree.num_locked_pages for lane in replica.lanes)
+        stats["l1_total_pages"] = sum(lane.l1.pool.num_pages for lane in replica.lanes)
+        stats["l1_used_pages"] = sum(lane.l1.pool.num_used for lane in replica.lanes)
+        stats["l1_cached_pages"] = sum(lane.l1.tree.num_cached_pages for lane in replica.lanes)
+        stats["l1_locked_pages"] = sum(lane.l1.tree.num_locked_pages for lane in replica.lanes)
         stats["l2_known_pages"] = replica.host.num_keys
         stats["l2_granted_pages"] = replica.host.num_granted
         stats["leases_wanted"] = len(replica.host.leases)
         stats["lookups_open"] = len(replica.lookups)
         stats["lookups_due"] = replica.lookups.num_queued
         stats["l2_claimed_pages"] = replica.lookups.num_claimed_pages
-        stats["transfers_in_flight"] = sum(len(lane.transfers) for lane in replica.lanes)
-        stats["dirty_pages"] = sum(len(lane.dirty) for lane in replica.lanes)
+        stats["transfers_in_flight"] = sum(len(lane.in_flight.transfers) for lane in replica.lanes)
+        stats["dirty_pages"] = sum(len(lane.backups) for lane in replica.lanes)
         stats["ranks_attached"] = sum(len(lane.attached) for lane in replica.lanes)
         return stats
 
@@ -144,7 +138,7 @@ class SchedulerCore:
             raise AccountingError(
                 f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed"
             )
-        if self.is_idle and any(lane.tree.num_locked_pages for lane in replica.lanes):
+        if self.is_idle and any(lane.l1.tree.num_locked_pages for lane in replica.lanes):
             raise AccountingError("the engine is idle, but pages are locked")
 
     def _take(self, event: Event, now_s: float) -> None:
@@ -162,9 +156,10 @@ class SchedulerCore:
                 lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
                 if event.rank in lane.attached:
                     self._lose_rank(event.rank, now_s)
-                lane.attached[event.rank] = AttachedRank(
+                attached = AttachedRank(
                     connection=event.connection, incarnation=event.incarnation, pid=event.pid
                 )
+                lane.attach(event.rank, attached)
                 replica.tell_host(ProcessDrained(pid=event.pid))
                 for other in replica.lanes:
                     if lane.is_attached and not other.is_attached:
@@ -184,10 +179,10 @@ class SchedulerCore:
                     on_host_lost(replica)
             case events.FlushL1():
                 for lane in replica.lanes:
-                    lane.flush()
+                    lane.l1.flush()
             case events.BackUpL1():
                 for lane in replica.lanes:
-                    back_up_all(replica, lane)
+                    lane.backups.add_all(lane.l1.tree)
             case events.Tick():
                 # Times count on a tick alone: what had been said by then was taken before.
                 self._expire(now_s)
@@ -205,7 +200,7 @@ class SchedulerCore:
             case AbortRequest() | StopRequest():
                 hint = replica.hints.get(event.message.request_id)
                 asked = (event.client_id, event.message.asking)
-                if hint is not None and (hint.client_id, hint.submit.asking) == asked:
+                if hint is not None and (hint.client_id, hint.asking) == asked:
                     abort_hint(replica, hint)
                     return
                 request = replica.requests.get(event.message.request_id)
@@ -241,10 +236,10 @@ class SchedulerCore:
         """
         replica = self._replica
         lane = replica.lanes[rank // self.settings.ranks_per_lane]
-        replica.counters["lost_ranks"] += 1
+        replica.counters.count(Count.LOST_RANKS)
         abandon_transfers(replica, lane, pid=lane.attached[rank].pid)
         for request in list(lane.running.values()):
-            request.num_losses += 1
+            request.note_loss()
             if request.num_losses > MAX_LOSSES:
                 text = (
                     f"{request.num_losses} GPU actors were lost while it ran, the last time "
@@ -253,12 +248,7 @@ class SchedulerCore:
                 replica.fail(request, FailureKind.ENGINE_DEAD, text)
             else:
                 replica.requeue(request)
-        # Their leases may still be answered: the pages that these were for are gone by then.
-        for name in list(lane.promotions):
-            lane.end_promotion(name)
-        lane.attached.clear()
-        lane.is_warm = False
-        lane.reset()
+        lane.lose_ranks()
         move_waiting(replica, lane, now_s)
 
     def _expire(self, now_s: float) -> None:
@@ -282,7 +272,7 @@ class SchedulerCore:
         replica = self._replica
         time_out_host(replica, now_s)
         for lane in replica.lanes:
-            if lane.in_flight or lane.transfers:
+            if not lane.in_flight.is_empty:
                 self._condemn_late_ranks(lane, now_s)
 
     def _condemn_late_ranks(self, lane: Lane, now_s: float) -> None:
@@ -292,13 +282,13 @@ class SchedulerCore:
         replica = self._replica
         patience_s = self.settings.step_deadline_s
         late: list[tuple[float, str, set[int]]] = []
-        step = next(iter(lane.in_flight.values()), None)
+        step = next(iter(lane.in_flight.steps.values()), None)
         if step is not None:
             step_patience_s = max(
                 patience_s, 10 * replica.prefill_rate.predict_s(step.num_tokens, now_s)
             )
             late.append((step.started_s + step_patience_s, f"step {step.step}", step.waiting_ranks))
-        copy = next(iter(lane.transfers.values()), None)
+        copy = next(iter(lane.in_flight.transfers.values()), None)
         if copy is not None and copy.sent_s is not None:
             late.append(
                 (copy.sent_s + patience_s, f"transfer {copy.transfer_id}", copy.waiting_ranks)
@@ -306,12 +296,11 @@ class SchedulerCore:
         due_s, what, ranks = min(late, key=lambda entry: entry[0])
         is_late = lane.is_warm and due_s <= now_s
         again_s = due_s if lane.is_warm and not is_late else now_s + patience_s
-        if not now_s < lane.armed_until_s <= again_s:
-            lane.armed_until_s = again_s
+        if lane.alarm.advance(again_s, now_s):
             replica.wake_at(again_s)
         if not is_late:
             return
         for rank in sorted(ranks):
             incarnation = lane.attached[rank].incarnation
             reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
-            replica.effects.append(KillRank(rank=rank, incarnation=incarnation, reason=reason))
+            replica.emit(KillRank(rank=rank, incarnation=incarnation, reason=reason))

@@ -236,7 +236,7 @@ class DecodeBatch:
         num_fresh = int(self._num_fresh[slot])
         if num_fresh:
             self._num_fresh[slot] = 0
-            self.request(slot).append_known(self._fresh[slot, :num_fresh])
+            self.request(slot).take_output(self._fresh[slot, :num_fresh])
 
     def by_client(self, slots: Int32Array) -> list[tuple[ClientId, NDArray[np.bool_]]]:
         """Which of these slots belong to which client."""

@@ -13,15 +13,14 @@ from raydix.runtime.messages.client import (
     PrefetchPrompt,
     RequestDelta,
     RequestFailure,
-    SubmitRequest,
 )
 from raydix.runtime.messages.host import PageSource, Urgency
-from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
+from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.refusals import refuse_prefetch
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import RequestState
 
 _MAX_HINTS = 256
 """Of all clients together; each keeps its prompt until it is answered."""
@@ -35,22 +34,24 @@ def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) ->
     failure = _refusal(replica, message)
     if failure is not None:
         delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
-        replica.effects.append(SendClient(client_id=client_id, delta=delta))
+        replica.emit(SendClient(client_id=client_id, delta=delta))
         return
-    submit = SubmitRequest(
-        asking=message.asking,
-        request_id=message.request_id,
-        token_ids=message.token_ids,
-        sampling=DeviceSampling(seed=0),
-        max_tokens=0,
-        cache_salt=message.cache_salt,
+    replica.add_hint(
+        PrefetchHint(
+            asking=message.asking,
+            request_id=message.request_id,
+            client_id=client_id,
+            chain=Chain(
+                message.token_ids,
+                cache_salt=message.cache_salt,
+                page_size=replica.settings.page_size,
+            ),
+        )
     )
-    hint = RequestState(submit, client_id, serial=replica.next_serial(), max_tokens=0, now_s=0.0)
-    replica.hints[message.request_id] = hint
 
 
 def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None:
-    if message.request_id in replica.requests or message.request_id in replica.hints:
+    if replica.is_in_use(message.request_id):
         text = f"request_id {message.request_id!r} is in use; expected a new one."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
     refusal = refuse_prefetch(message, replica.settings)
@@ -66,49 +67,54 @@ def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None
     return None
 
 
-def look_hints_up(replica: Replica, num_pages: int, now_s: float) -> None:
+def look_up_hints(replica: Replica, num_pages: int, now_s: float) -> None:
     """Compute at most `num_pages` keys of hints, oldest first, and look up those whose keys are
     known.
     """
-    size = replica.settings.page_size
     num_looked_up = sum(hint.prefetch.is_pending for hint in replica.hints.values())
     for hint in list(replica.hints.values()):
         if num_looked_up >= _MAX_LOOKED_UP:
             return
         if hint.prefetch.is_pending:
             continue
-        num_full, num_known = hint.num_prompt // size, hint.num_keys
-        hint.extend_keys(num_full, num_pages, size)
-        num_pages -= hint.num_keys - num_known
-        if hint.num_keys < num_full:
+
+        num_full = hint.chain.num_prompt_pages
+        num_pages -= hint.chain.extend_keys(num_full, num_pages)
+        if hint.chain.num_keys < num_full:
             replica.wake_at(now_s)
             return
-        num_l1_pages = max(lane.match(hint).num_pages for lane in replica.lanes)
+
         if not num_full or not replica.host.is_usable:
             hint.prefetch.make_due(0, num_full)
             end_hint(replica, hint, PageSource.IO_ERROR)
         else:
+            num_l1_pages = max(lane.match(hint.chain).num_pages for lane in replica.lanes)
             replica.send_lookup(hint, num_l1_pages, Urgency.HINT)
             num_looked_up += 1
 
 
-def end_hint(replica: Replica, hint: RequestState, missed: PageSource) -> None:
+def end_hint(replica: Replica, hint: PrefetchHint, missed: PageSource) -> None:
     """Tell the client where the prompt's pages were; `missed`: why those did not come of which
     nothing is known.
     """
-    sources = hint.prefetch.sources.replace(bytes([PageSource.PENDING]), bytes([missed]))
-    hint.prefetch.sources = sources
+    hint.prefetch.give_up(missed)
+    sources = hint.prefetch.sources
     num_cached = next(
         (page for page, source in enumerate(sources) if source > PageSource.L3), len(sources)
     )
     ranges = attribute(
-        hint, replica.settings, num_l1_pages=0, num_loaded_pages=num_cached, num_left_pages=0
+        hint.chain.num_prompt,
+        hint.prefetch,
+        replica.settings,
+        num_l1_pages=0,
+        num_loaded_pages=num_cached,
+        num_left_pages=0,
     )
-    replica.counters["finished_prefetch"] += 1
+    replica.counters.count_end(FinishReason.PREFETCH)
     _answer(replica, hint, FinishReason.PREFETCH, total_by_source(ranges))
 
 
-def abort_hint(replica: Replica, hint: RequestState) -> None:
+def abort_hint(replica: Replica, hint: PrefetchHint) -> None:
     """The client wants it no more."""
     replica.cancel_lookup(hint)
     _answer(replica, hint, FinishReason.ABORT, None)
@@ -118,20 +124,20 @@ def drop_hints(replica: Replica, client_id: ClientId) -> None:
     """The client is gone."""
     for hint in [hint for hint in replica.hints.values() if hint.client_id == client_id]:
         replica.cancel_lookup(hint)
-        del replica.hints[hint.request_id]
+        replica.remove_hint(hint)
 
 
 def _answer(
     replica: Replica,
-    hint: RequestState,
+    hint: PrefetchHint,
     reason: FinishReason,
     tokens_by_source: dict[str, int] | None,
 ) -> None:
-    del replica.hints[hint.request_id]
+    replica.remove_hint(hint)
     delta = RequestDelta(
-        asking=hint.submit.asking,
+        asking=hint.asking,
         request_id=hint.request_id,
         cached_tokens_by_source=tokens_by_source,
         finished=reason,
     )
-    replica.effects.append(SendClient(client_id=hint.client_id, delta=delta))
+    replica.emit(SendClient(client_id=hint.client_id, delta=delta))

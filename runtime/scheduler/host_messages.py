@@ -19,13 +19,13 @@ from raydix.runtime.messages.host import (
     StorageStatus,
 )
 from raydix.runtime.scheduler.admission import start_running
+from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.hints import end_hint
 from raydix.runtime.scheduler.host_view import LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.lookups import Lookups
-from raydix.runtime.scheduler.promotion import lease_part
+from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load
 
 _NARROWED_FRACTION = 0.125
@@ -40,34 +40,40 @@ def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
         on_host_lost(replica)
     replica.host.attach(connection)
     for lane in replica.lanes:
-        lane.lost.update(lane.inspected)
+        lane.backups.note_new_host()
 
 
 def on_host_lost(replica: Replica) -> None:
     """Go on without L2: nothing waits for it any more. Copies in flight go on and are acknowledged
     as ever.
     """
-    replica.counters["lost_hosts"] += 1
+    replica.counters.count(Count.LOST_HOSTS)
     for lease_id in list(replica.host.leases):
         _give_up_lease(replica, lease_id)
-    askers, replica.lookups = replica.lookups.askers(), Lookups()
+    askers = replica.forget_lookups()
     replica.host.detach()
+
     for lane in replica.lanes:
-        lane.dirty.clear()
-        unsent, lane.ready_loads = lane.ready_loads, []
-        for load in unsent:
-            request = replica.requests.get(load.request_id)
-            promotion = lane.promotions.get(load.request_id)
-            if promotion is not None and promotion.load is load:
-                lane.drop_part(promotion)
-            elif request is not None and request.load is load:
-                request.forget_sources()
-                replica.requeue(request)
+        lane.backups.note_lost_host()
+        for load in lane.in_flight.take_ready_loads():
+            _give_up_load(replica, lane, load)
         lane.waiting.wake_all()
+
     for asker in askers:
         asker.prefetch.close()
-        if _is_hint(replica, asker):
+        if isinstance(asker, PrefetchHint):
             end_hint(replica, asker, PageSource.IO_ERROR)
+
+
+def _give_up_load(replica: Replica, lane: Lane, load: Load) -> None:
+    """A load that was leased and not sent brings nothing."""
+    promotion = lane.promotions.of_load(load)
+    request = replica.requests.get(load.request_id)
+    if promotion is not None:
+        lane.promotions.drop_part(promotion)
+    elif request is not None and request.load is load:
+        request.forget_sources()
+        replica.requeue(request)
 
 
 def tell_if_drained(replica: Replica) -> None:
@@ -80,10 +86,12 @@ def tell_if_drained(replica: Replica) -> None:
         or not all(lane.is_attached for lane in replica.lanes)
     ):
         return
-    transfers = (transfer for lane in replica.lanes for transfer in lane.transfers.values())
+    transfers = (
+        transfer for lane in replica.lanes for transfer in lane.in_flight.transfers.values()
+    )
     if any(transfer.host_connection != host.connection for transfer in transfers):
         return
-    host.is_drained = True
+    host.note_drained()
     # It may have been told of a death whose process then said hello, while nobody could tell it
     # that.
     for lane in replica.lanes:
@@ -94,7 +102,7 @@ def tell_if_drained(replica: Replica) -> None:
 
 def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
     """Take a report of the HostMemory that is attached."""
-    replica.host.is_silent = False
+    replica.host.hear()
     match message:
         case PagesGranted():
             replica.host.stock(message)
@@ -103,10 +111,10 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
             for lane in replica.lanes:
                 for key in ready:
                     lane.waiting.page_came(key)
-                lane.lost.update(key for key in dropped if key in lane.inspected)
+                lane.backups.note_dropped(dropped)
         case StorageStatus():
-            replica.host.has_storage = message.is_in_use
-            replica.lookups.max_claimed_pages = message.max_staged_pages
+            replica.host.note_storage(is_in_use=message.is_in_use)
+            replica.lookups.set_room(message.max_staged_pages)
             for lane in replica.lanes:
                 lane.waiting.wake_all()
         case LookupProgress():
@@ -117,59 +125,61 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
             assert_never(message)
 
 
-def _is_hint(replica: Replica, asker: RequestState) -> bool:
-    return replica.hints.get(asker.request_id) is asker
-
-
 def _on_lookup_progress(replica: Replica, report: LookupProgress) -> None:
     asker = replica.lookups.find(report.lookup_id)
     if asker is None:
         return
     replica.host.unanswered.discard(report.lookup_id)
-    prefetch = asker.prefetch
-    prefetch.report(report)
+    asker.prefetch.report(report)
     if report.is_final:
         replica.lookups.close(report.lookup_id)
-    if _is_hint(replica, asker):
+
+    if isinstance(asker, RequestState):
+        _narrow_claim(replica, asker)
         if report.is_final:
-            end_hint(replica, asker, PageSource.CANCELLED)
+            _repeat_lookup(replica, asker)
+        replica.lanes[asker.lane].waiting.wake(asker)
+    elif report.is_final:
+        end_hint(replica, asker, PageSource.CANCELLED)
+
+
+def _repeat_lookup(replica: Replica, request: RequestState) -> None:
+    """L2 had no room for some pages of a request that L3 may have: it is looked up once more, in
+    its turn.
+    """
+    prefetch = request.prefetch
+    if not prefetch.count(PageSource.NO_HOST_PAGE):
         return
-    waiting = replica.lanes[asker.lane].waiting
-    _narrow_claim(replica, asker)
-    if report.is_final and prefetch.count(PageSource.NO_HOST_PAGE):
-        pages = prefetch.pages(PageSource.L3, PageSource.NO_HOST_PAGE)
-        keys = asker.short_keys(pages, replica.settings.page_size)
-        if replica.lookups.enqueue_again(asker, keys, waiting.key(asker)):
-            prefetch.make_due_again()
-            replica.counters["repeated_lookups"] += 1
-    waiting.wake(asker)
+    keys = request.chain.short_keys(prefetch.pages(PageSource.L3, PageSource.NO_HOST_PAGE))
+    place = replica.lanes[request.lane].waiting.key(request)
+    if replica.lookups.enqueue_again(request, keys, place):
+        prefetch.make_due_again()
+        replica.counters.count(Count.REPEATED_LOOKUPS)
 
 
-def _narrow_claim(replica: Replica, asker: RequestState) -> None:
+def _narrow_claim(replica: Replica, request: RequestState) -> None:
     """A request claims what L3 has brought or may bring it, and no longer what L3 does not have."""
-    prefetch = asker.prefetch
+    prefetch = request.prefetch
     claimed = (PageSource.PENDING, PageSource.L3)
-    num_claimed = replica.lookups.num_claimed_by(asker)
+    num_claimed = replica.lookups.num_claimed_by(request)
     # Not for each page less: that would cost as much as the chain is long, at every report.
     if num_claimed and prefetch.count(*claimed) <= (1 - _NARROWED_FRACTION) * num_claimed:
-        keys = asker.short_keys(prefetch.pages(*claimed), replica.settings.page_size)
-        replica.lookups.narrow_claim(asker, keys)
+        keys = request.chain.short_keys(prefetch.pages(*claimed))
+        replica.lookups.narrow_claim(request, keys)
 
 
 def _on_leased(replica: Replica, message: PagesLeased) -> None:
-    wanted = replica.host.leases.pop(message.lease_id, None)
-    replica.host.unanswered.discard(message.lease_id)
+    wanted = replica.host.take_lease(message.lease_id)
     connection = replica.host.connection
     assert connection is not None, "only an attached HostMemory answers"
-    page_ids = empty()
-    if wanted is not None:
-        page_ids = _take_lease(replica, wanted, message)
+    page_ids = empty() if wanted is None else _take_lease(replica, wanted, message)
     if wanted is None or not len(page_ids):
         replica.release_lease(message.lease_id, connection)
         return
+
     lane = replica.lanes[wanted.request.lane]
     load = Load(
-        transfer_id=lane.next_transfer_id(),
+        transfer_id=lane.in_flight.new_transfer_id(),
         page_ids=page_ids,
         host_page_ids=message.host_page_ids,
         generations=message.generations,
@@ -178,10 +188,10 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
         request_id=wanted.request.request_id,
     )
     if wanted.promotion is not None:
-        lease_part(lane, wanted.promotion, load)
+        lane.promotions.take_load(wanted.promotion, load)
     else:
-        wanted.request.load = load
-        lane.ready_loads.append(load)
+        wanted.request.wait_for_load(load)
+    lane.in_flight.add_load(load)
 
 
 def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> Int32Array:
@@ -194,37 +204,35 @@ def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> 
         if promotion.lease_id != message.lease_id:
             return empty()
         if not num_leased:
-            replica.lanes[request.lane].drop_part(promotion)
+            replica.lanes[request.lane].promotions.drop_part(promotion)
         return promotion.part[:num_leased]
-    if request.run != wanted.run or request.phase is not Phase.LEASING:
+    if not wanted.is_current:
         return empty()
-    page_ids = _keep_leased_pages(replica, request, num_leased)
+    return _run_with_leased(replica, request, num_leased)
+
+
+def _run_with_leased(replica: Replica, request: RequestState, num_leased: int) -> Int32Array:
+    """A request that waited for its lease runs; returns the GPU pages for what was leased.
+
+    Those reserved for what L2 has dropped in the meantime go back.
+    """
+    start = request.num_held_pages
+    stop = start + num_leased
+    replica.lanes[request.lane].cut_table(request, stop)
+    page_ids = request.table.pages(start, stop)
     start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
     return page_ids
 
 
-def _keep_leased_pages(replica: Replica, request: RequestState, num_leased: int) -> Int32Array:
-    """GPU pages for what was leased; those reserved for what L2 has dropped in the meantime go
-    back.
-    """
-    lane = replica.lanes[request.lane]
-    end = request.num_held_pages + num_leased
-    surplus = request.table[end:]
-    if surplus:
-        lane.pool.release(int32_array(surplus), after_step=lane.last_step)
-        del request.table[end:]
-    return int32_array(request.table[request.num_held_pages : end])
-
-
 def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
-    wanted = replica.host.leases.pop(lease_id)
-    request, promotion = wanted.request, wanted.promotion
-    if promotion is not None:
-        if promotion.lease_id == lease_id:
-            replica.lanes[request.lane].drop_part(promotion)
-    elif request.run == wanted.run and request.phase is Phase.LEASING:
-        _keep_leased_pages(replica, request, 0)
-        start_running(replica, request, num_loaded_pages=0, num_left_pages=0)
+    """HostMemory will not answer, or it is too late."""
+    wanted = replica.host.take_lease(lease_id)
+    assert wanted is not None, "only a lease that is wanted is given up"
+    if wanted.promotion is not None:
+        if wanted.promotion.lease_id == lease_id:
+            replica.lanes[wanted.request.lane].promotions.drop_part(wanted.promotion)
+    elif wanted.is_current:
+        _run_with_leased(replica, wanted.request, 0)
 
 
 def time_out_host(replica: Replica, now_s: float) -> None:
@@ -234,8 +242,9 @@ def time_out_host(replica: Replica, now_s: float) -> None:
     late = replica.host.unanswered.overdue(replica.settings.lookup_deadline_s, now_s)
     if not late:
         return
-    replica.counters["host_silences"] += 1
-    replica.host.is_silent = True
+    replica.counters.count(Count.HOST_SILENCES)
+    replica.host.fall_silent()
+
     for asking in late:
         replica.host.unanswered.discard(asking)
         if asking in replica.host.leases:
@@ -244,7 +253,7 @@ def time_out_host(replica: Replica, now_s: float) -> None:
         asker = replica.lookups.find(LookupId(asking))
         assert asker is not None, "a lookup that is owed an answer is open"
         replica.cancel_lookup(asker)
-        if _is_hint(replica, asker):
+        if isinstance(asker, PrefetchHint):
             end_hint(replica, asker, PageSource.TIMED_OUT)
     for lane in replica.lanes:
         lane.waiting.wake_all()
@@ -254,12 +263,12 @@ def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:
     """A rank is out of reach: host pages that it may still be copying stay untouched until it says
     hello or exits.
     """
-    backups = [t for t in lane.transfers.values() if isinstance(t, Backup)]
-    loads = [t for t in lane.transfers.values() if isinstance(t, Load)]
+    backups = [t for t in lane.in_flight.transfers.values() if isinstance(t, Backup)]
+    loads = [t for t in lane.in_flight.transfers.values() if isinstance(t, Load)]
     current = replica.host.connection
     lost_backups = [backup for backup in backups if backup.host_connection == current]
     lost_leases = [load.lease_id for load in loads if load.host_connection == current]
-    for load in lane.ready_loads:
+    for load in lane.in_flight.ready_loads:
         replica.release_lease(load.lease_id, load.host_connection)
     if lost_backups or lost_leases:
         replica.tell_host(

@@ -17,7 +17,7 @@ from raydix.runtime.messages.host import (
     split_keys,
 )
 from raydix.runtime.scheduler.lookups import Unanswered
-from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.transfers import Promotion
 
 
@@ -33,6 +33,11 @@ class LeaseWanted:
     request: RequestState
     run: int
     promotion: Promotion | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """The run that asked still waits for this lease."""
+        return self.request.run == self.run and self.request.phase is Phase.LEASING
 
 
 class HostView:
@@ -90,6 +95,32 @@ class HostView:
         self._stock.clear()
         self.leases.clear()
         self.unanswered.clear()
+
+    def fall_silent(self) -> None:
+        """It owes an answer for too long: the engine runs as if it had no L2 until it is heard."""
+        self.is_silent = True
+
+    def hear(self) -> None:
+        """It has said something."""
+        self.is_silent = False
+
+    def note_storage(self, *, is_in_use: bool) -> None:
+        """It has said whether there is an L3."""
+        self.has_storage = is_in_use
+
+    def note_drained(self) -> None:
+        """It is told that no copy of an earlier connection is in flight."""
+        self.is_drained = True
+
+    def want_lease(self, lease_id: LeaseId, wanted: LeaseWanted) -> None:
+        """A lease is asked for."""
+        self.leases[lease_id] = wanted
+        self.unanswered.add(lease_id)
+
+    def take_lease(self, lease_id: LeaseId) -> LeaseWanted | None:
+        """It is answered, or will not be; returns who wanted it, unless nobody does any more."""
+        self.unanswered.discard(lease_id)
+        return self.leases.pop(lease_id, None)
 
     def has(self, key: bytes) -> bool:
         """Is this page READY in L2, as far as is known?"""

@@ -8,10 +8,13 @@ from typing import Generic, TypeVar
 
 from raydix.errors import AccountingError
 from raydix.ids import LookupId, RequestId
+from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.waiting import OrderKey, Turns
 
 Id = TypeVar("Id")
+Asker = RequestState | PrefetchHint
+"""For whom a chain is looked up."""
 Pages = Sequence[bytes]
 """Of a chain, by as much of their keys as the mirror of L2 has."""
 
@@ -80,8 +83,8 @@ class Lookups:
         """A HostMemory that is new, or was lost, knows of no lookup: with each the owner starts
         anew.
         """
-        self.max_claimed_pages = 0
-        self._open: dict[LookupId, RequestState] = {}
+        self._max_claimed_pages = 0
+        self._open: dict[LookupId, Asker] = {}
         self._turns = Turns()
         self._wanted: dict[RequestId, Pages] = {}
         self._claims: dict[RequestId, Pages] = {}
@@ -108,21 +111,25 @@ class Lookups:
         """Pages of L2 that are kept for what open and answered lookups bring from L3."""
         return len(self._num_claims)
 
-    def open(self, lookup_id: LookupId, request: RequestState) -> None:
+    def open(self, lookup_id: LookupId, asker: Asker) -> None:
         """A lookup is sent."""
-        self._open[lookup_id] = request
+        self._open[lookup_id] = asker
 
     def close(self, lookup_id: LookupId) -> None:
         """A lookup has ended, or its answers are of no interest any more."""
         self._open.pop(lookup_id, None)
 
-    def find(self, lookup_id: LookupId) -> RequestState | None:
+    def find(self, lookup_id: LookupId) -> Asker | None:
         """Who waits for reports of this lookup; None if nobody does any more."""
         return self._open.get(lookup_id)
 
-    def askers(self) -> list[RequestState]:
+    def askers(self) -> list[Asker]:
         """Whose lookups are open or due."""
         return [*self._open.values(), *self._turns]
+
+    def set_room(self, num_pages: int) -> None:
+        """L2 keeps so many pages that come from L3 for those who wait."""
+        self._max_claimed_pages = num_pages
 
     def enqueue(self, request: RequestState, pages: Pages, key: OrderKey) -> None:
         """A request is to be looked up in its turn, which may bring `pages` from L3."""
@@ -144,7 +151,7 @@ class Lookups:
 
     def move(self, request: RequestState, key: OrderKey) -> None:
         """A waiting request has another place: so has its lookup, if it is due."""
-        if request in self._turns:
+        if request.request_id in self._turns:
             self._turns.put(request, key)
 
     def next_to_send(self) -> RequestState | None:
@@ -162,11 +169,11 @@ class Lookups:
         self._claim(name, pages)
         return request
 
-    def withdraw(self, request: RequestState) -> None:
+    def withdraw(self, asker: Asker) -> None:
         """Its lookup is not to be sent, if it was due; a claim that it has stays."""
-        self._turns.discard(request)
-        self._wanted.pop(request.request_id, None)
-        self._retries_after.pop(request.request_id, None)
+        self._turns.discard(asker.request_id)
+        self._wanted.pop(asker.request_id, None)
+        self._retries_after.pop(asker.request_id, None)
 
     def narrow_claim(self, request: RequestState, pages: Pages) -> None:
         """A report says that these pages at most come from L3."""
@@ -201,7 +208,7 @@ class Lookups:
 
     def _fits(self, pages: Pages) -> bool:
         num_new = sum(page not in self._num_claims for page in pages)
-        return not num_new or len(self._num_claims) + num_new <= self.max_claimed_pages
+        return not num_new or len(self._num_claims) + num_new <= self._max_claimed_pages
 
     def _may_others_end(self, name: RequestId) -> bool:
         """Some other claim will end by itself: its request does not wait for another turn to be

@@ -8,15 +8,18 @@ from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_arra
 from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.scheduler.admission import admit_waiting
-from raydix.runtime.scheduler.backups import clean_ahead, count_dropped, start_backups
+from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.decodes import DecodeRows
-from raydix.runtime.scheduler.lane import Lane, PlannedRow, StepInFlight
+from raydix.runtime.scheduler.in_flight import PlannedRow
+from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
-from raydix.runtime.scheduler.transfers import Backup, Load, Transfer, page_copies
+from raydix.runtime.scheduler.transfers import Backup, Load, page_copies
 
 _STEPS_AHEAD = 2
 """Steps with rows in flight: one runs, one is queued behind it."""
+_LIKELY_PAGES_PER_REQUEST = 2
+_L1_PAGES_PER_LIKELY_PAGE = 4
 
 
 @dataclass(slots=True)
@@ -43,37 +46,31 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
     if not lane.is_attached:
         return None
     draft = Draft(budget_tokens=replica.settings.prefill_budget_tokens)
-    if lane.num_row_steps < _STEPS_AHEAD:
+    num_row_steps = lane.in_flight.num_row_steps
+    if num_row_steps < _STEPS_AHEAD:
         _draft_rows(replica, lane, draft, now_s)
         if draft.has_rows:
             # Not when idle: two tiers that are both full would copy pages to and fro for ever.
-            clean_ahead(replica, lane)
+            lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.pool.num_free)
+
     loads = _take_loads(replica, lane)
-    may_back_up = draft.has_rows or not lane.num_row_steps
-    backups = start_backups(replica, lane) if may_back_up else []
+    # A plan with copies alone waits while rows are in flight: the next one with rows takes them.
+    backups = _take_backups(lane) if draft.has_rows or not num_row_steps else []
     if not draft.has_rows and not loads and not backups:
         return None
-    lane.last_step += 1
-    sent: list[Transfer] = [*loads, *backups]
-    for transfer in sent:
-        transfer.waiting_ranks = set(lane.ranks)
-        transfer.sent_s = now_s
-        lane.pool.hold(transfer.page_ids)
-    lane.transfers.update({load.transfer_id: load for load in loads})
-    lane.transfers.update({backup.transfer_id: backup for backup in backups})
-    lane.in_flight[lane.last_step] = StepInFlight(
-        step=lane.last_step,
-        decodes=draft.decodes,
-        rows=draft.rows,
+
+    step = lane.send(
+        draft.decodes,
+        draft.rows,
+        [*loads, *backups],
         num_tokens=draft.num_tokens,
-        num_rows=len(draft.rows) + (0 if draft.decodes is None else len(draft.decodes.slots)),
-        started_s=now_s,
-        waiting_ranks=set(lane.ranks),
+        now_s=now_s,
     )
-    if lane.armed_until_s <= now_s:
-        lane.armed_until_s = now_s + replica.settings.step_deadline_s
-        replica.wake_at(lane.armed_until_s)
-    return _finish(lane, draft, loads, backups)
+    if not lane.alarm.is_set(now_s):
+        deadline_s = now_s + replica.settings.step_deadline_s
+        lane.alarm.advance(deadline_s, now_s)
+        replica.wake_at(deadline_s)
+    return _finish(lane, draft, step, loads, backups)
 
 
 def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
@@ -82,7 +79,7 @@ def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Non
     admitted = admit_waiting(replica, lane, now_s, draft.budget_tokens)
     _draft_rows_of(replica, lane, draft, admitted, now_s)
 
-    while not draft.has_rows and not lane.in_flight and not lane.transfers and not lane.ready_loads:
+    while not draft.has_rows and lane.in_flight.is_empty and not lane.in_flight.ready_loads:
         stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
         if len(stuck) < 2:
             return
@@ -95,7 +92,7 @@ def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> Non
 def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     """A row for each request of the batch that has, or gets, a place for its next token."""
     short = [lane.batch.request(slot) for slot in lane.batch.short_slots()]
-    _make_room(replica, lane, len(short))
+    _make_room(lane, len(short))
     for request in short:
         if request.batch is not None:
             _extend_table(replica, lane, request)
@@ -104,21 +101,20 @@ def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
     if draft.decodes is None:
         return
     draft.num_tokens += len(draft.decodes.slots)
-    for request in lane.changed_tables.values():
+    for request in lane.take_changed_tables():
         _send_table(draft, request)
-    lane.changed_tables.clear()
 
 
-def _make_room(replica: Replica, lane: Lane, num_pages: int) -> None:
-    """Evict ahead, so that the pages of the next steps have left quarantine when they are needed."""
-    ahead = num_pages + 2 * len(lane.running)
-    ahead = (
-        min(ahead, lane.settings.num_pages // 4)
-        if num_pages < lane.settings.num_pages // 4
-        else num_pages
-    )
-    if ahead > lane.pool.num_free:
-        count_dropped(replica, lane.make_room(ahead - lane.pool.num_free))
+def _make_room(lane: Lane, num_pages: int) -> None:
+    """Evict ahead, so that the pages of the next steps have left quarantine when they are needed.
+
+    What is needed now counts in full; what is only likely takes a bounded share of L1.
+    """
+    likely = num_pages + _LIKELY_PAGES_PER_REQUEST * len(lane.running)
+    most = lane.settings.num_pages // _L1_PAGES_PER_LIKELY_PAGE
+    ahead = max(num_pages, min(likely, most))
+    if ahead > lane.l1.pool.num_free:
+        lane.l1.make_room(ahead - lane.l1.pool.num_free)
 
 
 def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
@@ -127,8 +123,9 @@ def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
 
     What L2 does not hold (yet) stays as long as it can.
     """
-    while (num_lacking := num_pages - lane.pool.num_free - lane.pool.num_quarantined) > 0:
-        victim = lane.tree.peek()
+    pool, tree = lane.l1.pool, lane.l1.tree
+    while (num_lacking := num_pages - pool.num_free - pool.num_quarantined) > 0:
+        victim = tree.peek()
         if victim is None:
             return
 
@@ -136,18 +133,17 @@ def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
         keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
         if replica.settings.has_host_memory and not all(map(replica.host.has, keys)):
             return
-        count_dropped(replica, lane.make_room(num_going + lane.pool.num_quarantined))
+        lane.l1.make_room(num_going + pool.num_quarantined)
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
     """Give a decoding request its next page; if none can come free, the worst request is retracted."""
     while True:
-        pages, victims = lane.allocate(1)
-        count_dropped(replica, victims)
+        pages = lane.allocate(1)
         if pages is not None:
             lane.extend_table(request, pages)
             return
-        if lane.pool.num_quarantined or lane.tree.num_evictable_pages:
+        if lane.l1.pool.num_quarantined or lane.l1.tree.num_evictable_pages:
             return
         running = [
             other
@@ -168,7 +164,7 @@ def _choose_victim(running: list[RequestState]) -> RequestState:
 
 
 def _retract(replica: Replica, request: RequestState) -> None:
-    replica.counters["retracted_requests"] += 1
+    replica.counters.count(Count.RETRACTED_REQUESTS)
     replica.requeue(request)
 
 
@@ -201,8 +197,7 @@ def _draft_rows_of(
         missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
         if missing > 0:
             _evict_ahead(replica, lane, lane.prompt_pages_to_come())
-            pages, victims = lane.allocate(missing)
-            count_dropped(replica, victims)
+            pages = lane.allocate(missing)
             if pages is None:
                 continue
             lane.extend_table(request, pages)
@@ -245,8 +240,7 @@ def _load_to_wait_for(
     due_s = now_s + early_s
     if due_s <= now_s:
         return load.transfer_id
-    if not now_s < load.wakes_at_s <= due_s:
-        load.wakes_at_s = due_s
+    if load.alarm.advance(due_s, now_s):
         replica.wake_at(due_s)
     return None
 
@@ -255,17 +249,9 @@ def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int)
     assert request.slot is not None
     start = request.num_planned
     end = start + num_tokens
-    if not request.is_on_device:
-        request.is_on_device = True
-        draft.added.append(
-            AddedRequest(
-                slot=request.slot,
-                request_id=request.request_id,
-                token_ids=request.token_array(),
-                num_prompt_tokens=request.num_prompt,
-                sampling=request.submit.sampling,
-            )
-        )
+    added = request.introduce()
+    if added is not None:
+        draft.added.append(added)
     _send_table(draft, request)
     position = request.plan_row(num_tokens)
     draft.rows.append(
@@ -287,30 +273,29 @@ def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int)
 
 def _send_table(draft: Draft, request: RequestState) -> None:
     """Tell the device what is new in a request's block table."""
-    if request.num_table_sent < len(request.table):
-        assert request.slot is not None
-        pages = request.table[request.num_table_sent :]
-        draft.table_columns.append((request.slot, request.num_table_sent, len(pages)))
-        draft.table_pages.extend(pages)
-        request.num_table_sent = len(request.table)
+    if request.table.has_unsent:
+        assert request.slot is not None, "only a running request has a table"
+        start, page_ids = request.table.take_unsent()
+        draft.table_columns.append((request.slot, start, len(page_ids)))
+        draft.table_pages.extend(page_ids)
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
     """Leased loads whose requests still want them; the leases of the others go back."""
     wanted: list[Load] = []
-    for load in lane.ready_loads:
-        request, promotion = (
-            replica.requests.get(load.request_id),
-            lane.promotions.get(load.request_id),
-        )
-        if (request is not None and request.load is load) or (
-            promotion is not None and promotion.load is load
-        ):
+    for load in lane.in_flight.take_ready_loads():
+        request = replica.requests.get(load.request_id)
+        is_for_run = request is not None and request.load is load
+        if is_for_run or lane.promotions.of_load(load) is not None:
             wanted.append(load)
         else:
             replica.release_lease(load.lease_id, load.host_connection)
-    lane.ready_loads = []
     return wanted
+
+
+def _take_backups(lane: Lane) -> list[Backup]:
+    backup = lane.start_backup()
+    return [] if backup is None else [backup]
 
 
 def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:
@@ -333,7 +318,9 @@ def _row_columns(draft: Draft) -> list[Int32Array]:
     return [frozen(np.concatenate(pair)) for pair in zip(batch, columns, strict=True)]
 
 
-def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) -> StepPlan:
+def _finish(
+    lane: Lane, draft: Draft, step: int, loads: list[Load], backups: list[Backup]
+) -> StepPlan:
     slots, starts, counts, write_starts, outputs, row_loads = _row_columns(draft)
     tables: tuple[TableChanges, ...] = ()
     if draft.table_columns:
@@ -346,9 +333,9 @@ def _finish(lane: Lane, draft: Draft, loads: list[Load], backups: list[Backup]) 
                 page_ids=int32_array(draft.table_pages),
             ),
         )
-    removed, lane.removed_slots = lane.removed_slots, []
+    removed = lane.take_removed_slots()
     return StepPlan(
-        step=lane.last_step,
+        step=step,
         removed_slots=int32_array(removed) if removed else empty(),
         added=tuple(draft.added),
         tables=tables,

@@ -2,13 +2,14 @@
 Pure.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from raydix.ids import LookupId
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import LookupProgress, PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings
+from raydix.runtime.scheduler.timers import Alarm
 
 
 class LookupState(Enum):
@@ -38,8 +39,8 @@ class PrefetchState:
     has_report: bool = False
     first_runnable_s: float | None = None
     """When the request would have been admitted but for its pages on their way."""
-    wakes_at_s: float = float("-inf")
-    """When the request is looked at again, even if no event comes before."""
+    alarm: Alarm = field(default_factory=Alarm)
+    """For the time at which the request waits no longer."""
     _earlier: bytes = b""
     """Sources of an earlier lookup, which brought some pages and found no room for others."""
 
@@ -82,11 +83,19 @@ class PrefetchState:
     def close(self) -> None:
         """Nobody waits for the lookup any more. One that was never sent found no room in L2."""
         if self.state is LookupState.DUE:
-            known = self._earlier or self.sources
-            self.sources = known.replace(
-                bytes([PageSource.PENDING]), bytes([PageSource.NO_HOST_PAGE])
-            )
+            self.sources = self._earlier or self.sources
+            self.give_up(PageSource.NO_HOST_PAGE)
         self.state, self.lookup_id = LookupState.CLOSED, None
+
+    def give_up(self, reason: PageSource) -> None:
+        """The pages of which nothing is known will not come, for this reason."""
+        self.sources = self.sources.replace(bytes([PageSource.PENDING]), bytes([reason]))
+
+    def note_runnable(self, now_s: float) -> float:
+        """The request would be admitted but for its pages on their way; returns since when."""
+        if self.first_runnable_s is None:
+            self.first_runnable_s = now_s
+        return self.first_runnable_s
 
     def count(self, *sources: PageSource) -> int:
         """Pages of which one of these was said."""

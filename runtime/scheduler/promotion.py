@@ -3,85 +3,128 @@ its way.
 
 A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
 ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
-pages (`Lane.give_way`).
+pages.
 """
 
+from raydix.ids import RequestId
+from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.scheduler.backups import count_dropped
-from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.messages.host import split_keys
+from raydix.runtime.scheduler.l1 import L1
 from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.transfers import Load, Promotion
+from raydix.runtime.scheduler.waiting import WaitingQueue
 
-_PROMOTED_FRACTION = 2
+_L1_PAGES_PER_PROMOTED_PAGE = 2
 """Promotions together keep at most one page of L1 in so many."""
 
 
-def promote(
-    replica: Replica, lane: Lane, request: RequestState, lock: Lock, num_l2_pages: int
-) -> bool:
-    """Load the next part of a waiting request: what follows `lock` in L2, if that is enough for
-    large copies.
+class Promotions:
+    """Owns: what is loaded ahead for the waiting requests of one lane."""
 
-    True: the promotion has taken over `lock`.
-    """
-    promotion = lane.promotions.get(request.request_id)
-    num_own_pages = 0 if promotion is None else promotion.num_pages
-    if promotion is not None and len(promotion.part):
-        return False
-    max_pages = lane.pool.num_pages // _PROMOTED_FRACTION - (
-        lane.num_promoted_pages - num_own_pages
-    )
-    num_pages = min(num_l2_pages, max_pages - lock.num_pages)
-    if (
-        num_pages <= 0
-        or num_pages * replica.settings.layout.payload_bytes(0) < replica.settings.min_part_bytes
-    ):
-        return False
-    part, victims = lane.allocate_spare(num_pages)
-    count_dropped(replica, victims)
-    if part is None:
-        return False
-    lane.end_promotion(request.request_id)
-    start = lock.num_pages
-    promotion = Promotion(
-        request_id=request.request_id,
-        lock=lock,
-        first_key=request.key(start, replica.settings.page_size),
-        part=part,
-        lease_id=None,
-    )
-    promotion.lease_id = replica.ask_lease(request, start, start + num_pages, promotion)
-    lane.promotions[request.request_id] = promotion
-    lane.computing.setdefault(promotion.first_key, request.request_id)
-    return True
+    def __init__(self, settings: SchedulerSettings, l1: L1, waiting: WaitingQueue) -> None:
+        self._min_part_pages = -(-settings.min_part_bytes // settings.layout.payload_bytes(0))
+        self._l1 = l1
+        self._waiting = waiting
+        self._promotions: dict[RequestId, Promotion] = {}
+        """By request, oldest first."""
 
+    def __len__(self) -> int:
+        return len(self._promotions)
 
-def lease_part(lane: Lane, promotion: Promotion, load: Load) -> None:
-    """HostMemory has leased the first pages of a part, all of it as a rule: they are loaded with
-    the next plan.
-    """
-    num_leased = len(load.page_ids)
-    if num_leased < len(promotion.part):
-        lane.pool.release(promotion.part[num_leased:], after_step=lane.last_step)
-    promotion.part = load.page_ids
-    promotion.lease_id = None
-    promotion.load = load
-    lane.ready_loads.append(load)
+    @property
+    def names(self) -> list[RequestId]:
+        """Requests with a promotion."""
+        return list(self._promotions)
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that promotions keep; those that several of them keep count for each."""
+        return sum(promotion.num_pages for promotion in self._promotions.values())
 
-def finish_part(
-    replica: Replica, lane: Lane, promotion: Promotion, load: Load, now_s: float
-) -> None:
-    """A part is loaded: it becomes the prefix of all who want it, unless its host pages had changed
-    hands.
-    """
-    if load.is_stale:
-        replica.counters["stale_loads"] += 1
-        lane.end_promotion(promotion.request_id)
-        return
-    replica.counters["loaded_pages"] += len(load.page_ids)
-    replica.counters["promoted_pages"] += len(load.page_ids)
-    request = replica.requests[promotion.request_id]
-    lane.publish_part(promotion, request, now_s)
-    lane.waiting.wake(request)
+    @property
+    def num_part_pages(self) -> int:
+        """Those of them that are not in the tree."""
+        return sum(len(promotion.part) for promotion in self._promotions.values())
+
+    def get(self, name: RequestId) -> Promotion | None:
+        """A request's promotion."""
+        return self._promotions.get(name)
+
+    def of_load(self, load: Load) -> Promotion | None:
+        """The promotion that waits for this load."""
+        promotion = self._promotions.get(load.request_id)
+        return promotion if promotion is not None and promotion.load is load else None
+
+    def start(self, request: RequestState, lock: Lock, num_l2_pages: int) -> Promotion | None:
+        """Take L1 pages for the next part of a waiting request: what follows `lock` in L2, if that
+        is enough for large copies.
+
+        The promotion takes over `lock`; None: there is none.
+        """
+        former = self._promotions.get(request.request_id)
+        if former is not None and len(former.part):
+            return None
+
+        num_others = self.num_pages - (0 if former is None else former.num_pages)
+        max_pages = self._l1.pool.num_pages // _L1_PAGES_PER_PROMOTED_PAGE - num_others
+        num_pages = min(num_l2_pages, max_pages - lock.num_pages)
+        if num_pages <= 0 or num_pages < self._min_part_pages:
+            return None
+        part = self._l1.allocate(num_pages)
+        if part is None:
+            return None
+
+        self.end(request.request_id)
+        promotion = Promotion(
+            request_id=request.request_id,
+            lock=lock,
+            part=part,
+            lease_id=None,
+        )
+        self._promotions[request.request_id] = promotion
+        self._waiting.lead(request.request_id, request.chain.key(lock.num_pages))
+        return promotion
+
+    def take_load(self, promotion: Promotion, load: Load) -> None:
+        """HostMemory has leased the first pages of a part."""
+        self._l1.release(promotion.take_load(load))
+
+    def publish(self, promotion: Promotion, request: RequestState, now_s: float) -> None:
+        """A part is loaded: it becomes the prefix of all who want it."""
+        start, stop = promotion.lock.num_pages, promotion.num_pages
+        insertion = self._l1.insert(
+            request.chain,
+            promotion.lock,
+            promotion.part,
+            segment=Segment.PROMPT,
+            priority=request.submit.priority,
+            now_s=now_s,
+        )
+        for key in split_keys(request.chain.keys(stop, start)):
+            self._waiting.page_came(key)
+
+        # What the tree held already is not needed twice.
+        part = promotion.drop_part()
+        self._l1.release(part[part != insertion.page_ids[0]])
+        self._waiting.lead(promotion.request_id, None)
+
+    def drop_part(self, promotion: Promotion) -> None:
+        """A promotion's part will not come: its pages go back."""
+        self._l1.release(promotion.drop_part())
+        self._waiting.lead(promotion.request_id, None)
+
+    def end(self, name: RequestId) -> None:
+        """The request runs, is gone, or others need the pages. What was published stays cached."""
+        promotion = self._promotions.pop(name, None)
+        if promotion is not None:
+            self.drop_part(promotion)
+            self._l1.withdraw(promotion.lock)
+
+    def give_way(self, num_pages: int) -> None:
+        """End promotions, newest first, until `num_pages` pages are free, will be, or can be
+        evicted.
+        """
+        while self._promotions and self._l1.num_loadable_pages < num_pages:
+            self.end(next(reversed(self._promotions)))

@@ -3,52 +3,56 @@ and the outbox.
 """
 
 import itertools
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.host import (
-    KEY_BYTES,
     CancelLookup,
     LeasePages,
     Lookup,
-    PageSource,
     ReleaseLeases,
     ToHost,
     Urgency,
 )
 from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.scheduler.counters import Counters
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.lookups import Lookups
+from raydix.runtime.scheduler.lookups import Asker, Lookups
 from raydix.runtime.scheduler.predictors import TimePredictor
-from raydix.runtime.scheduler.prefetch import PrefetchState
+from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Promotion
 
 _NUM_EXPLAINED = 1024
+_MAX_SESSIONS = 65_536
 _FULL_LOAD_S = 0.002
 """A load that should take so long teaches the load rate in full; a shorter one teaches it less."""
 
 
 class Replica:
-    """Owns: which requests exist, and how each ends. Lanes own what their requests hold."""
+    """Owns: which requests and hints exist, how each ends, and what is to be sent.
+
+    Lanes own what their requests hold.
+    """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.lanes = [Lane(index, settings) for index in range(settings.num_lanes)]
+        self.counters = Counters()
+        self.host = HostView()
+        self.lanes = [
+            Lane(index, settings, self.host, self.counters) for index in range(settings.num_lanes)
+        ]
         self.requests: dict[RequestId, RequestState] = {}
         self.hashing: dict[RequestId, RequestState] = {}
         """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
-        self.hints: dict[RequestId, RequestState] = {}
-        """Prefetches without a request, oldest first; those that are looked up have a `prefetch`
-        that is pending.
-        """
-        self.host = HostView()
+        self.hints: dict[RequestId, PrefetchHint] = {}
+        """Oldest first."""
         self.lookups = Lookups()
         self.timers = Timers()
         self.prefill_rate = TimePredictor(
@@ -58,18 +62,56 @@ class Replica:
             settings.start_load_bytes_per_s,
             full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
         )
-        self.counters: Counter[str] = Counter()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Durations added up, by what they are of."""
         self.explained: OrderedDict[RequestId, dict[str, object]] = OrderedDict()
-        self.sessions: OrderedDict[str, int] = OrderedDict()
-        """Session id to the lane that served it last."""
-        self.effects: list[Effect] = []
+        self._lane_of_session: OrderedDict[str, int] = OrderedDict()
+        """The lane that served a session last."""
+        self._effects: list[Effect] = []
         self._ids = itertools.count(1)
 
     def next_serial(self) -> int:
-        """A number that no other request or hint has had."""
+        """A number that no other request has had."""
         return next(self._ids)
+
+    def emit(self, effect: Effect) -> None:
+        """The shell is to do this, after what was emitted before."""
+        self._effects.append(effect)
+
+    def take_effects(self) -> list[Effect]:
+        """What the event that was handled has led to."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def is_in_use(self, name: RequestId) -> bool:
+        """A request or hint of this name lives."""
+        return name in self.requests or name in self.hints
+
+    def add_request(self, request: RequestState) -> None:
+        """A new request; its page keys are hashed before it is queued on a lane."""
+        self.requests[request.request_id] = request
+        self.hashing[request.request_id] = request
+
+    def finish_hashing(self, request: RequestState) -> None:
+        """All page keys of a new request's prompt are known."""
+        del self.hashing[request.request_id]
+
+    def add_hint(self, hint: PrefetchHint) -> None:
+        """A new hint."""
+        self.hints[hint.request_id] = hint
+
+    def remove_hint(self, hint: PrefetchHint) -> None:
+        """A hint was answered, or its client is gone."""
+        del self.hints[hint.request_id]
+
+    def lane_of_session(self, session_id: str | None) -> int | None:
+        """The lane that served a session last, whose L1 may hold its prompt."""
+        return None if session_id is None else self._lane_of_session.get(session_id)
+
+    def remember_session(self, session_id: str, lane: int) -> None:
+        """A request of this session goes to a lane."""
+        self._lane_of_session[session_id] = lane
+        self._lane_of_session.move_to_end(session_id)
+        while len(self._lane_of_session) > _MAX_SESSIONS:
+            self._lane_of_session.popitem(last=False)
 
     def wake_at(self, time_s: float, request: RequestState | None = None) -> None:
         """Something is to be decided at this time, even if no event comes before: about a request,
@@ -80,20 +122,20 @@ class Replica:
     def tell_host(self, message: ToHost) -> None:
         """Queue a message to HostMemory, if it is attached."""
         if self.host.connection is not None:
-            self.effects.append(SendHost(connection=self.host.connection, message=message))
+            self.emit(SendHost(connection=self.host.connection, message=message))
 
     def ask_lease(
         self, request: RequestState, start: int, stop: int, promotion: Promotion | None = None
-    ) -> LeaseId:
-        """Ask HostMemory for the host pages of a request's pages [start, stop)."""
+    ) -> None:
+        """Ask HostMemory for the host pages of a request's pages [start, stop), for its promotion
+        or else for its run.
+        """
         lease_id = LeaseId(next(self._ids))
-        keys = request.keys(stop, self.settings.page_size)[start * KEY_BYTES :]
-        self.host.leases[lease_id] = LeaseWanted(
-            request=request, run=request.run, promotion=promotion
-        )
-        self.host.unanswered.add(lease_id)
-        self.tell_host(LeasePages(lease_id=lease_id, keys=keys))
-        return lease_id
+        wanted = LeaseWanted(request=request, run=request.run, promotion=promotion)
+        self.host.want_lease(lease_id, wanted)
+        if promotion is not None:
+            promotion.wait_for(lease_id)
+        self.tell_host(LeasePages(lease_id=lease_id, keys=request.chain.keys(stop, start)))
 
     def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
         """Give a lease back over the connection that granted it, if that is still there."""
@@ -109,16 +151,13 @@ class Replica:
         failure: RequestFailure | None = None,
     ) -> None:
         """Tell the client what is new; the first time also where its prompt came from."""
-        is_first = not request.is_reported and (request.sources is not None or finished is not None)
-        sources = queued_s = None
-        if is_first:
-            request.is_reported = True
-            sources = request.sources or {PageSource.CANCELLED.label: request.num_prompt}
-            for source, num_tokens in sources.items():
-                self.counters[f"prompt_tokens_{source}"] += num_tokens
-            queued_s = (
-                None if request.admitted_s is None else request.admitted_s - request.arrival_s
-            )
+        queued_s = None
+        sources = request.report_sources(has_ended=finished is not None)
+        if sources is not None:
+            self.counters.count_sources(sources)
+            if request.admitted_s is not None:
+                queued_s = request.admitted_s - request.arrival_s
+
         delta = RequestDelta(
             asking=request.submit.asking,
             request_id=request.request_id,
@@ -129,24 +168,24 @@ class Replica:
             finished=finished,
             failure=failure,
         )
-        self.effects.append(SendClient(client_id=request.client_id, delta=delta))
+        self.emit(SendClient(client_id=request.client_id, delta=delta))
 
     def finish(self, request: RequestState, reason: FinishReason) -> None:
         """End a request well. Its computed pages stay cached; its last delta was or is sent by the
         caller.
         """
-        self.counters[f"finished_{reason.value}"] += 1
+        self.counters.count_end(reason)
         self._end(request)
 
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
         """End a request badly and tell its client."""
-        self.counters[f"failed_{kind.name.lower()}"] += 1
+        self.counters.count_failure(kind)
         self.send_tokens(request, empty(), (), None, RequestFailure(kind=kind, message=message))
         self._end(request)
 
     def drop(self, request: RequestState) -> None:
         """End a request whose client is gone."""
-        self.counters["finished_abort"] += 1
+        self.counters.count_end(FinishReason.ABORT)
         self._end(request)
 
     def _end(self, request: RequestState) -> None:
@@ -157,7 +196,7 @@ class Replica:
             lane.release(request, Phase.ENDED)
         else:
             self.hashing.pop(request.request_id, None)
-            lane.end_promotion(request.request_id)
+            lane.promotions.end(request.request_id)
             lane.waiting.discard(request)
             request.end_run(Phase.ENDED)
         del self.requests[request.request_id]
@@ -181,33 +220,43 @@ class Replica:
         lane.release(request, Phase.WAITING)
         lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
 
+    def count_l2_pages(self, request: RequestState, num_l1_pages: int) -> int:
+        """Pages of a request that follow the first `num_l1_pages` in L2, as far as is known."""
+        is_useful = self.host.is_usable and self.host.num_keys > 0 and self.settings.prefix_caching
+        if not is_useful:
+            return 0
+        num_full = request.num_tokens // self.settings.page_size
+        return self.host.count_resident(request.chain.keys(num_full), num_l1_pages, num_full)
+
     def want_lookup(self, request: RequestState, num_l1_pages: int, num_l2_pages: int) -> None:
-        """Ask HostMemory for a waiting request's chain, if there is one to ask: at once, or in its
-        turn if L3 may help.
+        """Have HostMemory asked for a waiting request's chain, if there is one to ask: at once, or
+        in its turn if L3 may help.
 
         L1 holds the first pages of its prompt, L2, as far as is known, the next ones.
         """
-        request.prefetch = PrefetchState()
-        num_full = request.num_prompt // self.settings.page_size
+        request.renew_prefetch()
+        num_full = request.chain.num_prompt_pages
         if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
             return
+
         request.prefetch.make_due(min(num_l1_pages, num_full), num_full)
         lacking = range(num_l1_pages + num_l2_pages, num_full)
         if lacking and self.host.has_storage is not False:
-            pages = request.short_keys(lacking, self.settings.page_size)
-            self.lookups.enqueue(request, pages, self.lanes[request.lane].waiting.key(request))
+            place = self.lanes[request.lane].waiting.key(request)
+            self.lookups.enqueue(request, request.chain.short_keys(lacking), place)
         else:
             self.send_lookup(request, num_l1_pages, Urgency.REQUEST)
 
-    def send_lookup(self, request: RequestState, num_l1_pages: int, urgency: Urgency) -> None:
+    def send_lookup(self, asker: Asker, num_l1_pages: int, urgency: Urgency) -> None:
         """Ask HostMemory for the chain of a request or hint, of which L1 holds `num_l1_pages`."""
-        num_full = request.num_prompt // self.settings.page_size
+        num_full = asker.chain.num_prompt_pages
         num_l1_pages = min(num_l1_pages, num_full)
-        lookup_id, earlier_id = LookupId(next(self._ids)), request.prefetch.lookup_id
-        request.prefetch.open(lookup_id, num_l1_pages, num_full)
-        self.lookups.open(lookup_id, request)
+        lookup_id, earlier_id = LookupId(next(self._ids)), asker.prefetch.lookup_id
+        asker.prefetch.open(lookup_id, num_l1_pages, num_full)
+        self.lookups.open(lookup_id, asker)
         self.host.unanswered.add(lookup_id)
-        keys = request.keys(num_full, self.settings.page_size)
+
+        keys = asker.chain.keys(num_full)
         self.tell_host(
             Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency)
         )
@@ -218,24 +267,26 @@ class Replica:
     def send_due_lookups(self) -> None:
         """Look up those whose turn it is, while L2 has room for what L3 may bring."""
         while self.host.is_usable and (request := self.lookups.next_to_send()) is not None:
-            self.send_lookup(
-                request, self.lanes[request.lane].match(request).num_pages, Urgency.REQUEST
-            )
+            match = self.lanes[request.lane].match(request.chain)
+            self.send_lookup(request, match.num_pages, Urgency.REQUEST)
 
-    def cancel_lookup(self, request: RequestState) -> None:
-        """The request no longer waits for pages from L3, nor wants those kept that it has not
-        leased.
+    def forget_lookups(self) -> list[Asker]:
+        """HostMemory is gone, and with it every lookup; returns those who still waited."""
+        askers, self.lookups = self.lookups.askers(), Lookups()
+        return askers
 
-        What they claim of L2 stays claimed.
+    def cancel_lookup(self, asker: Asker) -> None:
+        """Nobody waits for pages from L3 for this chain any more, nor are those kept that are not
+        leased. What a request claims of L2 stays claimed.
         """
-        lookup_id = request.prefetch.lookup_id
+        lookup_id = asker.prefetch.lookup_id
         if lookup_id is not None:
             self.lookups.close(lookup_id)
             self.host.unanswered.discard(lookup_id)
-            if request.prefetch.holds_staged_pages:
+            if asker.prefetch.holds_staged_pages:
                 self.tell_host(CancelLookup(lookup_id=lookup_id))
-        self.lookups.withdraw(request)
-        request.prefetch.close()
+        self.lookups.withdraw(asker)
+        asker.prefetch.close()
 
     def _explain(self, request: RequestState) -> None:
         self.explained[request.request_id] = {

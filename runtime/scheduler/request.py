@@ -1,19 +1,17 @@
 """One request as the Scheduler sees it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from raydix.ids import ClientId, PageKey, RequestId, Slot
-from raydix.runtime.cache.page_key import TOKEN_BYTES, extend_keys, root_key
+from raydix.ids import ClientId, RequestId, Slot
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.client import SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
-from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.messages.client import FinishReason, SubmitRequest
+from raydix.runtime.messages.host import PageSource
+from raydix.runtime.messages.plan import AddedRequest, TokenLogprobs
+from raydix.runtime.scheduler.block_table import BlockTable
+from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.transfers import Load
 
@@ -22,7 +20,8 @@ if TYPE_CHECKING:
 
 MAX_LOSSES = 2
 """A request that was running when so many ranks were lost, and has sampled nothing since, may be
-what ends them: it runs beside no other such request, and one more loss is its end."""
+what ends them: it runs beside no other such request, and one more loss is its end.
+"""
 
 
 class Phase(Enum):
@@ -37,7 +36,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RowOutcome:
     """What one computed row means for its request. `token_ids`: the one that it sampled, if any."""
 
@@ -62,6 +61,7 @@ class RequestState:
         *,
         serial: int,
         max_tokens: int,
+        page_size: int,
         now_s: float,
     ) -> None:
         """`serial`: the engine never uses it twice, while request ids may come again."""
@@ -72,9 +72,8 @@ class RequestState:
         self.arrival_s = now_s
         self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
         self.max_tokens = max_tokens
-        self.num_prompt = len(submit.token_ids)
-        self.packed = bytearray(submit.token_ids.astype("<i4", copy=False).tobytes())
-        self.identity: PageKey = root_key(cache_salt=submit.cache_salt)
+        self.chain = Chain(submit.token_ids, cache_salt=submit.cache_salt, page_size=page_size)
+        self.num_prompt = self.chain.num_prompt
         self.prefetch = PrefetchState()
         self.lane = 0
         self.phase = Phase.WAITING
@@ -82,49 +81,65 @@ class RequestState:
         """Counts admissions: rows of an earlier run are ignored."""
         self.num_losses = 0
         """Ranks that were lost under it since its last token."""
-        self.num_counted_pages = 0
-        """Pages whose use by this request is counted on its lane; for `write_through_selective`
-        only.
-        """
         self.sources: dict[str, int] | None = None
+        """Prompt tokens by where they came from; None until the first admission is complete."""
         self.source_ranges: list[tuple[int, int, PageSource]] = []
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
-        self.is_reported = False
+        self.batch: DecodeBatch | None = None
+        """The batch that it decodes with."""
+        self._is_reported = False
         """The client has seen `sources`."""
-        self._keys = bytearray()
+        self._num_counted_pages = 0
         self._num_known = 0
         self._num_sampled = 0
         self._num_planned = 0
         self._num_computed = 0
-        self.batch: DecodeBatch | None = None
-        """The batch that it decodes with."""
         self._reset_run()
 
     def _reset_run(self) -> None:
         self.slot: Slot | None = None
-        self.is_on_device = False
         self.lock: Lock | None = None
-        self.table: list[int] = []
-        self.num_table_sent = 0
+        self.table = BlockTable()
+        self.write_start = 0
+        self.load: Load | None = None
+        self.is_on_device = False
+        self._deferred: list[RowOutcome] = []
         self._num_planned = 0
         self._num_computed = 0
         self._num_sampled = self._num_known
-        self.write_start = 0
-        self.load: Load | None = None
-        self.deferred: list[RowOutcome] = []
-        self.computing_key: PageKey | None = None
 
-    def begin_run(self, slot: Slot, lock: Lock, table: list[int]) -> None:
-        """Admitted: the request has a slot and holds the pages of `lock`, which `table` names."""
+    def move_to(self, lane: int) -> None:
+        """The request waits on this lane, where it has used no page yet."""
+        self.lane = lane
+        self._num_counted_pages = 0
+
+    def renew_prefetch(self) -> None:
+        """What HostMemory said of its chain is of no interest any more."""
+        self.prefetch = PrefetchState()
+
+    def begin_run(self, slot: Slot, lock: Lock, table: BlockTable, now_s: float) -> None:
+        """Admitted: it has a slot and holds the pages of `lock`, which `table` names with others.
+
+        The first time counts as the end of its queueing.
+        """
         self._reset_run()
         self.run += 1
         self.slot, self.lock, self.table = slot, lock, table
-
-    def note_admission(self, now_s: float) -> None:
-        """It was admitted; the first time counts as the end of its queueing."""
         if self.admitted_s is None:
             self.admitted_s = now_s
+
+    def wait_for_lease(self) -> None:
+        """HostMemory was asked for the pages to load."""
+        self.phase = Phase.LEASING
+
+    def start_from(self, num_cached: int) -> None:
+        """It runs, and so many of its tokens have cached keys and values; the last known token is
+        computed in any case.
+        """
+        self.phase = Phase.RUNNING
+        self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
+        self.write_start = num_cached
 
     def end_run(self, phase: Phase) -> None:
         """The request holds nothing any more; what it held was given back by the lane."""
@@ -132,12 +147,39 @@ class RequestState:
         self.run += 1
         self.phase = phase
 
+    def note_sources(
+        self, ranges: list[tuple[int, int, PageSource]], tokens_by_source: dict[str, int]
+    ) -> None:
+        """It was seen where its prompt comes from."""
+        self.source_ranges, self.sources = ranges, tokens_by_source
+
     def forget_sources(self) -> None:
         """Its load brought nothing: where its prompt comes from is seen at its next admission,
-        unless it was told.
+        unless the client was told.
         """
-        if not self.is_reported:
+        if not self._is_reported:
             self.sources = None
+
+    def report_sources(self, *, has_ended: bool) -> dict[str, int] | None:
+        """What the client is to be told, once, of where the prompt came from; None: not now."""
+        if self._is_reported or (self.sources is None and not has_ended):
+            return None
+        self._is_reported = True
+        return self.sources or {PageSource.CANCELLED.label: self.num_prompt}
+
+    def wait_for_load(self, load: Load) -> None:
+        """A load brings pages of its table: what is computed on top of it counts once it is done."""
+        self.load = load
+
+    def defer(self, outcome: RowOutcome) -> None:
+        """A row was computed on top of the load."""
+        self._deferred.append(outcome)
+
+    def finish_load(self) -> list[RowOutcome]:
+        """The load is done; returns the outcomes that count now."""
+        self.load = None
+        deferred, self._deferred = self._deferred, []
+        return deferred
 
     def join(self, batch: "DecodeBatch") -> None:
         """From now on `batch` keeps its progress."""
@@ -150,12 +192,19 @@ class RequestState:
         self._num_planned = self.num_prompt + num_sampled - 1
         self._num_computed = self.num_prompt + self._num_known - 1
 
-    def start_from(self, num_cached: int) -> None:
-        """So many of its tokens have cached keys and values; the last known token is computed in
-        any case.
-        """
-        self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
-        self.write_start = num_cached
+    def introduce(self) -> AddedRequest | None:
+        """What the device is told of the request in each run, once; None: it was."""
+        assert self.slot is not None, "only a running request is on the device"
+        if self.is_on_device:
+            return None
+        self.is_on_device = True
+        return AddedRequest(
+            slot=self.slot,
+            request_id=self.request_id,
+            token_ids=self.chain.token_ids(),
+            num_prompt_tokens=self.num_prompt,
+            sampling=self.submit.sampling,
+        )
 
     def plan_row(self, num_tokens: int) -> int | None:
         """A row computes the next tokens. Returns the output position that it samples; None: it
@@ -167,9 +216,37 @@ class RequestState:
         self._num_sampled += 1
         return self._num_sampled - 1
 
-    def row_computed(self, num_computed: int) -> None:
+    def finish_row(self, num_computed: int) -> None:
         """An acknowledged row has computed all tokens before this one."""
         self._num_computed = num_computed
+
+    def take_output(self, token_ids: Int32Array) -> None:
+        """Sampled tokens became known."""
+        self._num_known += len(token_ids)
+        self.chain.append(token_ids)
+
+    def note_first_token(self, now_s: float) -> bool:
+        """It has a token. True: its first one."""
+        is_first = self.first_token_s is None
+        if is_first:
+            self.first_token_s = now_s
+        return is_first
+
+    def note_loss(self) -> None:
+        """A rank was lost under it."""
+        self.num_losses += 1
+
+    def acquit(self) -> bool:
+        """It sampled a token, so it is not what ended ranks. True: it was suspected."""
+        was_suspected = self.num_losses > 0
+        self.num_losses = 0
+        return was_suspected
+
+    def count_pages(self) -> range:
+        """Its pages in the tree that were not counted as used by it on its lane; now they are."""
+        uncounted = range(self._num_counted_pages, self.num_held_pages)
+        self._num_counted_pages = max(self._num_counted_pages, self.num_held_pages)
+        return uncounted
 
     @property
     def num_output(self) -> int:
@@ -188,9 +265,7 @@ class RequestState:
 
     @property
     def num_planned(self) -> int:
-        """Tokens whose keys and values are in plans that were sent. A decoding request lacks but
-        its last one.
-        """
+        """Tokens whose keys and values are in plans that were sent: all but the last if it decodes."""
         return self._num_planned if self.batch is None else self.num_target - 1
 
     @property
@@ -214,56 +289,19 @@ class RequestState:
         return 0 if self.num_sampled >= self.max_tokens else self.num_target - self.num_planned
 
     @property
-    def is_decoding(self) -> bool:
-        """Its next row computes one token."""
-        return self.num_target - self.num_planned == 1
-
-    @property
     def num_held_pages(self) -> int:
         """Pages of the table that belong to the tree and are held by `lock`."""
         return 0 if self.lock is None else self.lock.num_pages
 
-    def append_known(self, token_ids: Int32Array) -> None:
-        """Sampled tokens became known."""
-        self._num_known += len(token_ids)
-        self.packed += token_ids.astype("<i4", copy=False).tobytes()
-
-    def token_array(self) -> np.ndarray:
-        """All known tokens, int32."""
-        return np.frombuffer(bytes(self.packed), dtype=np.int32)
-
     @property
-    def num_keys(self) -> int:
-        """Full pages whose keys are known."""
-        return len(self._keys) // KEY_BYTES
+    def is_suspect(self) -> bool:
+        """It may be what ends the ranks that it runs on."""
+        return self.num_losses >= MAX_LOSSES
 
-    def adopt_keys(self, keys: bytes) -> None:
-        """Take the keys of the first pages from where they are known; only before any is hashed."""
-        assert not self._keys, "keys are known already"
-        self._keys += keys
-
-    def extend_keys(self, num_pages: int, max_new: int, page_size: int) -> None:
-        """Hash the keys of the first `num_pages` full pages, at most `max_new` new ones."""
-        known = self.num_keys
-        stop = min(num_pages, known + max_new)
-        if known < stop:
-            parent = PageKey(bytes(self._keys[-KEY_BYTES:])) if known else self.identity
-            width = page_size * TOKEN_BYTES
-            self._keys += extend_keys(
-                parent, bytes(self.packed[known * width : stop * width]), page_size
-            )
-
-    def keys(self, num_pages: int, page_size: int) -> bytes:
-        """Keys of the first `num_pages` full pages, hashing only what is new."""
-        self.extend_keys(num_pages, num_pages, page_size)
-        return bytes(self._keys[: num_pages * KEY_BYTES])
-
-    def short_keys(self, pages: Iterable[int], page_size: int) -> list[bytes]:
-        """As much of the keys of these full prompt pages as the mirror of L2 has."""
-        keys = self.keys(self.num_prompt // page_size, page_size)
-        return [keys[page * KEY_BYTES : page * KEY_BYTES + MIRROR_KEY_BYTES] for page in pages]
-
-    def key(self, page: int, page_size: int) -> PageKey:
-        """Key of one full page."""
-        self.extend_keys(page + 1, page + 1, page_size)
-        return PageKey(bytes(self._keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]))
+    def finish_reason(self, token_id: int) -> FinishReason | None:
+        """Why the request is complete, `token_id` being its last known token; None if it is not."""
+        num_output = self.num_output
+        is_stop = token_id in self.submit.stop_token_ids
+        if is_stop and num_output >= self.submit.sampling.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_output >= self.max_tokens else None

@@ -8,14 +8,14 @@ from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler import admission
+from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import SendClient
-from raydix.runtime.scheduler.hints import look_hints_up
+from raydix.runtime.scheduler.hints import look_up_hints
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.refusals import refuse_request
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
 
-_MAX_SESSIONS = 65_536
 _RETRY_AFTER_S = 1.0
 _MAX_HASHED_PAGES = 1024
 """Page keys computed per event: a long prompt holds nobody up."""
@@ -25,21 +25,25 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
     """Queue a request on the lane that should answer it soonest, or refuse it with a typed failure."""
     failure = _refusal(replica, message)
     if failure is not None:
-        replica.counters[f"failed_{failure.kind.name.lower()}"] += 1
+        replica.counters.count_failure(failure.kind)
         delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
-        replica.effects.append(SendClient(client_id=client_id, delta=delta))
+        replica.emit(SendClient(client_id=client_id, delta=delta))
         return
     room = replica.settings.max_model_len - len(message.token_ids)
     max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
     request = RequestState(
-        message, client_id, serial=replica.next_serial(), max_tokens=max_tokens, now_s=now_s
+        message,
+        client_id,
+        serial=replica.next_serial(),
+        max_tokens=max_tokens,
+        page_size=replica.settings.page_size,
+        now_s=now_s,
     )
-    replica.requests[request.request_id] = request
-    replica.counters["prompt_tokens"] += request.num_prompt
+    replica.counters.count(Count.PROMPT_TOKENS, request.num_prompt)
     if request.deadline_s is not None:
         replica.wake_at(request.deadline_s, request)
     _adopt_keys(replica, request)
-    replica.hashing[request.request_id] = request
+    replica.add_request(request)
 
 
 def _adopt_keys(replica: Replica, request: RequestState) -> None:
@@ -47,10 +51,9 @@ def _adopt_keys(replica: Replica, request: RequestState) -> None:
     alone.
     """
     if replica.settings.prefix_caching and replica.lanes:
-        match = max(
-            (lane.match(request) for lane in replica.lanes), key=lambda found: found.num_pages
-        )
-        request.adopt_keys(chain_keys(match.node)[: match.num_pages * KEY_BYTES])
+        matches = [lane.match(request.chain) for lane in replica.lanes]
+        longest = max(matches, key=lambda match: match.num_pages)
+        request.chain.adopt_keys(chain_keys(longest.node)[: longest.num_pages * KEY_BYTES])
 
 
 def enqueue_hashed(replica: Replica, now_s: float) -> None:
@@ -59,26 +62,25 @@ def enqueue_hashed(replica: Replica, now_s: float) -> None:
 
     What is left of that number is for hints.
     """
-    size = replica.settings.page_size
     num_left = _MAX_HASHED_PAGES
     for request in list(replica.hashing.values()):
-        num_full = request.num_prompt // size if replica.settings.prefix_caching else 0
-        num_known = request.num_keys
-        request.extend_keys(num_full, num_left, size)
-        num_left -= request.num_keys - num_known
-        if request.num_keys < num_full:
+        chain = request.chain
+        num_full = chain.num_prompt_pages if replica.settings.prefix_caching else 0
+        num_left -= chain.extend_keys(num_full, num_left)
+        if chain.num_keys < num_full:
             replica.wake_at(now_s)
             return
-        del replica.hashing[request.request_id]
+
+        replica.finish_hashing(request)
         enqueue(replica, request, now_s)
     if replica.hints:
-        look_hints_up(replica, num_left, now_s)
+        look_up_hints(replica, num_left, now_s)
 
 
 def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
     """Queue a lane's waiting requests anew: it has lost its ranks, or another lane has got some."""
     for request in list(lane.waiting.requests.values()):
-        lane.end_promotion(request.request_id)
+        lane.promotions.end(request.request_id)
         replica.cancel_lookup(request)
         replica.lookups.end_claim(request)
         lane.waiting.discard(request)
@@ -88,26 +90,16 @@ def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
 def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
     """Put a request that holds nothing on a lane, and have its chain looked up in L2 and L3."""
     match, lane = _choose_lane(replica, request, now_s)
-    request.lane = lane.index
-    request.num_counted_pages = 0
-    _remember_session(replica, request)
+    request.move_to(lane.index)
+    if request.submit.session_id is not None:
+        replica.remember_session(request.submit.session_id, lane.index)
     num_l2_pages = admission.enqueue(replica, lane, request, match)
     replica.want_lookup(request, match.num_pages, num_l2_pages)
 
 
-def _remember_session(replica: Replica, request: RequestState) -> None:
-    session = request.submit.session_id
-    if session is None:
-        return
-    replica.sessions[session] = request.lane
-    replica.sessions.move_to_end(session)
-    while len(replica.sessions) > _MAX_SESSIONS:
-        replica.sessions.popitem(last=False)
-
-
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     settings = replica.settings
-    if message.request_id in replica.requests or message.request_id in replica.hints:
+    if replica.is_in_use(message.request_id):
         text = (
             f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to "
             f"have one made."
@@ -137,8 +129,8 @@ def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple
     if not lanes:
         raise AccountingError("the replica has no lane; expected parallel.dp of them")
     if len(lanes) == 1:
-        return _match(replica, lanes[0], request), lanes[0]
-    preferred = replica.sessions.get(request.submit.session_id or "")
+        return lanes[0].match(request.chain), lanes[0]
+    preferred = replica.lane_of_session(request.submit.session_id)
     tokens_per_s = replica.prefill_rate.rate(now_s)
 
     def cost(candidate: tuple[Match, Lane]) -> tuple[float, bool, int, int]:
@@ -152,15 +144,7 @@ def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple
             len(lane.running) + len(lane.waiting),
         )
 
-    return min(((_match(replica, lane, request), lane) for lane in lanes), key=cost)
-
-
-def _match(replica: Replica, lane: Lane, request: RequestState) -> Match:
-    return (
-        lane.match(request)
-        if replica.settings.prefix_caching
-        else lane.tree.match(request.identity, b"")
-    )
+    return min(((lane.match(request.chain), lane) for lane in lanes), key=cost)
 
 
 def _predict_prefill_s(
@@ -169,12 +153,7 @@ def _predict_prefill_s(
     """How long it takes to load what L2 holds of the request, and to compute what no tier holds."""
     settings = replica.settings
     size = settings.page_size
-    num_l2_pages = 0
-    if replica.host.is_usable and replica.host.num_keys and settings.prefix_caching:
-        num_full = request.num_tokens // size
-        num_l2_pages = replica.host.count_resident(
-            request.keys(num_full, size), num_l1_pages, num_full
-        )
+    num_l2_pages = replica.count_l2_pages(request, num_l1_pages)
     load_s = replica.load_rate.predict_s(num_l2_pages * settings.layout.payload_bytes(0), now_s)
     recompute_s = replica.prefill_rate.predict_s(num_l2_pages * size, now_s)
     match settings.load:

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 from collections import Counter
 
 from raydix.ids import RequestId
@@ -9,6 +10,26 @@ from raydix.ids import RequestId
 _MIN_FORGOTTEN = 64
 """Fewer entries of requests that have ended are not worth sorting the others anew."""
 _Who = tuple[RequestId, int] | None
+
+
+class Alarm:
+    """Owns: when one thing is looked at next, even if no event comes before."""
+
+    __slots__ = ("_time_s",)
+
+    def __init__(self) -> None:
+        self._time_s = -math.inf
+
+    def is_set(self, now_s: float) -> bool:
+        """A time is to come."""
+        return now_s < self._time_s
+
+    def advance(self, time_s: float, now_s: float) -> bool:
+        """Look at it at `time_s`, too. False: an alarm before that is to come."""
+        if now_s < self._time_s <= time_s:
+            return False
+        self._time_s = time_s
+        return True
 
 
 class Timers:

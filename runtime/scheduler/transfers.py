@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from raydix.ids import ConnectionId, LeaseId, PageKey, RequestId, TransferId
+from raydix.ids import ConnectionId, LeaseId, RequestId, TransferId
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.scheduler.timers import Alarm
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +27,19 @@ class Transfer:
     """Over which its host pages were granted or leased."""
     waiting_ranks: set[int] = field(default_factory=set)
     is_stale: bool = False
+    """A rank read a host page that had changed hands: the bytes are not to be used."""
     sent_s: float | None = None
+
+    def send(self, ranks: range, now_s: float) -> None:
+        """It goes to these ranks with the next plan."""
+        self.waiting_ranks = set(ranks)
+        self.sent_s = now_s
+
+    def acknowledge(self, rank: int, *, is_stale: bool) -> bool:
+        """A rank has done it. True: so have all."""
+        self.waiting_ranks.discard(rank)
+        self.is_stale |= is_stale
+        return not self.waiting_ranks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,8 +50,8 @@ class Load(Transfer):
 
     lease_id: LeaseId
     request_id: RequestId
-    wakes_at_s: float = float("-inf")
-    """When its request is looked at again, even if no event comes before."""
+    alarm: Alarm = field(default_factory=Alarm)
+    """For the time at which a row may be sent that will wait for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,8 +72,6 @@ class Promotion:
 
     request_id: RequestId
     lock: Lock
-    first_key: PageKey
-    """Key of the first page of the part."""
     part: Int32Array
     """GPU pages of the part that is on its way; none between two parts."""
     lease_id: LeaseId | None
@@ -72,6 +83,22 @@ class Promotion:
     def num_pages(self) -> int:
         """Pages of L1 that it keeps."""
         return self.lock.num_pages + len(self.part)
+
+    def wait_for(self, lease_id: LeaseId) -> None:
+        """HostMemory is asked for a lease on the host pages of the part."""
+        self.lease_id = lease_id
+
+    def take_load(self, load: Load) -> Int32Array:
+        """The first pages of the part are leased, all as a rule; returns those that are not."""
+        surplus = self.part[len(load.page_ids) :]
+        self.part, self.lease_id, self.load = load.page_ids, None, load
+        return surplus
+
+    def drop_part(self) -> Int32Array:
+        """The part will not come, or is in the tree; returns the pages that were kept for it."""
+        part = self.part
+        self.part, self.lease_id, self.load = empty(), None, None
+        return part
 
 
 def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:

@@ -41,21 +41,21 @@ class Turns:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request: RequestState) -> bool:
-        return request.request_id in self._keys
+    def __contains__(self, name: RequestId) -> bool:
+        return name in self._keys
 
     def __iter__(self) -> Iterator[RequestState]:
         return (request for _, request in self._entries)
 
     def put(self, request: RequestState, key: OrderKey) -> None:
         """Enter a request, or move it."""
-        self.discard(request)
+        self.discard(request.request_id)
         self._keys[request.request_id] = key
         bisect.insort(self._entries, (key, request))
 
-    def discard(self, request: RequestState) -> None:
+    def discard(self, name: RequestId) -> None:
         """Take a request out, if it is in."""
-        key = self._keys.pop(request.request_id, None)
+        key = self._keys.pop(name, None)
         if key is not None:
             del self._entries[bisect.bisect_left(self._entries, (key,))]
 
@@ -91,6 +91,9 @@ class WaitingQueue:
         """Who computes or loads the page that a parked request waits for."""
         self._grown: dict[RequestId, RequestState] = {}
         """Those whose match has grown since their place was chosen, first come first."""
+        self._leader_of: dict[PageKey, RequestId] = {}
+        """Which admitted request or promotion computes or loads a page next."""
+        self._led: dict[RequestId, PageKey] = {}
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -111,7 +114,7 @@ class WaitingQueue:
         key = self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
         self._grown.pop(request.request_id, None)
         self._lack(request, lacks)
-        if request in self._turns:
+        if request.request_id in self._turns:
             self._turns.put(request, key)
 
     def discard(self, request: RequestState) -> bool:
@@ -121,7 +124,7 @@ class WaitingQueue:
         self.num_tokens -= self._work.pop(request.request_id)
         del self._keys[request.request_id]
         self._grown.pop(request.request_id, None)
-        self._turns.discard(request)
+        self._turns.discard(request.request_id)
         self._unpark(request)
         self._lack(request, None)
         return True
@@ -129,6 +132,10 @@ class WaitingQueue:
     def key(self, request: RequestState) -> OrderKey:
         """A waiting request's place."""
         return self._keys[request.request_id]
+
+    def num_cached_pages(self, request: RequestState) -> int:
+        """Under `lpm`, how much of a waiting request was cached when its place was chosen."""
+        return -self._keys[request.request_id][1]
 
     def next_turn(self) -> RequestState | None:
         """The first request that is not parked."""
@@ -142,7 +149,7 @@ class WaitingQueue:
         self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None
     ) -> None:
         """Look at others until `page_came` for `lacks`, `leader_stopped`, or `wake`."""
-        self._turns.discard(request)
+        self._turns.discard(request.request_id)
         self._lack(request, lacks)
         if leader is not None:
             self._leaders[request.request_id] = leader
@@ -150,7 +157,7 @@ class WaitingQueue:
 
     def wake(self, request: RequestState) -> None:
         """Something has changed for this request: it has its turn again, if it waits here."""
-        if request.request_id in self.requests and request not in self._turns:
+        if request.request_id in self.requests and request.request_id not in self._turns:
             self._unpark(request)
             self._turns.put(request, self._keys[request.request_id])
 
@@ -168,6 +175,29 @@ class WaitingQueue:
             if self._settings.policy is SchedulingPolicy.LPM:
                 self._grown[request.request_id] = request
             self.wake(request)
+
+    def lead(self, leader: RequestId, key: PageKey | None) -> None:
+        """A request or promotion of this lane computes or loads this page next, unless another one
+        does; None: no page that others may wait for.
+        """
+        former = self._led.pop(leader, None)
+        if former is not None:
+            del self._leader_of[former]
+
+        if key is None or key in self._leader_of:
+            self.leader_stopped(leader)
+        else:
+            self._leader_of[key] = leader
+            self._led[leader] = key
+
+    @property
+    def has_leaders(self) -> bool:
+        """Some page is being computed or loaded."""
+        return bool(self._leader_of)
+
+    def leader_of(self, key: PageKey) -> RequestId | None:
+        """Who computes or loads this page, so that nobody else need do it."""
+        return self._leader_of.get(key)
 
     def leader_stopped(self, leader: RequestId) -> None:
         """A request computes or loads no more, or something else: who waited for its pages looks

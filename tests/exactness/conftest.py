@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.actors.supervision import supervisor
+from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
@@ -35,5 +35,5 @@ def patient_scheduler() -> Iterator[None]:
         return dataclasses.replace(scheduler_settings(*arguments), lookup_deadline_s=60.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervisor, "scheduler_settings", patient)
+        patch.setattr(engine_actors, "scheduler_settings", patient)
         yield

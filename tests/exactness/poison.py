@@ -68,7 +68,7 @@ def _gpu_page(engine: InProcessEngine, prompt: Prompt) -> torch.Tensor:
     )
     assert scheduler is not None
     assert gpu is not None
-    tree = scheduler.plain._core._replica.lanes[0].tree
+    tree = scheduler.plain._core._replica.lanes[0].l1.tree
     page_id = int(tree.match(root_key(), pack_tokens(prompt)).page_ids[0][1])
     return gpu.plain._model.runner._pools[0][page_id]
 

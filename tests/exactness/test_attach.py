@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors.supervision import supervisor
+from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import host_settings
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.outputs import RequestOutput
@@ -118,7 +118,7 @@ async def test_pages_that_storage_lost_are_written_again_and_found_after_a_resta
         settings = host_settings(*arguments, **named)
         return replace(settings, storage=replace(settings.storage, look_interval_s=0.0))
 
-    monkeypatch.setattr(supervisor, "host_settings", impatient)
+    monkeypatch.setattr(engine_actors, "host_settings", impatient)
     reference = references(Family.QWEN3)
     config = engine_config(reference.folder, tmp_path)
     async with in_process_engine(config) as engine:

@@ -47,16 +47,18 @@ def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup's pages are published in L2 when the backup is ordered."""
-    start_backups = planning.start_backups
+    next_plan = core.next_plan
 
-    def start(replica: Any, lane: Any) -> Any:
-        backups = start_backups(replica, lane)
-        for backup in backups:
+    def commit_and_plan(replica: Any, lane: Any, now_s: float) -> Any:
+        plan = next_plan(replica, lane, now_s)
+        sent = () if plan is None else plan.backups.transfer_ids.tolist()
+        for transfer_id in dict.fromkeys(sent):
+            backup = lane.in_flight.transfers[transfer_id]
             columns = {"host_page_ids": backup.host_page_ids, "generations": backup.generations}
             replica.tell_host(CommitPages(keys=backup.keys, **columns))
-        return backups
+        return plan
 
-    monkeypatch.setattr(planning, "start_backups", start)
+    monkeypatch.setattr(core, "next_plan", commit_and_plan)
 
 
 def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +87,10 @@ def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         known = [
             transfer_id
             for transfer_id in done.transfer_ids.tolist()
-            if transfer_id in lane.transfers
+            if transfer_id in lane.in_flight.transfers
         ]
         for transfer_id in known:
-            lane.transfers[transfer_id].waiting_ranks = {done.rank}
+            lane.in_flight.transfers[transfer_id].waiting_ranks = {done.rank}
         on_transfers_done(replica, lane, replace(done, transfer_ids=int32_array(known)), now_s)
 
     monkeypatch.setattr(core, "on_transfers_done", take_first)
@@ -117,9 +119,9 @@ def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(replica: Any, lane: Any) -> Any:
         loads = take_loads(replica, lane)
         for load in loads:
-            promotion = lane.promotions.get(load.request_id)
-            if promotion is not None and promotion.load is load:
-                lane.publish_part(promotion, replica.requests[load.request_id], 0.0)
+            promotion = lane.promotions.of_load(load)
+            if promotion is not None:
+                lane.promotions.publish(promotion, replica.requests[load.request_id], 0.0)
         return loads
 
     monkeypatch.setattr(planning, "_take_loads", take)

@@ -298,7 +298,7 @@ class CoreDriver:
 
     def num_hits(self, tokens: list[int], lane: int = 0) -> int:
         """Hits of the node that holds the last full page of a prompt."""
-        match = self.core._replica.lanes[lane].tree.match(root_key(), pack_tokens(tokens))
+        match = self.core._replica.lanes[lane].l1.tree.match(root_key(), pack_tokens(tokens))
         assert match.node is not None
         return match.node.num_hits
 

@@ -260,14 +260,14 @@ def test_duplicate_pages_are_given_back_and_the_table_points_at_the_trees() -> N
     driver.submit(tokens(0, 4), max_tokens=11, name="grows")
     driver.submit(tokens(0, 12), max_tokens=1, name="prompt")
     request = driver.core._replica.requests["grows"]  # type: ignore[index]
-    tree = driver.core._replica.lanes[0].tree
+    tree = driver.core._replica.lanes[0].l1.tree
     sent: set[int] = set()
     while request.num_held_pages < 3:
         plan = driver.step()
         sent.update(page for changes in plan.tables for page in changes.page_ids.tolist())
     assert driver.answers["grows"].tokens == tokens(4, 11)[: len(driver.answers["grows"].tokens)]
-    match = driver.core._replica.lanes[0].match(request)
-    assert request.table[:3] == match.page_ids[0].tolist()[:3]
+    match = driver.core._replica.lanes[0].match(request.chain)
+    assert request.table.pages(0, 3).tolist() == match.page_ids[0].tolist()[:3]
     driver.run()
     assert tree.num_cached_pages == 3, "both computed the same pages; one copy of each is left"
     assert driver.core.stats()["l1_used_pages"] == 3

@@ -171,7 +171,7 @@ def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_pag
 
     request = driver.core._replica.requests[RequestId(reader)]
     assert request.batch is not None
-    assert list(tables[reader].values()) == request.table
+    assert list(tables[reader].values()) == request.table.pages(0).tolist()
 
 
 def test_many_stop_ids_of_one_request_cost_the_others_nothing() -> None:

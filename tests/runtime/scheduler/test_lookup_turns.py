@@ -17,7 +17,9 @@ def request(name: str) -> RequestState:
         sampling=DeviceSampling(seed=0),
         max_tokens=1,
     )
-    return RequestState(submit, ClientId("client"), serial=ord(name), max_tokens=1, now_s=0.0)
+    return RequestState(
+        submit, ClientId("client"), serial=ord(name), max_tokens=1, page_size=4, now_s=0.0
+    )
 
 
 def pages(text: str) -> list[bytes]:
@@ -31,7 +33,7 @@ def key_of(asker: RequestState) -> OrderKey:
 
 def test_first_goes_when_all_who_claim_pages_wait_for_their_turn_behind_it() -> None:
     lookups = Lookups()
-    lookups.max_claimed_pages = 4
+    lookups.set_room(4)
     a, b = request("a"), request("b")
     for asker, wanted in ((a, pages("uvx")), (b, pages("y"))):
         lookups.enqueue(asker, wanted, key_of(asker))
@@ -48,7 +50,7 @@ def test_first_goes_when_all_who_claim_pages_wait_for_their_turn_behind_it() -> 
 
 def test_a_claim_whose_pages_others_claim_too_has_ended_when_it_ends() -> None:
     lookups = Lookups()
-    lookups.max_claimed_pages = 2
+    lookups.set_room(2)
     a, b = request("a"), request("b")
     for asker in (a, b):
         lookups.enqueue(asker, pages("uv"), key_of(asker))

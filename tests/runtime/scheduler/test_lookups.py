@@ -25,7 +25,7 @@ def pages(first: int, stop: int) -> list[bytes]:
 
 def lookups_with(max_pages: int) -> Lookups:
     lookups = Lookups()
-    lookups.max_claimed_pages = max_pages
+    lookups.set_room(max_pages)
     return lookups
 
 

@@ -12,7 +12,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import StorageStatus, split_keys
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler.lane import MAX_TRANSFER_ID
+from raydix.runtime.scheduler.in_flight import MAX_TRANSFER_ID
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 PROMPT = list(range(17))
@@ -331,11 +331,11 @@ def test_row_is_sent_at_the_first_tick_that_its_load_asked_for() -> None:
 def test_transfer_ids_start_over_before_they_outgrow_their_column() -> None:
     driver = CoreDriver(has_host_memory=True)
     lane = driver.core._replica.lanes[0]
-    lane._num_transfers = MAX_TRANSFER_ID - 1
+    lane.in_flight._num_transfers = MAX_TRANSFER_ID - 1
     for start in range(6):
         driver.submit([start] * 13, max_tokens=1)
         driver.run()
-    assert lane.next_transfer_id() < 100
+    assert lane.in_flight.new_transfer_id() < 100
     assert all(answer.ending == "length" for answer in driver.answers.values())
 
 
@@ -345,9 +345,9 @@ def test_transfer_id_that_is_in_flight_is_not_given_again() -> None:
     driver.host_turn()
     driver.step()
     lane = driver.core._replica.lanes[0]
-    (in_flight,) = lane.transfers
-    lane._num_transfers = MAX_TRANSFER_ID + in_flight - 1
-    assert lane.next_transfer_id() == in_flight + 1
+    (in_flight,) = lane.in_flight.transfers
+    lane.in_flight._num_transfers = MAX_TRANSFER_ID + in_flight - 1
+    assert lane.in_flight.new_transfer_id() == in_flight + 1
 
 
 def test_tokens_that_were_computed_before_their_load_was_reported_all_count() -> None:
@@ -393,4 +393,4 @@ def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_de
         tables = device_tables([*plans, *driver.plans[0]])
         for request in lane.running.values():
             if request.batch is not None and request.slot is not None:
-                assert list(tables[request.slot].values()) == request.table
+                assert list(tables[request.slot].values()) == request.table.pages(0).tolist()

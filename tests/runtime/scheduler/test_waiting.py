@@ -29,7 +29,9 @@ def request(serial: int, *, arrival_s: float = 0.0, priority: int = 0) -> Reques
         max_tokens=1,
         priority=priority,
     )
-    return RequestState(submit, ClientId("c"), serial=serial, max_tokens=1, now_s=arrival_s)
+    return RequestState(
+        submit, ClientId("c"), serial=serial, max_tokens=1, page_size=4, now_s=arrival_s
+    )
 
 
 def key_of(number: int) -> PageKey:

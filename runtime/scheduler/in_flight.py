@@ -1,0 +1,167 @@
+"""What a lane's ranks were sent and have not all acknowledged: plans, loads and backups."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.ids import TransferId
+from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.plan import StepResult
+from raydix.runtime.scheduler.decodes import DecodeRows
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.transfers import Backup, Load
+
+MAX_TRANSFER_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRow:
+    """One row of a plan in flight that is not of the decode batch. `output_position`: None if it
+    samples nothing.
+    """
+
+    request: RequestState
+    run: int
+    num_computed: int
+    output_position: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInFlight:
+    """A plan that was sent and not yet acknowledged by all ranks. `result` is that of the lane's
+    first rank.
+    """
+
+    step: int
+    decodes: DecodeRows | None
+    """The rows of the decode batch; they come first."""
+    rows: list[PlannedRow]
+    num_tokens: int
+    """Of all rows."""
+    started_s: float
+    """When it was sent, or when the step before it ended if that was later."""
+    waiting_ranks: set[int]
+    result: StepResult | None = None
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows of the decode batch."""
+        return 0 if self.decodes is None else len(self.decodes.slots)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of both kinds."""
+        return self.num_decodes + len(self.rows)
+
+
+class InFlight:
+    """Owns: the plans and page copies of one lane that are under way, and the ids of its copies."""
+
+    def __init__(self, ranks: range) -> None:
+        self._ranks = ranks
+        self.steps: dict[int, StepInFlight] = {}
+        """Oldest first."""
+        self.ready_loads: list[Load] = []
+        """Leased, to be sent with the next plan."""
+        self.transfers: dict[TransferId, Load | Backup] = {}
+        """Sent, oldest first."""
+        self._num_transfers = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """The ranks owe no answer."""
+        return not self.steps and not self.transfers
+
+    @property
+    def num_row_steps(self) -> int:
+        """Steps with rows."""
+        return sum(step.num_rows > 0 for step in self.steps.values())
+
+    def new_transfer_id(self) -> TransferId:
+        """An id for a load or backup. It travels as int32: after 2^31 ids they start over, past
+        those in use.
+        """
+        while True:
+            self._num_transfers = self._num_transfers % MAX_TRANSFER_ID + 1
+            transfer_id = TransferId(self._num_transfers)
+            is_ready = any(load.transfer_id == transfer_id for load in self.ready_loads)
+            if transfer_id not in self.transfers and not is_ready:
+                return transfer_id
+
+    def add_load(self, load: Load) -> None:
+        """A load is leased."""
+        self.ready_loads.append(load)
+
+    def take_ready_loads(self) -> list[Load]:
+        """The leased loads, which are sent now or not at all."""
+        ready, self.ready_loads = self.ready_loads, []
+        return ready
+
+    def send_step(
+        self,
+        step: int,
+        decodes: DecodeRows | None,
+        rows: list[PlannedRow],
+        *,
+        num_tokens: int,
+        now_s: float,
+    ) -> None:
+        """A plan goes to every rank."""
+        self.steps[step] = StepInFlight(
+            step=step,
+            decodes=decodes,
+            rows=rows,
+            num_tokens=num_tokens,
+            started_s=now_s,
+            waiting_ranks=set(self._ranks),
+        )
+
+    def send_transfers(self, transfers: Sequence[Load | Backup], now_s: float) -> None:
+        """These copies go to every rank."""
+        for transfer in transfers:
+            transfer.send(self._ranks, now_s)
+            self.transfers[transfer.transfer_id] = transfer
+
+    def acknowledge_step(self, result: StepResult) -> None:
+        """One rank has done a plan."""
+        flight = self.steps.get(result.step)
+        if flight is None or result.rank not in flight.waiting_ranks:
+            raise AccountingError(
+                f"rank {result.rank} acknowledged step {result.step}; in flight are "
+                f"{sorted(self.steps)}"
+            )
+        flight.waiting_ranks.discard(result.rank)
+        if result.rank == self._ranks[0]:
+            flight.result = result
+
+    def take_done_step(self, now_s: float) -> StepInFlight | None:
+        """The oldest plan, if every rank has done it; the next one runs from now on."""
+        oldest = next(iter(self.steps.values()), None)
+        if oldest is None or oldest.waiting_ranks:
+            return None
+
+        del self.steps[oldest.step]
+        for following in itertools.islice(self.steps.values(), 1):
+            following.started_s = now_s
+        return oldest
+
+    def acknowledge_transfer(
+        self, transfer_id: TransferId, rank: int, *, is_stale: bool
+    ) -> Load | Backup | None:
+        """One rank has done a load or backup; returns it once every rank has."""
+        transfer = self.transfers.get(transfer_id)
+        if transfer is None or rank not in transfer.waiting_ranks:
+            raise AccountingError(
+                f"rank {rank} acknowledged transfer {transfer_id}, which is not in flight"
+            )
+        if not transfer.acknowledge(rank, is_stale=is_stale):
+            return None
+        return self.transfers.pop(transfer_id)
+
+    def held_pages(self) -> Int32Array:
+        """GPU pages that the copies sent name, each once."""
+        held = [transfer.page_ids for transfer in self.transfers.values()]
+        return np.unique(np.concatenate(held)) if held else np.zeros(0, dtype=np.int32)
