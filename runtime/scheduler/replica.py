@@ -92,7 +92,7 @@ class Replica:
             request=request, run=request.run, promotion=promotion
         )
         self.host.unanswered.add(lease_id)
-        self.tell_host(LeasePages(lease_id=lease_id, keys=keys))
+        self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=(0,)))
         return lease_id
 
     def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
@@ -209,7 +209,7 @@ class Replica:
         self.host.unanswered.add(lookup_id)
         keys = request.keys(num_full, self.settings.page_size)
         self.tell_host(
-            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency)
+            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=(num_l1_pages,), urgency=urgency)
         )
         if earlier_id is not None:
             # What that one brought is kept for this one from now on.
