@@ -150,7 +150,7 @@ class Node:
         """A lookup of a new chain."""
         self.num_lookups += 1
         keys = self.new_keys(CHAIN_PAGES)
-        return self.say(Lookup(lookup_id=LookupId(self.num_lookups), keys=keys, num_l1_pages=0))
+        return self.say(Lookup(lookup_id=LookupId(self.num_lookups), keys=keys, num_l1_pages=(0,)))
 
 
 def usual(act: Callable[[], float]) -> float:
@@ -169,7 +169,7 @@ def reference_loop() -> float:
 
 def lease_and_release(node: Node) -> float:
     """A lease of nothing and its end: what every event costs."""
-    seconds = node.say(LeasePages(lease_id=LeaseId(1), keys=node.new_keys(1)))
+    seconds = node.say(LeasePages(lease_id=LeaseId(1), keys=node.new_keys(1), starts=(0,)))
     return seconds + node.say(ReleaseLeases(lease_ids=int32_array((1,))))
 
 

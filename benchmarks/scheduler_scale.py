@@ -80,7 +80,7 @@ class Bench:
         self.send(events.RankAttached(rank=0, connection=LINK, incarnation=1, pid=1))
         if settings.has_host_memory:
             self.send(events.HostAttached(connection=LINK))
-            self.hear(host.StorageStatus(is_in_use=has_storage, max_staged_pages=MAX_REQUESTS))
+            self.hear(host.StorageStatus(is_in_use=has_storage, max_staged_pages=(MAX_REQUESTS,)))
 
     def send(self, event: events.Event) -> float:
         """Give the core an event; returns the CPU seconds that it took."""
@@ -165,7 +165,7 @@ class Bench:
                     is_final = PageSource.PENDING not in sources
                     self.hear(
                         host.LookupProgress(
-                            lookup_id=message.lookup_id, sources=sources, is_final=is_final
+                            lookup_id=message.lookup_id, sources=(sources,), is_final=is_final
                         )
                     )
                 case host.CommitPages():
@@ -183,8 +183,9 @@ def _halves(keys: bytes) -> bytes:
 
 def _not_found(lookup: host.Lookup) -> bytes:
     num_pages = len(lookup.keys) // KEY_BYTES
-    return bytes([PageSource.L1]) * lookup.num_l1_pages + bytes([PageSource.NOT_FOUND]) * (
-        num_pages - lookup.num_l1_pages
+    (num_l1_pages,) = lookup.num_l1_pages
+    return bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.NOT_FOUND]) * (
+        num_pages - num_l1_pages
     )
 
 
@@ -211,7 +212,9 @@ def time_waiting(num_requests: int, num_tokens: int, *, page_size: int) -> float
         num_pages = len(lookup.keys) // KEY_BYTES
         sources = bytes([PageSource.L2]) * (num_pages // 2) + bytes([PageSource.L3]) * 8
         sources += bytes([PageSource.PENDING]) * (num_pages - len(sources))
-        progress = host.LookupProgress(lookup_id=lookup.lookup_id, sources=sources, is_final=False)
+        progress = host.LookupProgress(
+            lookup_id=lookup.lookup_id, sources=(sources,), is_final=False
+        )
         times_s += [bench.hear(progress), bench.send(events.Tick())]
     assert bench.core.stats()["num_requests_waiting"] == num_requests
     return max(statistics.median(times_s[::2]), statistics.median(times_s[1::2]))

@@ -1,20 +1,18 @@
-"""How much of a prompt its cached pages cover, over all KV groups, and which tier each page comes
-from.
-"""
+"""How much of a prompt its cached pages cover, over all KV groups, and in which tiers they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup
 from raydix.runtime.messages.host import PageSource
 
-Availability = NDArray[np.uint8]
-"""One `PageSource` per page of the prompt: L1, L2 or L3 where it can be had, anything else where it
-cannot.
+Availability = bytes
+"""One `PageSource` per page of the prompt: L1, L2 or L3 where the page can be had, any other value
+where it cannot.
 """
+_PAGE, _GAP = b"\x00", b"\x01"
+_PAGES_AND_GAPS = bytes(source > PageSource.L3 for source in range(256))
+"""Translates each available page to `_PAGE` and each other one to `_GAP`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +29,7 @@ class KvMatch:
 
 
 def window_pages(window: int, page_size: int) -> int:
-    """Pages before a page boundary that the token after it sees through a window of `window`
-    tokens.
-    """
+    """Pages before a page boundary that the next token sees through a window of `window` tokens."""
     return -(-(window - 1) // page_size)
 
 
@@ -45,42 +41,54 @@ def match_groups(
     It may end at page n only if every FULL and LATENT page of [0, n) is available, and every WINDOW
     page of the last `window_pages`. Raises ValueError if the maps differ in length or number.
     """
-    lengths = {len(pages) for pages in availability}
-    if len(groups) != len(availability) or len(lengths) != 1:
+    num_pages = len(availability[0]) if availability else 0
+    if len(groups) != len(availability) or not groups or set(map(len, availability)) != {num_pages}:
         raise ValueError(
             f"{len(groups)} groups have maps of lengths {[len(pages) for pages in availability]}"
         )
-    is_valid = np.ones(lengths.pop() + 1, dtype=np.bool_)
-    ends = np.arange(len(is_valid))
+
+    windows: list[tuple[bytes, int]] = []
+    num_needed: list[int | None] = []  # None: all pages
     for group, pages in zip(groups, availability, strict=True):
-        is_valid &= np.minimum(ends, _num_needed(group, page_size, len(pages))) <= _run_lengths(
-            pages
-        )
-    num_pages = int(np.flatnonzero(is_valid)[-1])
-    starts = tuple(max(0, num_pages - _num_needed(group, page_size, num_pages)) for group in groups)
-    sources = tuple(
-        pages[start:num_pages] for pages, start in zip(availability, starts, strict=True)
-    )
+        gaps = pages.translate(_PAGES_AND_GAPS)
+        if group.kind is GroupKind.WINDOW:
+            window = _pages_of_window(group, page_size)
+            num_needed.append(window)
+            windows.append((gaps, window))
+        else:
+            num_needed.append(None)
+            gap = gaps.find(_GAP, 0, num_pages)
+            num_pages = num_pages if gap < 0 else gap
+
+    # A window may shorten the prefix to an end that suits no earlier one, so all are asked again
+    # until none objects. Whatever is shorter suits the other groups, too.
+    earlier = None
+    while windows and num_pages != earlier:
+        earlier = num_pages
+        for gaps, window in windows:
+            num_pages = _longest_prefix(gaps, window, num_pages)
+
+    starts = tuple([0 if needed is None else max(0, num_pages - needed) for needed in num_needed])
+    sources = tuple([pages[s:num_pages] for pages, s in zip(availability, starts, strict=True)])
     return KvMatch(num_pages=num_pages, starts=starts, sources=sources)
 
 
-def _num_needed(group: KvGroup, page_size: int, num_pages: int) -> int:
-    """Pages before the end of a prefix of at most `num_pages` pages that the group must have."""
-    match group.kind:
-        case GroupKind.FULL | GroupKind.LATENT:
-            return num_pages
-        case GroupKind.WINDOW:
-            if group.window is None:
-                raise ValueError(
-                    f"a WINDOW group of layers {group.layers} has no window; expected a number of "
-                    f"tokens"
-                )
-            return window_pages(group.window, page_size)
+def _pages_of_window(group: KvGroup, page_size: int) -> int:
+    if group.window is None:
+        raise ValueError(
+            f"a WINDOW group of layers {group.layers} has no window; expected a number of tokens"
+        )
+    return window_pages(group.window, page_size)
 
 
-def _run_lengths(pages: Availability) -> NDArray[np.int64]:
-    """For each n in [0, len(pages)]: how many available pages end there without a gap."""
-    ends = np.arange(len(pages) + 1)
-    gap_ends = np.zeros(len(pages) + 1, dtype=np.int64)
-    gap_ends[1:] = np.where(pages > PageSource.L3, ends[1:], 0)
-    return ends - np.maximum.accumulate(gap_ends)
+def _longest_prefix(gaps: bytes, num_needed: int, max_pages: int) -> int:
+    """The last n up to `max_pages` before which `num_needed` pages, or all n, have no gap.
+
+    `gaps` holds `_PAGE` and `_GAP`.
+    """
+    if num_needed < max_pages:
+        start = gaps.rfind(_PAGE * num_needed, 0, max_pages)
+        if start >= 0:
+            return start + num_needed
+    gap = gaps.find(_GAP, 0, max_pages)
+    return max_pages if gap < 0 else gap

@@ -68,16 +68,15 @@ class Urgency(IntEnum):
 class Lookup:
     """Touch a chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
 
-    `keys` starts at the chain's first page. Pages before `num_l1_pages` are only touched. Progress
-    is reported until every page's source is final. Never stale: a request may ask again, under a
-    new `lookup_id`.
+    `keys` is the whole chain, the same in every KV group. Progress is reported until every page's
+    source is final. Never stale: a request may ask again, under a new `lookup_id`.
     """
 
     lookup_id: LookupId
     keys: bytes
-    num_l1_pages: int
+    num_l1_pages: tuple[int, ...]
+    """Per KV group: pages before this one are only touched."""
     urgency: Urgency = Urgency.REQUEST
-    group: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +94,16 @@ class CancelLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePages:
-    """Pin READY pages for reading. Answered by `PagesLeased` with the longest READY prefix of
-    `keys`. Never stale.
+    """Pin READY pages for reading. Answered by `PagesLeased`. Never stale.
+
+    Every group's run ends with the last of `keys`, which are a run of a chain; group g leases
+    `keys[starts[g]:]`, perhaps nothing.
     """
 
     lease_id: LeaseId
     keys: bytes
-    group: int = 0
+    starts: tuple[int, ...]
+    """Per KV group: the first page of its run, counted from the first of `keys`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +129,17 @@ class CommitPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonPages:
-    """A process is out of reach with copies in flight: keep these grants and leases in quarantine.
+    """A rank group is out of reach with copies in flight: keep these grants and leases in quarantine.
 
-    That ends when `pid` has exited or is named in a `ProcessDrained`. A grant is stale as in
-    `CommitPages`.
+    That ends when each process of `pids` has exited or was named in a `ProcessDrained` since. A
+    grant is stale as in `CommitPages`.
     """
 
     host_page_ids: Int32Array
     generations: Int32Array
     lease_ids: tuple[LeaseId, ...]
-    pid: int
+    pids: tuple[int, ...]
+    """Every process that may still copy for the group, one at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,14 +176,16 @@ class PagesGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesLeased:
-    """Answer to `LeasePages`: host pages of the longest READY prefix, perhaps none.
+    """Answer to `LeasePages`: per KV group the host pages of its run, in order.
 
-    Stale if the Scheduler waits for this lease no longer: it is released at once.
+    All runs are cut at the first page that some group lacks, so they end together; a group whose
+    run starts behind that page leases nothing. Stale if the Scheduler waits for this lease no
+    longer: it is released at once.
     """
 
     lease_id: LeaseId
-    host_page_ids: Int32Array
-    generations: Int32Array
+    host_page_ids: tuple[Int32Array, ...]
+    generations: tuple[Int32Array, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,27 +201,26 @@ class MirrorUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
-    """Whether L3 is in use: only then are pages worth waiting for. Sent first, and when it changes.
-
-    `max_staged_pages`: how many pages of group 0 that come from L3 L2 keeps for requests that wait.
-    """
+    """Whether L3 is in use: only then are pages worth waiting for. Sent first, and when it changes."""
 
     is_in_use: bool
-    max_staged_pages: int
+    max_staged_pages: tuple[int, ...]
+    """Per KV group: how many pages from L3 are kept in L2 at once for requests that wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupProgress:
-    """Sources of all pages of a chain so far, one `PageSource` byte each, from the chain's first
-    page.
+    """Where the pages of a chain come from, as far as is known. Stale if nobody waits for it any more.
 
-    Pages before `num_l1_pages` say L1. `is_final`: no page is PENDING any more and this is the last
-    report. Stale if nobody waits for this lookup any more.
+    A group's pages before its `num_l1_pages` say L1. In all groups the other pages from the first
+    one on that some group cannot have say why.
     """
 
     lookup_id: LookupId
-    sources: bytes
+    sources: tuple[bytes, ...]
+    """Per KV group: one `PageSource` byte for each page of the chain."""
     is_final: bool
+    """No page of any group is PENDING: this is the last report."""
 
 
 ToHost = (

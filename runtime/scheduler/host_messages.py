@@ -114,7 +114,7 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
                 lane.backups.note_dropped(dropped)
         case StorageStatus():
             replica.host.note_storage(is_in_use=message.is_in_use)
-            replica.lookups.set_room(message.max_staged_pages)
+            replica.lookups.set_room(message.max_staged_pages[0])
             for lane in replica.lanes:
                 lane.waiting.wake_all()
         case LookupProgress():
@@ -181,8 +181,8 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     load = Load(
         transfer_id=lane.in_flight.new_transfer_id(),
         page_ids=page_ids,
-        host_page_ids=message.host_page_ids,
-        generations=message.generations,
+        host_page_ids=message.host_page_ids[0],
+        generations=message.generations[0],
         host_connection=connection,
         lease_id=message.lease_id,
         request_id=wanted.request.request_id,
@@ -198,7 +198,7 @@ def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> 
     """GPU pages for what was leased; none if nobody waits for this lease any more, or nothing was
     leased.
     """
-    num_leased = len(message.host_page_ids)
+    num_leased = len(message.host_page_ids[0])
     request, promotion = wanted.request, wanted.promotion
     if promotion is not None:
         if promotion.lease_id != message.lease_id:
@@ -276,7 +276,7 @@ def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:
                 host_page_ids=_joined([backup.host_page_ids for backup in lost_backups]),
                 generations=_joined([backup.generations for backup in lost_backups]),
                 lease_ids=tuple(lost_leases),
-                pid=pid,
+                pids=(pid,),
             )
         )
 

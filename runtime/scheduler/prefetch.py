@@ -73,9 +73,8 @@ class PrefetchState:
 
     def report(self, report: LookupProgress) -> None:
         """HostMemory says more; its last word closes the lookup."""
-        self.sources = (
-            _keep_brought(self._earlier, report.sources) if self._earlier else report.sources
-        )
+        sources = report.sources[0]
+        self.sources = _keep_brought(self._earlier, sources) if self._earlier else sources
         self.has_report = True
         if report.is_final:
             self.state = LookupState.CLOSED

@@ -135,7 +135,8 @@ class Replica:
         self.host.want_lease(lease_id, wanted)
         if promotion is not None:
             promotion.wait_for(lease_id)
-        self.tell_host(LeasePages(lease_id=lease_id, keys=request.chain.keys(stop, start)))
+        keys = request.chain.keys(stop, start)
+        self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=(0,)))
 
     def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
         """Give a lease back over the connection that granted it, if that is still there."""
@@ -258,7 +259,7 @@ class Replica:
 
         keys = asker.chain.keys(num_full)
         self.tell_host(
-            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=num_l1_pages, urgency=urgency)
+            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=(num_l1_pages,), urgency=urgency)
         )
         if earlier_id is not None:
             # What that one brought is kept for this one from now on.

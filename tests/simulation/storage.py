@@ -1,9 +1,10 @@
-"""A modelled storage actor: objects by key, verified reads, random delays, failures and bad
+"""A modelled storage actor: objects by group and key, verified reads, random delays, failures and bad
 objects.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 
 PagePart = tuple[int | None, ...]
 """What one rank's part of a page holds, per slot."""
+_Name = tuple[int, PageKey]
+"""An object's group and key."""
 _REDIAL_S = 0.01
+
+
+def _names_of(order: FindObjects | ReadObjects | WriteObjects) -> list[_Name]:
+    return [(order.group, key) for key in split_keys(order.keys)]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +64,9 @@ class SimulatedStorage:
         self._process = _Process(cluster.processes.start())
         self.is_in_use = True
         """False while no backend is attached, between two."""
-        self.objects: dict[PageKey, list[PagePart]] = {}
-        self.bad_keys: set[PageKey] = set()
-        self.num_reads: dict[PageKey, int] = {}
+        self.objects: dict[_Name, list[PagePart]] = {}
+        self.bad_names: set[_Name] = set()
+        self.num_reads: Counter[_Name] = Counter()
 
     @property
     def is_busy(self) -> bool:
@@ -124,7 +131,7 @@ class SimulatedStorage:
         exit_s = self._end(retired)
         self.is_in_use = False
         if self._cluster.random.random() < 0.5:
-            self.objects, self.bad_keys = {}, set()
+            self.objects, self.bad_names = {}, set()
         self._cluster.after(exit_s, lambda: self._cluster.to_host(host_events.DetachStorage()))
         self._cluster.after(exit_s + self._cluster.clock.draw(0.3), self._start)
 
@@ -196,46 +203,44 @@ class SimulatedStorage:
         return [ObjectStatus.OK]
 
     def _find(self, order: FindObjects) -> list[ObjectStatus]:
-        keys = split_keys(order.keys)
+        names = _names_of(order)
         if self._fails():
-            return [ObjectStatus.IO_ERROR] * len(keys)
-        return [ObjectStatus.OK if key in self.objects else ObjectStatus.MISSING for key in keys]
+            return [ObjectStatus.IO_ERROR] * len(names)
+        return [ObjectStatus.OK if name in self.objects else ObjectStatus.MISSING for name in names]
 
     def _read(self, order: ReadObjects, process: _Process) -> list[ObjectStatus]:
         if order.batch_id in process.cancelled:
             return [ObjectStatus.CANCELLED] * len(order.host_page_ids)
-        keys = split_keys(order.keys)
-        pairs = zip(keys, order.host_page_ids.tolist(), strict=True)
-        return [self._read_object(key, host_page) for key, host_page in pairs]
+        pairs = zip(_names_of(order), order.host_page_ids.tolist(), strict=True)
+        return [self._read_object(name, host_page) for name, host_page in pairs]
 
-    def _read_object(self, key: PageKey, host_page: int) -> ObjectStatus:
-        self.num_reads[key] = self.num_reads.get(key, 0) + 1
+    def _read_object(self, name: _Name, host_page: int) -> ObjectStatus:
+        self.num_reads[name] += 1
         if self._fails():
             return ObjectStatus.IO_ERROR
-        if key not in self.objects:
+        if name not in self.objects:
             return ObjectStatus.MISSING
-        if key not in self.bad_keys:
-            self._cluster.arena[host_page] = list(self.objects[key])
+        if name not in self.bad_names:
+            self._cluster.arena[host_page] = list(self.objects[name])
             return ObjectStatus.OK
 
         # What cannot be verified has been written all the same, and the backend drops it.
         empty_part: PagePart = (None,) * self._cluster.settings.page_size
-        self._cluster.arena[host_page] = [empty_part] * len(self.objects[key])
-        self.bad_keys.remove(key)
-        del self.objects[key]
+        self._cluster.arena[host_page] = [empty_part] * len(self.objects[name])
+        self.bad_names.remove(name)
+        del self.objects[name]
         return ObjectStatus.BAD_CHECKSUM
 
     def _write(self, order: WriteObjects) -> list[ObjectStatus]:
-        keys = split_keys(order.keys)
-        pairs = zip(keys, order.host_page_ids.tolist(), strict=True)
-        return [self._write_object(key, host_page) for key, host_page in pairs]
+        pairs = zip(_names_of(order), order.host_page_ids.tolist(), strict=True)
+        return [self._write_object(name, host_page) for name, host_page in pairs]
 
-    def _write_object(self, key: PageKey, host_page: int) -> ObjectStatus:
+    def _write_object(self, name: _Name, host_page: int) -> ObjectStatus:
         if self._fails():
             return ObjectStatus.IO_ERROR
         if self._is_full():
             return ObjectStatus.FULL
-        self.objects[key] = list(self._cluster.arena[host_page])
+        self.objects[name] = list(self._cluster.arena[host_page])
         if self._cluster.random.random() < self._cluster.faults.bad_object_fraction:
-            self.bad_keys.add(key)
+            self.bad_names.add(name)
         return ObjectStatus.OK

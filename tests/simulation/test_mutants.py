@@ -65,10 +65,10 @@ def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a mutant but a world: HostMemory takes its pins off as soon as it has granted a lease."""
     lease = HostIndex.lease
 
-    def lease_unpinned(self: HostIndex, lease_id: Any, group: int, keys: Any) -> Any:
-        held = lease(self, lease_id, group, keys)
+    def lease_unpinned(self: HostIndex, lease_id: Any, keys: Any, starts: Any) -> Any:
+        held = lease(self, lease_id, keys, starts)
         self.end_lease(lease_id)
-        lease(self, lease_id, group, ())
+        lease(self, lease_id, (), [0] * len(starts))
         return held
 
     monkeypatch.setattr(HostIndex, "lease", lease_unpinned)

@@ -17,6 +17,7 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     ReleaseLeases,
     WriteObjects,
+    split_keys,
 )
 
 
@@ -24,8 +25,14 @@ class HeadDroppedFirst(AssertionError):
     """L2 dropped a page and kept a deeper one of the same chain that had not been used since."""
 
 
-def _short_keys(keys: bytes) -> list[bytes]:
-    return [keys[start : start + MIRROR_KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+_Name = tuple[int, bytes]
+"""Group and short key."""
+
+
+def _names(group: int, keys: bytes, start: int = 0) -> list[_Name]:
+    """The names in one group of a chain's pages, from page `start` on."""
+    places = range(start * KEY_BYTES, len(keys), KEY_BYTES)
+    return [(group, keys[place : place + MIRROR_KEY_BYTES]) for place in places]
 
 
 class TouchOrderWatch:
@@ -38,15 +45,16 @@ class TouchOrderWatch:
 
     def __init__(self) -> None:
         self._serial = itertools.count()
-        self._ready: set[bytes] = set()
-        self._uses: dict[bytes, int] = {}
-        self._chains: dict[int, list[bytes]] = {}
-        self._fetched: set[bytes] = set()
-        self._pins: Counter[bytes] = Counter()
-        self._lookups: dict[LookupId, list[bytes]] = {}
-        self._leases: dict[int, list[bytes]] = {}
-        self._writes: dict[BatchId, list[bytes]] = {}
-        self._reads: dict[BatchId, list[bytes]] = {}
+        self._ready: set[_Name] = set()
+        self._uses: dict[_Name, int] = {}
+        self._chains: dict[int, list[_Name]] = {}
+        self._fetched: set[_Name] = set()
+        self._pins: Counter[_Name] = Counter()
+        self._lookups: dict[LookupId, list[list[_Name]]] = {}
+        """Per group: the chain's pages."""
+        self._leases: dict[int, list[_Name]] = {}
+        self._writes: dict[BatchId, list[_Name]] = {}
+        self._reads: dict[BatchId, list[_Name]] = {}
 
     def hears(self, event: host_events.HostEvent) -> None:
         """HostMemory is about to take this event."""
@@ -54,10 +62,12 @@ class TouchOrderWatch:
             case host_events.SchedulerAttached():
                 self._forget()
             case host_events.FromScheduler(_, Lookup() as lookup):
-                self._lookups[lookup.lookup_id] = _short_keys(lookup.keys)
+                groups = range(len(lookup.num_l1_pages))
+                self._lookups[lookup.lookup_id] = [_names(group, lookup.keys) for group in groups]
                 self._touch(self._lookups[lookup.lookup_id])
             case host_events.FromScheduler(_, LeasePages() as lease):
-                self._leases[lease.lease_id] = _short_keys(lease.keys)
+                runs = [_names(group, lease.keys, at) for group, at in enumerate(lease.starts)]
+                self._leases[lease.lease_id] = [name for run in runs for name in run]
                 self._pin(self._leases[lease.lease_id])
             case host_events.FromScheduler(_, ReleaseLeases() as release):
                 for lease_id in release.lease_ids:
@@ -68,7 +78,7 @@ class TouchOrderWatch:
             case host_events.FromStorage(_, done):
                 self._unpin(self._writes.pop(done.batch_id, []))
                 read = zip(self._reads.pop(done.batch_id, []), done.statuses, strict=False)
-                self._fetched.update(key for key, code in read if code == ObjectStatus.OK)
+                self._fetched.update(name for name, code in read if code == ObjectStatus.OK)
             case host_events.StorageLost():
                 self._writes.clear()
                 self._reads.clear()
@@ -83,10 +93,10 @@ class TouchOrderWatch:
             case host_events.ToScheduler(_, LookupProgress(is_final=True) as report):
                 self._touch(self._lookups.pop(report.lookup_id))
             case host_events.ToStorage(_, WriteObjects() as order):
-                self._writes[order.batch_id] = _short_keys(order.keys)
+                self._writes[order.batch_id] = _names(order.group, order.keys)
                 self._pin(self._writes[order.batch_id])
             case host_events.ToStorage(_, ReadObjects() as order):
-                self._reads[order.batch_id] = _short_keys(order.keys)
+                self._reads[order.batch_id] = _names(order.group, order.keys)
             case _:
                 pass
 
@@ -100,39 +110,37 @@ class TouchOrderWatch:
         self._uses.clear()
         self._chains.clear()
 
-    def _touch(self, chain: list[bytes]) -> None:
-        serial = next(self._serial)
-        self._chains[serial] = chain
-        for key in chain:
-            if key in self._ready and key not in self._fetched and not self._pins[key]:
-                self._uses[key] = serial
+    def _touch(self, chains: list[list[_Name]]) -> None:
+        for chain in chains:
+            serial = next(self._serial)
+            self._chains[serial] = chain
+            for name in chain:
+                if name in self._ready and name not in self._fetched and not self._pins[name]:
+                    self._uses[name] = serial
 
-    def _pin(self, keys: list[bytes]) -> None:
-        self._pins.update(keys)
-        for key in keys:
-            self._uses[key] = next(self._serial)
+    def _pin(self, names: list[_Name]) -> None:
+        self._pins.update(names)
+        for name in names:
+            self._uses[name] = next(self._serial)
 
-    def _unpin(self, keys: list[bytes]) -> None:
-        self._pins.subtract(keys)
-        for key in keys:
-            self._uses[key] = next(self._serial)
+    def _unpin(self, names: list[_Name]) -> None:
+        self._pins.subtract(names)
+        for name in names:
+            self._uses[name] = next(self._serial)
 
     def _follow(self, update: MirrorUpdate) -> None:
-        width = MIRROR_KEY_BYTES
-        dropped = [
-            update.dropped[start : start + width] for start in range(0, len(update.dropped), width)
-        ]
+        dropped = [(update.group, key) for key in split_keys(update.dropped, MIRROR_KEY_BYTES)]
         self._ready.difference_update(dropped)
         self._fetched.difference_update(dropped)
-        for key in dropped:
-            use = self._uses.pop(key, -1)
+        for name in dropped:
+            use = self._uses.pop(name, -1)
             chain = self._chains.get(use, [])
-            deeper = chain[chain.index(key) + 1 :] if chain else []
+            deeper = chain[chain.index(name) + 1 :] if chain else []
             if any(other in self._ready and self._uses.get(other) == use for other in deeper):
                 raise HeadDroppedFirst(
-                    f"page {chain.index(key)} of a chain of {len(chain)} went before its tail"
+                    f"page {chain.index(name)} of a chain of {len(chain)} went before its tail"
                 )
-        for start in range(0, len(update.ready), width):
-            key = update.ready[start : start + width]
-            self._ready.add(key)
-            self._uses[key] = next(self._serial)
+
+        for key in split_keys(update.ready, MIRROR_KEY_BYTES):
+            self._ready.add((update.group, key))
+            self._uses[update.group, key] = next(self._serial)

@@ -166,7 +166,7 @@ class HostMemoryCore:
         match message:
             case Lookup():
                 self._lookups.start(message, self._now_s)
-                self._storage.repairs.note_use(message.group, split_keys(message.keys), self._now_s)
+                self._storage.repairs.note_use(split_keys(message.keys), self._now_s)
             case CancelLookup():
                 self._lookups.cancel(message.lookup_id)
             case LeasePages():
@@ -189,13 +189,14 @@ class HostMemoryCore:
 
     def _lease(self, message: LeasePages) -> None:
         keys = split_keys(message.keys)
-        page_ids = self._index.lease(message.lease_id, message.group, keys)
-        self._staged.release(message.group, keys)
+        runs = self._index.lease(message.lease_id, keys, message.starts)
+        for group, start in enumerate(message.starts):
+            self._staged.release(group, keys[start:])
         self._send(
             PagesLeased(
                 lease_id=message.lease_id,
-                host_page_ids=int32_array(page_ids),
-                generations=int32_array(self._index.generation(page_id) for page_id in page_ids),
+                host_page_ids=tuple(map(int32_array, runs)),
+                generations=tuple(int32_array(map(self._index.generation, run)) for run in runs),
             )
         )
 
@@ -227,7 +228,7 @@ class HostMemoryCore:
         for lease_id in message.lease_ids:
             pinned.extend(self._index.detach_lease(LeaseId(int(lease_id))))
         granted = self._grants.take_some_back(message.host_page_ids, message.generations)
-        self._hold_for_process(message.pid, granted, pinned)
+        self._hold_for(message.pids, granted, pinned)
 
     def _attach_scheduler(self, connection: ConnectionId) -> None:
         if self._scheduler is not None:
@@ -251,13 +252,13 @@ class HostMemoryCore:
             for lease_id in self._index.lease_ids()
             for page_id in self._index.detach_lease(lease_id)
         ]
-        self._quarantine.hold(None, self._grants.take_all_back(), pinned)
+        self._quarantine.hold((None,), self._grants.take_all_back(), pinned)
 
-    def _hold_for_process(
-        self, pid: int, filling: list[HostPageId], pinned: list[HostPageId]
+    def _hold_for(
+        self, pids: tuple[int, ...], filling: list[HostPageId], pinned: list[HostPageId]
     ) -> None:
-        self._quarantine.hold(pid, filling, pinned)
-        self._effects.append(WatchProcess(pid))
+        self._quarantine.hold(pids, filling, pinned)
+        self._effects.extend(map(WatchProcess, pids))
 
     # Storage --------------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class HostMemoryCore:
     def _lose_storage(self) -> None:
         pid = self._storage.orders.pid
         if pid is not None:
-            self._hold_for_process(pid, *self._storage.lose())
+            self._hold_for((pid,), *self._storage.lose())
 
     # After each event -----------------------------------------------------------------------------
 
@@ -309,9 +310,7 @@ class HostMemoryCore:
         is_in_use = self._storage.orders.is_in_use
         if self._scheduler is not None and self._known_in_use != is_in_use:
             self._known_in_use = is_in_use
-            self._send(
-                StorageStatus(is_in_use=is_in_use, max_staged_pages=self._staged.max_pages(0))
-            )
+            self._send(StorageStatus(is_in_use=is_in_use, max_staged_pages=self._staged.max_pages))
 
     def _send(self, message: FromHost) -> None:
         if self._scheduler is not None:

@@ -1,52 +1,75 @@
 """Host pages of processes and connections that are gone, which may still be written or read."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+from raydix.errors import AccountingError
 from raydix.ids import HostPageId
 from raydix.runtime.cache.host.index import HostIndex
 
 
 @dataclass(slots=True)
 class _Held:
-    quarantined: list[HostPageId] = field(default_factory=list)
-    pinned: list[HostPageId] = field(default_factory=list)
+    """What one group of holders left behind."""
+
+    holders: set[int | None]
+    """Those that may still touch it."""
+    quarantined: Sequence[HostPageId]
+    pinned: Sequence[HostPageId]
 
 
 class Quarantine:
-    """Owns: pages that a process may still write (QUARANTINED) or read (pinned), by holder.
+    """Owns: pages that processes may still write (QUARANTINED) or read (pinned).
 
-    The holder is the process that must exit or say that it is drained, or None: earlier connections
-    of the Scheduler, until it says that copies are drained.
+    A holder is a process, until it exits or says that it is drained, or None: earlier connections
+    of the Scheduler, until it says that copies are drained. What several hold is free when the last
+    of them has let go.
     """
 
     def __init__(self, index: HostIndex) -> None:
         self._index = index
-        self._held: dict[int | None, _Held] = {}
+        self._held: dict[int | None, list[_Held]] = {}
+        """By each holder."""
 
     @property
     def num_pages(self) -> int:
         """QUARANTINED pages."""
-        return sum(len(held.quarantined) for held in self._held.values())
+        return sum(len(held.quarantined) for held in self._all())
 
     @property
     def num_pins(self) -> int:
         """Pins of READY pages."""
-        return sum(len(held.pinned) for held in self._held.values())
+        return sum(len(held.pinned) for held in self._all())
+
+    def _all(self) -> Collection[_Held]:
+        return {id(held): held for each in self._held.values() for held in each}.values()
 
     def hold(
-        self, pid: int | None, filling: Sequence[HostPageId], pinned: Sequence[HostPageId]
+        self,
+        holders: Collection[int | None],
+        filling: Sequence[HostPageId],
+        pinned: Sequence[HostPageId],
     ) -> None:
-        """Take over FILLING pages and pins from a holder that is gone."""
+        """Take over FILLING pages and pins from holders that are out of reach.
+
+        Raises AccountingError if there are none, as nobody would ever let go.
+        """
+        if not holders:
+            raise AccountingError(
+                f"{len(filling)} grants and {len(pinned)} pins are abandoned for no process"
+            )
         for page_id in filling:
             self._index.quarantine(page_id)
-        held = self._held.setdefault(pid, _Held())
-        held.quarantined.extend(filling)
-        held.pinned.extend(pinned)
+        held = _Held(set(holders), filling, pinned)
+        for holder in held.holders:
+            self._held.setdefault(holder, []).append(held)
 
-    def let_go(self, pid: int | None) -> None:
+    def let_go(self, holder: int | None) -> None:
         """The holder touches nothing any more; one that holds nothing changes nothing."""
-        held = self._held.pop(pid, _Held())
-        for page_id in held.quarantined:
-            self._index.free(page_id)
-        self._index.unpin(held.pinned)
+        for held in self._held.pop(holder, ()):
+            held.holders.remove(holder)
+            if held.holders:
+                continue
+            for page_id in held.quarantined:
+                self._index.free(page_id)
+            self._index.unpin(held.pinned)

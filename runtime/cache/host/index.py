@@ -196,21 +196,43 @@ class HostIndex:
             if self._pages.remove_reader(page_id):
                 self._evictable.append(self._pages.group_of(page_id), page_id)
 
-    def lease(self, lease_id: LeaseId, group: int, keys: Sequence[PageKey]) -> list[HostPageId]:
-        """Pin the longest READY prefix of `keys` until `end_lease`; an empty lease must be ended
-        too.
+    def lease(
+        self, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
+    ) -> list[list[HostPageId]]:
+        """Pin `keys[starts[g]:]` in each group g, up to the first page that is not READY in some
+        group's run, until `end_lease`.
+
+        An empty lease must be ended, too. Returns the pages of each group.
         """
         if lease_id in self._leases:
             raise AccountingError(f"lease {lease_id} is taken twice")
-        held: list[HostPageId] = []
-        for key in keys:
-            page_id = self.find(group, key)
-            if page_id is None:
-                break
-            self.pin(page_id)
-            held.append(page_id)
-        self._leases[lease_id] = held
-        return held
+        if len(starts) != self.num_groups:
+            raise AccountingError(
+                f"lease {lease_id} is for {len(starts)} KV groups; L2 has {self.num_groups}"
+            )
+
+        runs: list[list[HostPageId]] = []
+        end = len(keys)
+        for group, start in enumerate(starts):
+            run: list[HostPageId] = []
+            for key in keys[start:end]:
+                page_id = self.find(group, key)
+                if page_id is None:
+                    break
+                run.append(page_id)
+            runs.append(run)
+            # A run that starts at the end or behind it has no page, but does not move the end.
+            if start < end:
+                end = start + len(run)
+
+        # A group's run is cut at its own end and at those of the groups before it by now, but not
+        # yet at those of the groups after it.
+        for run, start in zip(runs, starts, strict=True):
+            del run[max(0, end - start) :]
+            for page_id in run:
+                self.pin(page_id)
+        self._leases[lease_id] = [page_id for run in runs for page_id in run]
+        return runs
 
     def end_lease(self, lease_id: LeaseId) -> None:
         """Unpin what a lease holds."""

@@ -55,9 +55,10 @@ class HostLookups:
             urgency: [] for urgency in Urgency
         }
         """Heaps by arrival."""
-        self._finds: dict[BatchId, OpenLookup] = {}
-        self._num_hint_reads = 0
-        """Of all open hints."""
+        self._searches: dict[BatchId, tuple[OpenLookup, int]] = {}
+        """Lookup and group."""
+        self._num_hint_reads = [0] * index.num_groups
+        """Per group, of all open hints."""
         self._forgotten: list[OpenLookup] = []
         """Of a Scheduler that is gone. To free thousands of chains at once would take tens of
         milliseconds.
@@ -71,55 +72,68 @@ class HostLookups:
     # From the Scheduler ---------------------------------------------------------------------------
 
     def start(self, message: Lookup, now_s: float) -> None:
-        """Find out where the pages of a chain are. Raises AccountingError if the id is in use."""
+        """Find out where the pages of a chain are.
+
+        Raises AccountingError if the id is in use, or the message names other groups than L2 has.
+        """
         if message.lookup_id in self._lookups:
             raise AccountingError(f"lookup {message.lookup_id} is started twice")
+        if len(message.num_l1_pages) != self._index.num_groups:
+            raise AccountingError(
+                f"lookup {message.lookup_id} is for {len(message.num_l1_pages)} KV groups; "
+                f"L2 has {self._index.num_groups}"
+            )
         keys = split_keys(message.keys)
         self._num_arrived += 1
         lookup = OpenLookup(
-            lookup_id=message.lookup_id,
-            arrival=self._num_arrived,
-            urgency=message.urgency,
-            group=message.group,
-            keys=keys,
-            sources=bytearray([PageSource.L1]) * len(keys),
-            end=len(keys),
+            message.lookup_id, message.urgency, self._num_arrived, keys, message.num_l1_pages
         )
         self._lookups[message.lookup_id] = lookup
         self._changed[lookup] = None
-        for index in range(message.num_l1_pages, len(keys)):
-            if self._index.find(message.group, keys[index]) is not None:
-                lookup.sources[index] = PageSource.L2
-            else:
-                lookup.sources[index] = PageSource.PENDING
-                lookup.missing.append(index)
-        if lookup.missing:
-            self._index.touch_chain(message.group, keys)
-            self._find(lookup, now_s)
 
-    def _find(self, lookup: OpenLookup, now_s: float) -> None:
+        for group, num_l1_pages in enumerate(message.num_l1_pages):
+            for index in range(num_l1_pages, len(keys)):
+                if self._index.find(group, keys[index]) is not None:
+                    lookup.find_in_l2(group, index)
+                else:
+                    lookup.miss(group, index)
+        if lookup.num_missing:
+            self._touch(lookup)
+            self._search(lookup, now_s)
+
+    def _touch(self, lookup: OpenLookup) -> None:
+        for group in range(lookup.num_groups):
+            self._index.touch_chain(group, lookup.keys)
+
+    def _search(self, lookup: OpenLookup, now_s: float) -> None:
+        """Ask L3 once per group which of the missing pages it has, if that may be of use."""
         self._skip_what_l3_lacks(lookup, now_s)
-        if not lookup.missing:
+        num_missing = lookup.num_missing
+        if not num_missing:
             return
-        first = lookup.missing[0]
         if not self._orders.is_in_use:
-            self._fail(lookup, first, PageSource.NOT_FOUND)
-        elif len(lookup.missing) * self._page_size < self._settings.min_tokens:
-            self._fail(lookup, first, PageSource.BELOW_MIN_TOKENS)
+            self._fail(lookup, lookup.first_missing, PageSource.NOT_FOUND)
+        elif num_missing * self._page_size < self._settings.min_tokens:
+            self._fail(lookup, lookup.first_missing, PageSource.BELOW_MIN_TOKENS)
         elif not self._orders.is_readable:
-            self._fail(lookup, first, PageSource.IO_ERROR)
+            self._fail(lookup, lookup.first_missing, PageSource.IO_ERROR)
         else:
-            keys = b"".join(lookup.keys[index] for index in lookup.missing)
-            self._finds[self._orders.find(lookup.group, keys, now_s)] = lookup
+            for group, missing in enumerate(lookup.missing):
+                if missing:
+                    keys = b"".join(lookup.keys[index] for index in missing)
+                    batch_id = self._orders.find(group, keys, now_s)
+                    self._searches[batch_id] = (lookup, group)
+                    lookup.num_searches += 1
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
         """Do not ask again for what was missing a moment ago, nor for what comes after it."""
-        for place, index in enumerate(lookup.missing):
-            if self._orders.missing.has(lookup.group, lookup.keys[index], now_s):
-                self._counters["l3_pages_known_missing"] += len(lookup.missing) - place
-                self._fail(lookup, index, PageSource.NOT_FOUND)
-                del lookup.missing[place:]
-                return
+        for group, missing in enumerate(lookup.missing):
+            for index in missing:
+                if index >= lookup.end:
+                    break
+                if self._orders.missing.has(group, lookup.keys[index], now_s):
+                    self._fail(lookup, index, PageSource.NOT_FOUND)
+        self._counters["l3_pages_known_missing"] += lookup.forget_missing_behind_end()
 
     def cancel(self, lookup_id: LookupId) -> None:
         """Fetch no more for this lookup, and keep nothing for it, even if its final report has been
@@ -129,17 +143,17 @@ class HostLookups:
         lookup = self._lookups.get(lookup_id)
         if lookup is not None:
             lookup.is_cancelled = True
-            self._fail(lookup, lookup.sources.index(PageSource.PENDING), PageSource.CANCELLED)
+            self._fail(lookup, lookup.first_pending, PageSource.CANCELLED)
 
     def cancel_all(self) -> None:
         """The Scheduler is gone: forget its lookups without a report."""
         self._forgotten.extend(self._lookups.values())
         self._lookups.clear()
         self._changed.clear()
-        self._finds.clear()
+        self._searches.clear()
         for turns in self._turns.values():
             turns.clear()
-        self._num_hint_reads = 0
+        self._num_hint_reads = [0] * len(self._num_hint_reads)
         self._reads.cancel_all()
         self._staged.cancel_all()
 
@@ -147,7 +161,7 @@ class HostLookups:
         """L3 is not to be used any more: every lookup ends with what has come."""
         for lookup in list(self._lookups.values()):
             if not lookup.is_final:
-                self._fail(lookup, lookup.sources.index(PageSource.PENDING), PageSource.CANCELLED)
+                self._fail(lookup, lookup.first_pending, PageSource.CANCELLED)
 
     # Orders ---------------------------------------------------------------------------------------
 
@@ -161,11 +175,13 @@ class HostLookups:
                 self._orders.is_readable and self._reads.num_current >= max_batches
             ):
                 lookup = turns[0][1]
-                if lookup.wanted and not self._orders.is_readable:
-                    self._fail(lookup, lookup.wanted[0], PageSource.IO_ERROR)
-                elif lookup.wanted:
-                    self._read_some(lookup, now_s)
-                if not lookup.wanted:
+                if (wanted := lookup.next_wanted()) is not None:
+                    group, index = wanted
+                    if self._orders.is_readable:
+                        self._read_some(lookup, group, now_s)
+                    else:
+                        self._fail(lookup, index, PageSource.IO_ERROR)
+                if lookup.next_wanted() is None:
                     heapq.heappop(turns)
                     lookup.is_queued = False
 
@@ -174,101 +190,116 @@ class HostLookups:
             lookup.is_queued = True
             heapq.heappush(self._turns[lookup.urgency], (lookup.arrival, lookup))
 
-    def _read_some(self, lookup: OpenLookup, now_s: float) -> None:
-        """Take wanted pages until a batch is full; those that came or are being read already cost
-        nothing.
+    def _read_some(self, lookup: OpenLookup, group: int, now_s: float) -> None:
+        """Take a group's wanted pages until a batch is full; those that came or are being read
+        already cost nothing.
         """
         indices: list[int] = []
         page_ids: list[HostPageId] = []
-        while lookup.wanted and len(indices) < self._settings.batch_pages:
-            index = lookup.wanted.popleft()
-            if self._join(lookup, index):
+        wanted = lookup.wanted[group]
+        while wanted and len(indices) < self._settings.batch_pages:
+            index = wanted.popleft()
+            if self._join(lookup, group, index):
                 continue
-            page_id = None if self._is_hint_full(lookup) else self._reads.allocate(lookup.group)
+            page_id = None if self._is_hint_full(lookup, group) else self._reads.allocate(group)
             if page_id is None:
                 self._fail(lookup, index, PageSource.NO_HOST_PAGE)
                 break
             indices.append(index)
             page_ids.append(page_id)
-            lookup.num_read += 1
-            self._num_hint_reads += lookup.urgency is Urgency.HINT
+            lookup.num_read[group] += 1
+            self._num_hint_reads[group] += lookup.urgency is Urgency.HINT
         if indices:
-            self._reads.start(lookup, indices, page_ids, now_s)
+            self._reads.start(lookup, group, indices, page_ids, now_s)
 
-    def _is_hint_full(self, lookup: OpenLookup) -> bool:
-        """The open hints together bring no more than may be staged."""
-        return lookup.urgency is Urgency.HINT and self._num_hint_reads >= self._staged.max_pages(
-            lookup.group
-        )
+    def _is_hint_full(self, lookup: OpenLookup, group: int) -> bool:
+        """The open hints together bring no more of a group than may be staged."""
+        if lookup.urgency is not Urgency.HINT:
+            return False
+        return self._num_hint_reads[group] >= self._staged.max_pages[group]
 
-    def _join(self, lookup: OpenLookup, index: int) -> bool:
+    def _join(self, lookup: OpenLookup, group: int, index: int) -> bool:
         """Whether a page need not be read for this lookup: it is here, or somebody's read will
         bring it.
         """
         key = lookup.keys[index]
-        if self._index.find(lookup.group, key) is not None:
-            self._arrive(lookup, index)
+        if self._index.find(group, key) is not None:
+            self._arrive(lookup, group, index)
             return True
-        return self._reads.join(lookup.group, key, (lookup, index))
+        return self._reads.join(group, key, (lookup, index))
 
     # Answers --------------------------------------------------------------------------------------
 
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the answer to a search or a batch of reads; others are ignored."""
-        lookup = self._finds.pop(done.batch_id, None)
-        if lookup is not None:
-            self._finish_find(lookup, done, now_s)
+        searched = self._searches.pop(done.batch_id, None)
+        if searched is not None:
+            self._finish_search(*searched, done, now_s)
         # All pages of a batch are READY by now: a failed one must not end what waits for the
         # others.
         for outcome in self._reads.finish(done, now_s):
             for waiting, index in outcome.waiters:
                 if outcome.status is ObjectStatus.OK:
-                    self._arrive(waiting, index)
+                    self._arrive(waiting, outcome.group, index)
                 elif not outcome.is_unwanted:
                     self._fail(waiting, index, outcome.status.source_of_miss)
-                elif waiting.want_again(index):
+                elif waiting.want_again(outcome.group, index):
                     # Its read was cancelled for others before this lookup joined it.
                     self._queue(waiting)
 
-    def _finish_find(self, lookup: OpenLookup, done: ObjectsDone, now_s: float) -> None:
-        for index, code in zip(lookup.missing, done.statuses, strict=True):
+    def _finish_search(
+        self, lookup: OpenLookup, group: int, done: ObjectsDone, now_s: float
+    ) -> None:
+        found = list(zip(lookup.missing[group], done.statuses, strict=True))
+        for index, code in found:
             if code == ObjectStatus.MISSING:
-                self._orders.missing.note(lookup.group, lookup.keys[index], now_s)
-        if lookup.end <= lookup.missing[0]:
-            return
-        hits: list[int] = []
-        for index, code in zip(lookup.missing, done.statuses, strict=True):
-            if code != ObjectStatus.OK and not self._is_coming(lookup.group, lookup.keys[index]):
+                self._orders.missing.note(group, lookup.keys[index], now_s)
+
+        for index, code in found:
+            if code != ObjectStatus.OK and not self._is_coming(group, lookup.keys[index]):
                 self._fail(lookup, index, ObjectStatus(code).source_of_miss)
                 break
-            hits.append(index)
-        if 0 < len(hits) * self._page_size < self._settings.min_tokens:
-            self._fail(lookup, hits[0], PageSource.BELOW_MIN_TOKENS)
-        else:
-            lookup.wanted.extend(index for index in hits if not self._join(lookup, index))
+        self._end_search(lookup)
+
+    def _end_search(self, lookup: OpenLookup) -> None:
+        """Once every group's search has ended, want what L3 has of the prefix that all can have."""
+        lookup.num_searches -= 1
+        if lookup.num_searches:
+            return
+        if 0 < lookup.num_missing * self._page_size < self._settings.min_tokens:
+            self._fail(lookup, lookup.first_missing, PageSource.BELOW_MIN_TOKENS)
+        for group, missing in enumerate(lookup.missing):
+            lookup.wanted[group].extend(
+                index
+                for index in missing
+                if lookup.is_waiting_for(index) and not self._join(lookup, group, index)
+            )
+        if lookup.next_wanted() is not None:
             self._queue(lookup)
 
     def _is_coming(self, group: int, key: PageKey) -> bool:
         return self._index.find(group, key) is not None or self._reads.is_reading(group, key)
 
-    def _arrive(self, lookup: OpenLookup, index: int) -> None:
-        if lookup.arrive(index):
+    def _arrive(self, lookup: OpenLookup, group: int, index: int) -> None:
+        if lookup.arrive(group, index):
             self._changed[lookup] = None
 
     def _fail(self, lookup: OpenLookup, index: int, source: PageSource) -> None:
         if lookup.fail(index, source):
             self._changed[lookup] = None
-            self._reads.cancel_unwanted(
-                lookup.group, (lookup.keys[i] for i in lookup.missing if i >= lookup.end)
-            )
+            for group, missing in enumerate(lookup.missing):
+                self._reads.cancel_unwanted(
+                    group, (lookup.keys[i] for i in missing if i >= lookup.end)
+                )
 
     # Trouble --------------------------------------------------------------------------------------
 
     def give_up(self, batch_id: BatchId) -> None:
         """A batch is overdue: nobody waits for it any longer."""
-        lookup = self._finds.pop(batch_id, None)
+        lookup, group = self._searches.pop(batch_id, (None, 0))
         if lookup is not None:
-            self._fail(lookup, lookup.missing[0], PageSource.TIMED_OUT)
+            self._fail(lookup, lookup.missing[group][0], PageSource.TIMED_OUT)
+            self._end_search(lookup)
         for waiting, index in self._reads.give_up(batch_id):
             self._fail(waiting, index, PageSource.TIMED_OUT)
 
@@ -277,9 +308,10 @@ class HostLookups:
         caller.
         """
         waiters, held = self._reads.lose()
-        for lookup in self._finds.values():
-            self._fail(lookup, lookup.missing[0], PageSource.IO_ERROR)
-        self._finds.clear()
+        for lookup, group in self._searches.values():
+            self._fail(lookup, lookup.missing[group][0], PageSource.IO_ERROR)
+            self._end_search(lookup)
+        self._searches.clear()
         for lookup, index in waiters:
             self._fail(lookup, index, PageSource.IO_ERROR)
         return held
@@ -300,7 +332,8 @@ class HostLookups:
     def _end(self, lookup: OpenLookup, now_s: float) -> None:
         del self._lookups[lookup.lookup_id]
         if lookup.urgency is Urgency.HINT:
-            self._num_hint_reads -= lookup.num_read
+            for group, num_read in enumerate(lookup.num_read):
+                self._num_hint_reads[group] -= num_read
         elif not lookup.is_cancelled:
-            self._staged.end(lookup.lookup_id, lookup.group, lookup.keys[: lookup.end], now_s)
-        self._index.touch_chain(lookup.group, lookup.keys)
+            self._staged.end(lookup.lookup_id, lookup.keys[: lookup.end], now_s)
+        self._touch(lookup)

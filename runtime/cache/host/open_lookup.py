@@ -1,72 +1,136 @@
 """One lookup that is not final."""
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from raydix.ids import LookupId, PageKey
 from raydix.runtime.messages.host import LookupProgress, PageSource, Urgency
 
 
-@dataclass(slots=True, eq=False)
 class OpenLookup:
-    """Owns: what is known so far of the pages of one chain."""
+    """Owns: what is known so far of the pages of one chain, in every KV group.
 
-    lookup_id: LookupId
-    arrival: int
-    """Counts lookups: the lower, the older."""
-    urgency: Urgency
-    group: int
-    keys: list[PageKey]
-    sources: bytearray
-    end: int
-    """Pages from here on will not come."""
-    missing: list[int] = field(default_factory=list)
-    """Pages that L2 lacked on arrival."""
-    wanted: deque[int] = field(default_factory=deque)
-    """Pages that L3 has and that nobody reads yet for this lookup, in order."""
-    num_read: int = 0
-    """Pages whose reads were ordered for it."""
-    is_queued: bool = False
-    """It waits for its turn to read."""
-    is_cancelled: bool = False
+    A page is named by its group and its place in the chain. In FULL and LATENT groups one that
+    cannot be had ends the useful prefix of the chain for all groups.
+    """
+
+    def __init__(
+        self,
+        lookup_id: LookupId,
+        urgency: Urgency,
+        arrival: int,
+        keys: list[PageKey],
+        num_l1_pages: tuple[int, ...],
+    ) -> None:
+        """`arrival` counts lookups: the lower, the older. All pages count as L1's at first."""
+        self.lookup_id = lookup_id
+        self.urgency = urgency
+        self.arrival = arrival
+        self.keys = keys
+        self.end = len(keys)
+        """Pages from here on will not come."""
+        self.missing: list[list[int]] = [[] for _ in num_l1_pages]
+        """Per group: pages that L2 lacked on arrival, in order."""
+        self.wanted: list[deque[int]] = [deque() for _ in num_l1_pages]
+        """Per group: pages that L3 has and that nobody reads yet for this lookup, in order."""
+        self.num_read = [0 for _ in num_l1_pages]
+        """Per group: pages whose reads were ordered for it."""
+        self.num_searches = 0
+        """Searches that have no answer yet; no page is wanted before they have."""
+        self.is_queued = False
+        """It waits for its turn to read."""
+        self.is_cancelled = False
+        self._num_l1_pages = num_l1_pages
+        self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
+
+    # Queries --------------------------------------------------------------------------------------
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self._sources)
 
     @property
     def is_final(self) -> bool:
         """No page's source is open."""
-        return PageSource.PENDING not in self.sources
+        return not any(PageSource.PENDING in sources for sources in self._sources)
+
+    @property
+    def first_pending(self) -> int:
+        """The first place at which some group's page is open; there is one."""
+        places = (sources.find(PageSource.PENDING) for sources in self._sources)
+        return min(place for place in places if place >= 0)
+
+    @property
+    def num_missing(self) -> int:
+        """Places before the end at which L2 lacked some group's page."""
+        return len({index for missing in self.missing for index in missing if index < self.end})
+
+    @property
+    def first_missing(self) -> int:
+        """The first of these places; there is one."""
+        return min(missing[0] for missing in self.missing if missing)
+
+    def next_wanted(self) -> tuple[int, int] | None:
+        """Group and place of the page that is to be read next: the groups' prefixes grow together."""
+        heads = [(wanted[0], group) for group, wanted in enumerate(self.wanted) if wanted]
+        index, group = min(heads, default=(None, 0))
+        return None if index is None else (group, index)
 
     def is_waiting_for(self, index: int) -> bool:
-        """Whether page `index`, which was wanted, still is."""
+        """Whether the page at this place, which was wanted, still is."""
         return index < self.end
-
-    def arrive(self, index: int) -> bool:
-        """A page from L3 is in L2. Returns whether that matters."""
-        if index >= self.end:
-            return False
-        self.sources[index] = PageSource.L3
-        return True
-
-    def fail(self, index: int, source: PageSource) -> bool:
-        """Page `index` will not come, and for want of it none after it is of use. Returns whether
-        that is news.
-        """
-        if index >= self.end:
-            return False
-        self.end = index
-        self.sources[index:] = bytes([source]) * (len(self.keys) - index)
-        while self.wanted and self.wanted[-1] >= index:
-            self.wanted.pop()
-        return True
-
-    def want_again(self, index: int) -> bool:
-        """The read that was to bring a page was cancelled. Returns whether another one is needed."""
-        if index >= self.end:
-            return False
-        self.wanted = deque(sorted((*self.wanted, index)))
-        return True
 
     def report(self) -> LookupProgress:
         """What the Scheduler is told of it now."""
         return LookupProgress(
-            lookup_id=self.lookup_id, sources=bytes(self.sources), is_final=self.is_final
+            lookup_id=self.lookup_id,
+            sources=tuple(map(bytes, self._sources)),
+            is_final=self.is_final,
         )
+
+    # What becomes of its pages --------------------------------------------------------------------
+
+    def find_in_l2(self, group: int, index: int) -> None:
+        """L2 held a page on arrival."""
+        self._sources[group][index] = PageSource.L2
+
+    def miss(self, group: int, index: int) -> None:
+        """L2 lacked a page on arrival; the pages of a group are told in order."""
+        self._sources[group][index] = PageSource.PENDING
+        self.missing[group].append(index)
+
+    def forget_missing_behind_end(self) -> int:
+        """L3 is not to be asked for pages that will not come. Returns how many they are."""
+        num_before = sum(map(len, self.missing))
+        self.missing = [[i for i in missing if i < self.end] for missing in self.missing]
+        return num_before - sum(map(len, self.missing))
+
+    def arrive(self, group: int, index: int) -> bool:
+        """A page from L3 is in L2. Returns whether that matters."""
+        if index >= self.end:
+            return False
+        self._sources[group][index] = PageSource.L3
+        return True
+
+    def fail(self, index: int, source: PageSource) -> bool:
+        """Some group's page will not come, and for want of it none after it is of use in any group.
+
+        Returns whether that is news. What L1 holds stays L1's.
+        """
+        if index >= self.end:
+            return False
+        self.end = index
+        for sources, num_l1_pages in zip(self._sources, self._num_l1_pages, strict=True):
+            first = max(index, num_l1_pages)
+            sources[first:] = bytes([source]) * (len(self.keys) - first)
+        for wanted in self.wanted:
+            while wanted and wanted[-1] >= index:
+                wanted.pop()
+        return True
+
+    def want_again(self, group: int, index: int) -> bool:
+        """The read that was to bring a page was cancelled. Returns whether another one is needed."""
+        if index >= self.end:
+            return False
+        self.wanted[group] = deque(sorted((*self.wanted[group], index)))
+        return True

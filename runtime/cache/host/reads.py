@@ -36,6 +36,7 @@ class _Read:
 class ReadOutcome:
     """What became of one page's read, and who waits for it."""
 
+    group: int
     status: ObjectStatus
     is_unwanted: bool
     """It was given up because nobody waited for it then."""
@@ -65,7 +66,7 @@ class HostReads:
         self._counters = counters
         self._batches: dict[BatchId, _Batch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
-        self._num_filling = [0] * staged.num_groups
+        self._num_filling = [0] * index.num_groups
         self.is_allocating = True
         """False while a new arena owner must not hand out pages yet."""
 
@@ -111,18 +112,23 @@ class HostReads:
     # Orders ---------------------------------------------------------------------------------------
 
     def start(
-        self, lookup: OpenLookup, indices: Sequence[int], page_ids: list[HostPageId], now_s: float
+        self,
+        lookup: OpenLookup,
+        group: int,
+        indices: Sequence[int],
+        page_ids: list[HostPageId],
+        now_s: float,
     ) -> None:
-        """Read pages of a lookup's chain, which nobody reads yet, into allocated pages."""
+        """Read a group's pages of a lookup's chain, which nobody reads yet, into allocated pages."""
         keys = [lookup.keys[index] for index in indices]
         host_page_ids = int32_array(page_ids)
         generations = int32_array(self._index.generation(page_id) for page_id in page_ids)
         self._effects.append(SetGenerations(host_page_ids, generations))
 
-        batch_id = self._orders.read(lookup.group, b"".join(keys), host_page_ids, now_s)
-        self._batches[batch_id] = _Batch(lookup.group, keys, page_ids)
+        batch_id = self._orders.read(group, b"".join(keys), host_page_ids, now_s)
+        self._batches[batch_id] = _Batch(group, keys, page_ids)
         for key, index in zip(keys, indices, strict=True):
-            self._reads[lookup.group, key] = _Read(batch_id, [(lookup, index)])
+            self._reads[group, key] = _Read(batch_id, [(lookup, index)])
 
     def cancel_unwanted(self, group: int, keys: Iterable[PageKey]) -> None:
         """Of the batches that read these keys, cancel those for which nobody waits any more."""
@@ -177,7 +183,7 @@ class HostReads:
             if status is ObjectStatus.MISSING or status.is_bad_object:
                 self._orders.missing.note(batch.group, key, now_s)
             is_unwanted = status is ObjectStatus.CANCELLED and batch.is_cancelled
-            outcomes.append(ReadOutcome(status, is_unwanted, waiters))
+            outcomes.append(ReadOutcome(batch.group, status, is_unwanted, waiters))
         return outcomes
 
     def _publish(

@@ -75,19 +75,20 @@ class HostRepairs:
         self._look_at_s = array("d", [-inf]) * len(self._generations)
         self._walked_to = 0
 
-    def note_use(self, group: int, keys: Sequence[PageKey], now_s: float) -> None:
-        """A lookup uses the pages of this chain that L2 holds."""
+    def note_use(self, keys: Sequence[PageKey], now_s: float) -> None:
+        """A lookup uses the pages of this chain that L2 holds, in all groups."""
         if not self._orders.is_readable:
             return
-        for key in keys:
-            page_id = self._index.find(group, key)
-            if (
-                page_id is not None
-                and self._is_look_due(page_id, now_s)
-                and len(self._due) < _MAX_DUE
-            ):
-                self._look_at_s[page_id] = now_s + self._settings.look_interval_s
-                self._due[page_id] = None
+        for group in range(self._index.num_groups):
+            for key in keys:
+                page_id = self._index.find(group, key)
+                if (
+                    page_id is not None
+                    and self._is_look_due(page_id, now_s)
+                    and len(self._due) < _MAX_DUE
+                ):
+                    self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+                    self._due[page_id] = None
 
     def _is_look_due(self, page_id: HostPageId, now_s: float) -> bool:
         generation = self._index.generation(page_id)

@@ -3,7 +3,7 @@
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LookupId, PageKey
@@ -15,9 +15,10 @@ from raydix.runtime.cache.host.page_order import PageNames
 class _Stage:
     """What is kept for one lookup."""
 
-    group: int
-    pins: dict[PageKey, int]
-    """By number, in prefix order once the lookup has ended; some may have been released by now."""
+    pins: dict[int, HostPageId] = field(default_factory=dict)
+    """Pages by the numbers of their pins, in prefix order within each group once the lookup has
+    ended; some may have been released by now.
+    """
     until_s: float = 0.0
     """Once the lookup has ended."""
 
@@ -36,16 +37,15 @@ class StagedPages:
         are released.
         """
         self._index = index
-        self._max_pages = max_pages
+        self.max_pages = tuple(max_pages)
+        """Per group: how many pages may be staged."""
         self._grace_s = grace_s
         self._piece_pages = piece_pages
         self._pinned = [PageNames() for _ in max_pages]
         # Columns by page id, as an object per pin would cost a pause whenever Python looks for
         # garbage.
         self._pins = array("q", bytes(8 * index.num_pages))
-        """The number of a page's pin, which no other pin ever has; of the last one if it is not
-        pinned.
-        """
+        """The number of a page's pin, which no other pin ever has; 0 if it is not pinned."""
         self._num_lookups = array("i", bytes(4 * index.num_pages))
         """For which a page is kept."""
         self._last_pin = 0
@@ -56,18 +56,9 @@ class StagedPages:
         self._dismissed: deque[_Stage] = deque()
         """Of nobody: these pins are to end."""
 
-    @property
-    def num_groups(self) -> int:
-        """KV groups."""
-        return len(self._pinned)
-
-    def max_pages(self, group: int) -> int:
-        """How many pages of a group may be staged."""
-        return self._max_pages[group]
-
     def num_left(self, group: int) -> int:
         """How many more pages of a group may be staged."""
-        return self._max_pages[group] - len(self._pinned[group])
+        return self.max_pages[group] - len(self._pinned[group])
 
     @property
     def num_pins(self) -> int:
@@ -89,9 +80,9 @@ class StagedPages:
         page_id = self._pinned[group].find(key)
         if page_id is None:
             page_id = self._pin(group, key)
-        stage = self._open.setdefault(lookup_id, _Stage(group, {}))
-        if stage.pins.get(key) != self._pins[page_id]:
-            stage.pins[key] = self._pins[page_id]
+        stage = self._open.setdefault(lookup_id, _Stage())
+        if self._pins[page_id] not in stage.pins:
+            stage.pins[self._pins[page_id]] = page_id
             self._num_lookups[page_id] += 1
 
     def _pin(self, group: int, key: PageKey) -> HostPageId:
@@ -104,22 +95,23 @@ class StagedPages:
         self._num_lookups[page_id] = 0
         return page_id
 
-    def end(self, lookup_id: LookupId, group: int, keys: Iterable[PageKey], now_s: float) -> None:
-        """A lookup is final: keep what is staged of `keys`, by whomever, for some time, and nothing
-        else for it.
+    def end(self, lookup_id: LookupId, keys: Sequence[PageKey], now_s: float) -> None:
+        """A lookup is final: keep what is staged of `keys` in any group, by whomever, for some time,
+        and nothing else for it.
         """
         assert lookup_id not in self._ended
-        stage = self._open.pop(lookup_id, _Stage(group, {}))
-        ended = _Stage(group, {}, now_s + self._grace_s)
-        for key in keys:
-            page_id = self._pinned[group].find(key)
-            if page_id is None:
-                continue
-            ended.pins[key] = self._pins[page_id]
-            if stage.pins.get(key) == self._pins[page_id]:
-                del stage.pins[key]
-            else:
-                self._num_lookups[page_id] += 1
+        stage = self._open.pop(lookup_id, _Stage())
+        ended = _Stage(until_s=now_s + self._grace_s)
+        for pinned in self._pinned:
+            # What nobody has staged costs nothing here, however long the chain is.
+            page_ids = map(pinned.find, keys) if len(pinned) else ()
+            for page_id in page_ids:
+                if page_id is None:
+                    continue
+                pin = self._pins[page_id]
+                ended.pins[pin] = page_id
+                if stage.pins.pop(pin, None) is None:
+                    self._num_lookups[page_id] += 1
         if stage.pins:
             self._dismiss(stage)
         if ended.pins:
@@ -145,6 +137,7 @@ class StagedPages:
             page_id = pinned.find(key)
             if page_id is not None:
                 pinned.remove(key)
+                self._pins[page_id] = 0
                 page_ids.append(page_id)
         self._index.unpin(page_ids)
 
@@ -160,7 +153,7 @@ class StagedPages:
             stage = self._dismissed[0]
             while stage.pins and num_left:
                 # From the tail on, so that the head counts as used last.
-                self._drop(stage.group, *stage.pins.popitem())
+                self._drop(*stage.pins.popitem())
                 num_left -= 1
             if not stage.pins:
                 self._dismissed.popleft()
@@ -169,21 +162,22 @@ class StagedPages:
         if stage is not None:
             self._dismissed.append(stage)
 
-    def _drop(self, group: int, key: PageKey, pin: int) -> None:
-        page_id = self._pinned[group].find(key)
-        # The pin may have been released, and the key pinned anew.
-        if page_id is None or self._pins[page_id] != pin:
+    def _drop(self, pin: int, page_id: HostPageId) -> None:
+        # The pin may have been released, and the page pinned anew or even handed out again.
+        if self._pins[page_id] != pin:
             return
         self._num_lookups[page_id] -= 1
         if self._num_lookups[page_id] == 0:
-            self.release(group, (key,))
+            name = self._index.name(page_id)
+            assert name is not None, "a pinned page keeps its name"
+            self.release(name[0], (name[1],))
 
     def check(self) -> None:
         """Raises AccountingError unless every pin is kept for as many lookups as it says, and for
         one at least.
         """
         stages = (*self._open.values(), *self._ended.values(), *self._dismissed)
-        num_lookups = Counter(pin for stage in stages for pin in stage.pins.values())
+        num_lookups = Counter(pin for stage in stages for pin in stage.pins)
         for pinned in self._pinned:
             for page_id in pinned.page_ids():
                 counted, kept = num_lookups[self._pins[page_id]], self._num_lookups[page_id]

@@ -98,7 +98,7 @@ async def test_scheduler_whose_link_broke_gets_pages_again_once_its_copies_are_d
 
     second = await world.links.get()
     await receive(second, StorageStatus)
-    second.send(LeasePages(lease_id=LeaseId(1), keys=b""))
+    second.send(LeasePages(lease_id=LeaseId(1), keys=b"", starts=(0,)))
     assert (await receive(second, PagesLeased)).lease_id == 1, "and no page is granted before that"
     assert world.actor.stats()["pages_quarantined"] == len(lost.host_page_ids)
     second.send(CopiesDrained())
@@ -113,7 +113,9 @@ async def test_answer_made_for_a_lost_link_does_not_reach_the_next() -> None:
     actor._close(connection)
     actor._open(second)
     actor._carry_out(
-        ToScheduler(connection, LookupProgress(lookup_id=LookupId(1), sources=b"", is_final=True))
+        ToScheduler(
+            connection, LookupProgress(lookup_id=LookupId(1), sources=(b"",), is_final=True)
+        )
     )
     assert first.is_closed
     assert first.frames == second.frames == []
@@ -126,7 +128,7 @@ async def test_storage_process_that_connects_again_has_let_go_of_its_pages(world
     storage = await world.connect_storage()
     await world.actor.wait_storage()
     keys = b"".join(map(make_key, range(4)))
-    scheduler.send(Lookup(lookup_id=LookupId(1), keys=keys, num_l1_pages=0))
+    scheduler.send(Lookup(lookup_id=LookupId(1), keys=keys, num_l1_pages=(0,)))
     search = await receive(storage, FindObjects)
     storage.send(ObjectsDone(batch_id=search.batch_id, statuses=bytes(4)))
     await receive(storage, ReadObjects)
@@ -137,7 +139,7 @@ async def test_storage_process_that_connects_again_has_let_go_of_its_pages(world
     assert world.actor.stats()["pages_quarantined"] == 4
     again = await world.connect_storage()
     await world.actor.wait_storage()
-    scheduler.send(LeasePages(lease_id=LeaseId(1), keys=b""))
+    scheduler.send(LeasePages(lease_id=LeaseId(1), keys=b"", starts=(0,)))
     await receive(scheduler, PagesLeased)
     assert world.actor.stats()["pages_quarantined"] == 0
     again.close()
@@ -153,7 +155,7 @@ async def test_flush_returns_the_number_of_pages_when_the_last_piece_is_done(wor
         int32_array(granted.generations[:3]),
     )
     scheduler.send(CommitPages(keys=keys, host_page_ids=pages, generations=generations))
-    scheduler.send(LeasePages(lease_id=LeaseId(1), keys=make_key(0)))
+    scheduler.send(LeasePages(lease_id=LeaseId(1), keys=make_key(0), starts=(0,)))
     while not isinstance(await scheduler.receive(), PagesLeased):
         pass
     async with asyncio.timeout(PATIENCE_S):

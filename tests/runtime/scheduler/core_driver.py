@@ -308,7 +308,9 @@ class CoreDriver:
         """A HostMemory with L3 says hello; it holds nothing."""
         self.host_connection = self._next_connection()
         self.send(events.HostAttached(connection=self.host_connection))
-        self.hear_host(host.StorageStatus(is_in_use=True, max_staged_pages=self.max_staged_pages))
+        self.hear_host(
+            host.StorageStatus(is_in_use=True, max_staged_pages=(self.max_staged_pages,))
+        )
 
     def lose_host(self) -> None:
         """HostMemory's link closes: what it was sent is lost, and all that it held."""
@@ -364,7 +366,8 @@ class CoreDriver:
                     PageSource.L2 if key in self.ready else PageSource.NOT_FOUND
                     for key in self._split(message)
                 ]
-                sources[: message.num_l1_pages] = [PageSource.L1] * message.num_l1_pages
+                (num_l1_pages,) = message.num_l1_pages
+                sources[:num_l1_pages] = [PageSource.L1] * num_l1_pages
                 self.report_lookup(message.lookup_id, sources)
             case host.CancelLookup() if message.lookup_id in self._open_lookups:
                 self.report_lookup(message.lookup_id, [PageSource.CANCELLED])
@@ -376,7 +379,7 @@ class CoreDriver:
                 pages = int32_array(range(1000, 1000 + num_leased))
                 self.hear_host(
                     host.PagesLeased(
-                        lease_id=message.lease_id, host_page_ids=pages, generations=pages
+                        lease_id=message.lease_id, host_page_ids=(pages,), generations=(pages,)
                     )
                 )
             case host.ReleaseLeases():
@@ -404,7 +407,7 @@ class CoreDriver:
         if not is_final:
             self._open_lookups.add(lookup_id)
         self.hear_host(
-            host.LookupProgress(lookup_id=lookup_id, sources=bytes(sources), is_final=is_final)
+            host.LookupProgress(lookup_id=lookup_id, sources=(bytes(sources),), is_final=is_final)
         )
 
     def asker_of(self, lookup_id: LookupId) -> str:

@@ -96,7 +96,7 @@ def test_dead_rank_leaves_its_copies_to_host_memory() -> None:
     driver.lose_rank(0)
     (abandoned,) = sent(driver, host.AbandonPages)
     assert isinstance(abandoned, host.AbandonPages)
-    assert abandoned.pid == 100
+    assert abandoned.pids == (100,)
     assert abandoned.host_page_ids.tolist() == backups[0].backups.host_page_ids.tolist()
     assert list(abandoned.lease_ids) == list(driver.leases)
 
@@ -118,7 +118,9 @@ def test_silent_host_memory_is_done_without_and_then_used_again() -> None:
     assert driver.answers["meanwhile"].ending == "length"
     no_pages = int32_array(())
     driver.hear_host(
-        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=no_pages, generations=no_pages)
+        host.PagesLeased(
+            lease_id=lease.lease_id, host_page_ids=(no_pages,), generations=(no_pages,)
+        )
     )
     assert sent(driver, host.ReleaseLeases), "the late lease goes back at once"
     driver.send(events.FlushL1())
@@ -290,8 +292,8 @@ def test_process_that_says_hello_anew_is_told_to_be_drained() -> None:
     driver.step()
     driver.lose_rank(0)
     assert [
-        message.pid for message in driver.to_host if isinstance(message, host.AbandonPages)
-    ] == [100]
+        message.pids for message in driver.to_host if isinstance(message, host.AbandonPages)
+    ] == [(100,)]
     driver.to_host.clear()
     driver.attach_rank(0)
     assert [

@@ -48,7 +48,7 @@ def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:
     [lookup] = [message for message in driver.to_host if isinstance(message, host.Lookup)]
     assert (lookup.keys, lookup.num_l1_pages, lookup.urgency) == (
         driver.keys(PROMPT),
-        1,
+        (1,),
         Urgency.HINT,
     )
     driver.to_host.clear()

@@ -191,7 +191,7 @@ def test_lookup_names_the_whole_chain() -> None:
     driver.submit(PROMPT, max_tokens=1)
     lookup = next(message for message in driver.to_host if isinstance(message, host.Lookup))
     assert lookup.keys == driver.keys(PROMPT)
-    assert lookup.num_l1_pages == 2
+    assert lookup.num_l1_pages == (2,)
 
 
 # On the simulated cluster, with the real HostMemory -----------------------------------------------

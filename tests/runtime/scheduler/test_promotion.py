@@ -313,7 +313,7 @@ def test_lease_that_comes_after_its_promotion_has_ended_goes_back() -> None:
     driver.abort(name)
     pages = int32_array(range(3))
     driver.hear_host(
-        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages)
+        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=(pages,), generations=(pages,))
     )
     [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
     assert released.lease_ids == (lease.lease_id,)
@@ -328,7 +328,7 @@ def test_lease_of_a_part_that_went_with_its_rank_is_nobodys() -> None:
     driver.to_host.clear()
     pages = int32_array(range(3))
     driver.hear_host(
-        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=pages, generations=pages)
+        host.PagesLeased(lease_id=lease.lease_id, host_page_ids=(pages,), generations=(pages,))
     )
     [released] = [message for message in driver.to_host if isinstance(message, host.ReleaseLeases)]
     assert released.lease_ids == (lease.lease_id,)

@@ -299,7 +299,7 @@ def test_step_is_sent_when_its_load_is_about_to_end_without_waiting_for_the_repo
 
 def test_nobody_waits_for_storage_that_is_not_there() -> None:
     driver = CoreDriver(has_host_memory=True)
-    driver.hear_host(StorageStatus(is_in_use=False, max_staged_pages=0))
+    driver.hear_host(StorageStatus(is_in_use=False, max_staged_pages=(0,)))
     name = driver.submit(list(range(9)), max_tokens=1)
     assert any(len(plan.row_slots) for plan in driver.plans[0]), "its lookup is still unanswered"
     driver.run()

@@ -80,11 +80,9 @@ class Node:
                 case ToScheduler(_, LookupProgress() as progress):
                     self.heard[progress.lookup_id] = progress
                 case ToScheduler(_, PagesLeased() as leased):
-                    assert (
-                        self.arena.generations[leased.host_page_ids].tolist()
-                        == leased.generations.tolist()
-                    )
-                    self.leased = [HostPageId(page) for page in leased.host_page_ids.tolist()]
+                    (pages,), (generations,) = leased.host_page_ids, leased.generations
+                    assert self.arena.generations[pages].tolist() == generations.tolist()
+                    self.leased = [HostPageId(page) for page in pages.tolist()]
                 case StorageFlushed(status):
                     self.flushed.append(status)
         self.core.check()
@@ -108,13 +106,17 @@ class Node:
         self.num_asked += 1
         asked = self.num_asked
         self.tell(
-            FromScheduler(SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=0))
+            FromScheduler(
+                SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=(0,))
+            )
         )
         self.settle()
-        self.tell(FromScheduler(SCHEDULER, LeasePages(lease_id=LeaseId(asked), keys=keys)))
+        self.tell(
+            FromScheduler(SCHEDULER, LeasePages(lease_id=LeaseId(asked), keys=keys, starts=(0,)))
+        )
         for name, page in zip(names, self.leased, strict=False):
             assert bytes(self.arena.payload(page, 0)) == content(name)
-        sources = [PageSource(code) for code in self.heard[asked].sources]
+        sources = [PageSource(code) for code in self.heard[asked].sources[0]]
         assert len(self.leased) >= sum(
             source in (PageSource.L2, PageSource.L3) for source in sources
         )

@@ -73,7 +73,7 @@ class HostScript:
     first.
 
     It numbers connections and carries messages as the actor does: those for a link that is gone go
-    nowhere.
+    nowhere. Where nothing is said of KV groups, the first one is meant.
     """
 
     def __init__(
@@ -81,15 +81,20 @@ class HostScript:
         num_pages: int = 64,
         storage: StorageSettings | None = None,
         generations: Int32Array | None = None,
+        *,
+        num_slabs: int = 1,
+        page_sizes: tuple[int, ...] = (1,),
         **changes: int,
     ) -> None:
+        """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group."""
+        page_bytes = tuple(128 * size for size in page_sizes)
         geometry = ArenaGeometry(
-            num_slabs=1,
-            slab_bytes=128 * num_pages,
+            num_slabs=num_slabs,
+            slab_bytes=128 * num_pages // num_slabs,
             slabs_offset=4096,
-            pages_per_slab=num_pages,
-            page_bytes=(128,),
-            payload_bytes=(64,),
+            pages_per_slab=num_pages // num_slabs,
+            page_bytes=page_bytes,
+            payload_bytes=tuple(num_bytes - 64 for num_bytes in page_bytes),
         )
         settings = HostSettings(
             page_size=PAGE_SIZE,
@@ -108,8 +113,9 @@ class HostScript:
         self.num_undelivered = 0
         """Messages for a link that is gone."""
         self.table = dict.fromkeys(range(num_pages), 0)
-        self.granted: deque[tuple[int, int]] = deque()
-        self.mirror: set[bytes] = set()
+        self.num_groups = len(page_sizes)
+        self.granted_of: list[deque[tuple[int, int]]] = [deque() for _ in page_sizes]
+        self.mirror_of: list[set[bytes]] = [set() for _ in page_sizes]
         self.num_lookups = 0
         self.lookup_ids: dict[str, LookupId] = {}
         """The last lookup of each name."""
@@ -123,11 +129,26 @@ class HostScript:
         self.flushed: list[ObjectStatus] = []
         self.dropped: list[int] = []
         """Answers to `FlushHost`."""
-        self.objects: dict[PageKey, ObjectStatus] = {}
+        self.objects_of: list[dict[PageKey, ObjectStatus]] = [{} for _ in page_sizes]
         """What storage answers for each key: OK, or how it fails; absent keys are MISSING."""
         self.num_retirements = 0
         self.knows_storage: bool | None = None
         """What the Scheduler has heard of L3."""
+
+    @property
+    def granted(self) -> deque[tuple[int, int]]:
+        """Pages and generations in the Scheduler's hands."""
+        return self.granted_of[0]
+
+    @property
+    def mirror(self) -> set[bytes]:
+        """Keys that the Scheduler knows of."""
+        return self.mirror_of[0]
+
+    @property
+    def objects(self) -> dict[PageKey, ObjectStatus]:
+        """What storage holds."""
+        return self.objects_of[0]
 
     def tell(self, event: HostEvent) -> None:
         """Hand an event to the core, carry out what it says, and prove its accounts."""
@@ -180,8 +201,9 @@ class HostScript:
     def open_scheduler_link(self) -> ConnectionId:
         """A link to a Scheduler is there in place of the earlier one; the core has yet to be told."""
         self.scheduler = self._connect()
-        self.granted.clear()
-        self.mirror.clear()
+        for granted, mirror in zip(self.granted_of, self.mirror_of, strict=True):
+            granted.clear()
+            mirror.clear()
         self.progress.clear()
         self.lookup_ids.clear()
         self.leased.clear()
@@ -222,15 +244,15 @@ class HostScript:
                 assert all(self.table[page] == generation for page, generation in pairs), (
                     "granted before the table"
                 )
-                self.granted.extend(pairs)
+                self.granted_of[message.group].extend(pairs)
             case PagesLeased():
                 assert message.lease_id in self.asked, (
                     "an answer that nobody asked for over this link"
                 )
                 self.leased[message.lease_id] = message
             case MirrorUpdate():
-                self.mirror.difference_update(split_keys(message.dropped, 16))
-                self.mirror.update(split_keys(message.ready, 16))
+                self.mirror_of[message.group].difference_update(split_keys(message.dropped, 16))
+                self.mirror_of[message.group].update(split_keys(message.ready, 16))
             case LookupProgress():
                 self._hear_progress(message)
 
@@ -241,7 +263,8 @@ class HostScript:
         assert name is not None, "an answer that nobody asked for over this link"
         reports = self.progress.setdefault(name, [])
         assert not reports or not reports[-1].is_final, "a report after the final one"
-        assert message.is_final == (PageSource.PENDING not in message.sources)
+        assert len(message.sources) == self.num_groups
+        assert message.is_final == (PageSource.PENDING not in b"".join(message.sources))
         reports.append(message)
 
     def _order(self, order: StorageOrder) -> None:
@@ -264,29 +287,39 @@ class HostScript:
         """Storage carries out an order, out of turn if `index` is not 0."""
         order = self.orders[index]
         del self.orders[index]
-        match order:
-            case DeleteObjects():
-                self.objects.clear()
-                statuses = bytes([ObjectStatus.OK])
-            case WriteObjects():
-                keys = split_keys(order.keys)
-                statuses = bytes(self.objects.setdefault(key, ObjectStatus.OK) for key in keys)
-            case FindObjects():
-                exist = [
-                    self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys)
-                ]
-                statuses = bytes(
-                    ObjectStatus.MISSING if status is ObjectStatus.MISSING else ObjectStatus.OK
-                    for status in exist
-                )
-            case ReadObjects():
-                statuses = bytes(
-                    self.objects.get(key, ObjectStatus.MISSING) for key in split_keys(order.keys)
-                )
+        statuses = self._carry_out(order)
         if order.batch_id in self.cancelled:
-            statuses = bytes([ObjectStatus.CANCELLED]) * len(statuses)
-        self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=statuses))
+            statuses = [ObjectStatus.CANCELLED] * len(statuses)
+        self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
         return order
+
+    def _carry_out(
+        self, order: FindObjects | ReadObjects | WriteObjects | DeleteObjects
+    ) -> list[ObjectStatus]:
+        if isinstance(order, DeleteObjects):
+            for objects in self.objects_of:
+                objects.clear()
+            return [ObjectStatus.OK]
+
+        objects, keys = self.objects_of[order.group], split_keys(order.keys)
+        if isinstance(order, WriteObjects):
+            return [objects.setdefault(key, ObjectStatus.OK) for key in keys]
+        found = [objects.get(key, ObjectStatus.MISSING) for key in keys]
+        if isinstance(order, ReadObjects):
+            return found
+        is_missing = [status is ObjectStatus.MISSING for status in found]
+        return [ObjectStatus.MISSING if missing else ObjectStatus.OK for missing in is_missing]
+
+    def take_last_searches(self) -> list[FindObjects]:
+        """Searches that were ordered last, one for each group at most; the caller answers them."""
+        searches: list[FindObjects] = []
+        while self.orders and len(searches) < self.num_groups:
+            if not isinstance(self.orders[-1], FindObjects):
+                break
+            search = self.orders.pop()
+            assert isinstance(search, FindObjects)
+            searches.append(search)
+        return searches
 
     def answer_all(self) -> None:
         """Storage carries out everything, in order."""
@@ -294,22 +327,28 @@ class HostScript:
             self.answer()
 
     def store(
-        self, names: "range | list[int] | list[str]", status: ObjectStatus = ObjectStatus.OK
+        self,
+        names: "range | list[int] | list[str]",
+        status: ObjectStatus = ObjectStatus.OK,
+        group: int = 0,
     ) -> None:
         """Objects that exist in L3; reading them gives `status`."""
-        self.objects.update({make_key(name): status for name in names})
+        self.objects_of[group].update({make_key(name): status for name in names})
 
-    def commit(self, names: "range | list[int] | list[str]") -> list[tuple[int, int]]:
+    def commit(
+        self, names: "range | list[int] | list[str]", group: int = 0
+    ) -> list[tuple[int, int]]:
         """The Scheduler fills granted pages under these names, as many at once as it has."""
         used: list[tuple[int, int]] = []
         for name in names:
-            pair = self.granted.popleft()
+            pair = self.granted_of[group].popleft()
             used.append(pair)
             self.say(
                 CommitPages(
                     keys=make_key(name),
                     host_page_ids=int32_array(pair[:1]),
                     generations=int32_array(pair[1:]),
+                    group=group,
                 )
             )
         return used
@@ -318,10 +357,15 @@ class HostScript:
         self,
         name: str,
         names: "range | list[int] | list[str]",
-        num_l1_pages: int = 0,
+        num_l1_pages: int | tuple[int, ...] = 0,
         urgency: Urgency = Urgency.REQUEST,
     ) -> None:
-        """Ask, as lookup `name`; it may have been asked before, if it has ended."""
+        """Ask, as lookup `name`; it may have been asked before, if it has ended.
+
+        One number of L1 pages is that of every group.
+        """
+        if isinstance(num_l1_pages, int):
+            num_l1_pages = (num_l1_pages,) * self.num_groups
         self.num_lookups += 1
         self.lookup_ids[name] = LookupId(self.num_lookups)
         self.progress.pop(name, None)
@@ -338,18 +382,26 @@ class HostScript:
         """Nobody waits for the last lookup `name` any more."""
         self.say(CancelLookup(lookup_id=self.lookup_ids[name]))
 
-    def sources(self, request: str) -> list[PageSource]:
+    def sources(self, request: str, group: int = 0) -> list[PageSource]:
         """The latest report."""
-        return [PageSource(code) for code in self.progress[request][-1].sources]
+        return [PageSource(code) for code in self.progress[request][-1].sources[group]]
 
     def is_final(self, request: str) -> bool:
         return self.progress[request][-1].is_final
 
-    def lease(self, lease: int, names: "range | list[int] | list[str]") -> list[int]:
-        """Host pages that a lease got."""
+    def lease(self, lease: int, names: "range | list[int] | list[str]", *starts: int) -> list[int]:
+        """Host pages of the first group that a lease got; runs start with the first page unless
+        `starts` are given.
+        """
         self.asked.add(lease)
-        self.say(LeasePages(lease_id=LeaseId(lease), keys=make_keys(names)))
-        pages: list[int] = self.leased[lease].host_page_ids.tolist()
+        self.say(
+            LeasePages(
+                lease_id=LeaseId(lease),
+                keys=make_keys(names),
+                starts=starts or (0,) * self.num_groups,
+            )
+        )
+        pages: list[int] = self.leased[lease].host_page_ids[0].tolist()
         return pages
 
     def release(self, *leases: int) -> None:

@@ -1,11 +1,15 @@
-"""What is in each host page of a modelled arena, and who can still change it."""
+"""What is in each host page of a modelled arena, and who copies from and to it."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
+    AbandonPages,
+    CommitPages,
     DeleteObjects,
     FindObjects,
     ObjectStatus,
@@ -16,10 +20,102 @@ from raydix.runtime.messages.host import (
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
 Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
-Read = tuple[int, PageKey]
+Name = tuple[int, PageKey]
+"""Group and key."""
+Read = tuple[int, Name]
 """A page that somebody reads, and what it must hold until then."""
 
-GARBAGE = PageKey(b"garbage".ljust(32, b"!"))
+GARBAGE: Name = (-1, PageKey(b""))
+
+
+@dataclass(slots=True)
+class Copy:
+    """A backup that a rank group carries out, each process its part of the page."""
+
+    name: Name
+    page: int
+    generation: int
+
+    @property
+    def commit(self) -> CommitPages:
+        """What the Scheduler says when it is done."""
+        group, key = self.name
+        pages, generations = int32_array([self.page]), int32_array([self.generation])
+        return CommitPages(keys=key, host_page_ids=pages, generations=generations, group=group)
+
+
+class RankGroup:
+    """Owns: the processes that copy together, and what they copy. Pids are never used again."""
+
+    def __init__(self, num_processes: int) -> None:
+        self._next_pid = 1000
+        self.pids = [self._new_pid() for _ in range(num_processes)]
+        self.copies: list[Copy] = []
+        """Backups under way."""
+        self.past_copies: list[Copy] = []
+        """Backups that have ended, well or not; a late word about one must change nothing."""
+        self.leases: dict[int, list[Read]] = {}
+
+    def _new_pid(self) -> int:
+        self._next_pid += 1
+        return self._next_pid
+
+    def replace(self, place: int) -> None:
+        """A process dies, and another one comes."""
+        self.pids[place % len(self.pids)] = self._new_pid()
+
+    def finish(self, place: int) -> Copy:
+        """A backup is done."""
+        copy = self.copies.pop(place)
+        self.past_copies.append(copy)
+        return copy
+
+    @property
+    def reads(self) -> list[Read]:
+        """What is leased."""
+        return [entry for held in self.leases.values() for entry in held]
+
+    def abandonment(self) -> AbandonPages:
+        """What the Scheduler says when the group is out of reach."""
+        return AbandonPages(
+            host_page_ids=int32_array(copy.page for copy in self.copies),
+            generations=int32_array(copy.generation for copy in self.copies),
+            lease_ids=int32_array(self.leases),
+            pids=tuple(self.pids),
+        )
+
+    def forget(self) -> None:
+        """The Scheduler cannot tell any more how far the copies are."""
+        self.past_copies.extend(self.copies)
+        self.copies.clear()
+        self.leases.clear()
+
+
+class FlushWatch:
+    """Owns: which pages a flush must drop in the end."""
+
+    def __init__(self, index: HostIndex) -> None:
+        self._index = index
+        self.left: set[tuple[int, int]] = set()
+        """Pages, with generations, that were READY when a flush was asked for and that nobody has
+        read since.
+        """
+
+    def _ready(self) -> dict[tuple[int, int], int]:
+        index = self._index
+        return {
+            (page, index.generation(page)): index._pages.num_readers(page)
+            for page in index.ready_pages(0, index.num_pages)
+        }
+
+    def start(self) -> None:
+        """A flush is asked for."""
+        self.left |= set(self._ready())
+
+    def look(self) -> None:
+        """Pass over those that are gone or read."""
+        ready = self._ready()
+        self.left = {name for name in self.left if ready.get(name) == 0}
 
 
 class Memory:
@@ -29,7 +125,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.content: dict[int, PageKey] = {}
+        self.content: dict[int, Name] = {}
         self._written: dict[int | None, set[int]] = {}
         self._read: dict[int | None, list[Read]] = {}
 
@@ -70,11 +166,12 @@ class Memory:
                 self.lose_sight(pid, order.host_page_ids.tolist(), ())
             elif isinstance(order, WriteObjects):
                 pages = order.host_page_ids.tolist()
-                self.lose_sight(pid, (), zip(pages, split_keys(order.keys), strict=True))
+                names = [(order.group, key) for key in split_keys(order.keys)]
+                self.lose_sight(pid, (), zip(pages, names, strict=True))
         self.lose_sight(pid, (), ())
 
     def carry_out(
-        self, order: Order, objects: set[PageKey], luck: Callable[[], ObjectStatus]
+        self, order: Order, objects: set[Name], luck: Callable[[], ObjectStatus]
     ) -> list[ObjectStatus]:
         """What storage, which holds `objects`, does and answers; `luck` says of each page whether
         it is OK.
@@ -82,32 +179,33 @@ class Memory:
         if isinstance(order, DeleteObjects):
             objects.clear()
             return [ObjectStatus.OK]
-        keys = split_keys(order.keys)
+        names = [(order.group, key) for key in split_keys(order.keys)]
         if isinstance(order, FindObjects):
-            return [luck() or (OK if key in objects else MISSING) for key in keys]
+            return [luck() or (OK if name in objects else MISSING) for name in names]
         move = self._read_one if isinstance(order, ReadObjects) else self._write_one
         pages = order.host_page_ids.tolist()
-        return [move(page, key, objects, luck()) for page, key in zip(pages, keys, strict=True)]
+        return [move(page, name, objects, luck()) for page, name in zip(pages, names, strict=True)]
 
     def _read_one(
-        self, page: int, key: PageKey, objects: set[PageKey], drawn: ObjectStatus
+        self, page: int, name: Name, objects: set[Name], drawn: ObjectStatus
     ) -> ObjectStatus:
-        is_read = not drawn and key in objects
-        self.content[page] = key if is_read else GARBAGE
+        is_read = not drawn and name in objects
+        self.content[page] = name if is_read else GARBAGE
         return drawn if drawn or is_read else MISSING
 
     def _write_one(
-        self, page: int, key: PageKey, objects: set[PageKey], drawn: ObjectStatus
+        self, page: int, name: Name, objects: set[Name], drawn: ObjectStatus
     ) -> ObjectStatus:
-        assert self.content[page] == key, "a page changed while it was written"
+        assert self.content[page] == name, "a page changed while it was written"
         if not drawn:
-            objects.add(key)
+            objects.add(name)
         return drawn
 
-    def check_reads(self, reads: Iterable[Read]) -> None:
-        """Nothing that is being read has changed."""
-        for page, key in (*reads, *(read for held in self._read.values() for read in held)):
-            assert self.content[page] == key
+    def check_reads(self, index: HostIndex, reads: Iterable[Read]) -> None:
+        """Nothing that is being read has changed, nor may it."""
+        for page, name in (*reads, *(read for held in self._read.values() for read in held)):
+            assert self.content[page] == name
+            assert index.name(HostPageId(page)) == name
 
     def check_writable(
         self, index: HostIndex, granted: Mapping[int, int], orders: Iterable[Order]

@@ -54,7 +54,7 @@ def test_commit_publishes_and_enters_the_mirror() -> None:
     [(page, _)] = host.commit(["a"])
     assert host.mirror == {make_key("a")[:16]}
     assert host.lease(1, ["a", "b"]) == [page]
-    assert host.leased[1].generations.tolist() == [host.table[page]]
+    assert host.leased[1].generations[0].tolist() == [host.table[page]]
     host.release(1)
     assert host.stat("leases") == 0
 
@@ -158,7 +158,7 @@ def test_abandoned_pages_return_only_when_the_process_has_exited() -> None:
     leased = host.lease(1, ["a"])
     lost = list(host.granted)
     host.granted.clear()
-    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pid=77))
+    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pids=(77,)))
     assert host.watched == [77]
     for name in range(40):
         host.commit([name])
@@ -209,8 +209,8 @@ def test_whatever_an_earlier_connection_brings_is_dropped_and_counted() -> None:
     late: list[ToHost] = [
         CopiesDrained(),
         CommitPages(keys=make_key("a"), **columns([pair])),
-        LeasePages(lease_id=LeaseId(2), keys=make_key("a")),
-        Lookup(lookup_id=LookupId(1), keys=make_key("a"), num_l1_pages=0),
+        LeasePages(lease_id=LeaseId(2), keys=make_key("a"), starts=(0,)),
+        Lookup(lookup_id=LookupId(1), keys=make_key("a"), num_l1_pages=(0,)),
         ReleaseLeases(lease_ids=int32_array([1])),
     ]
     for message in late:
@@ -236,7 +236,9 @@ def test_answer_is_for_the_connection_that_asked() -> None:
     asking = host.scheduler
     assert asking is not None
     host.open_scheduler_link()
-    host.tell(FromScheduler(asking, LeasePages(lease_id=LeaseId(1), keys=make_key("a"))))
+    host.tell(
+        FromScheduler(asking, LeasePages(lease_id=LeaseId(1), keys=make_key("a"), starts=(0,)))
+    )
     assert host.leased == {}
     assert host.num_undelivered == 1
 
@@ -247,7 +249,7 @@ def test_abandoned_pages_of_a_process_that_lives_return_when_it_is_drained() -> 
     host.lease(1, ["a"])
     lost = list(host.granted)
     host.granted.clear()
-    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pid=77))
+    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pids=(77,)))
     assert host.stat("pages_quarantined") == len(lost)
     host.say(CopiesDrained())
     host.say(ProcessDrained(pid=76))
@@ -343,3 +345,44 @@ def test_stats_sum_to_the_arena() -> None:
     by_state = [stats[f"pages_{name}"] for name in ("free", "filling", "ready", "quarantined")]
     assert by_state == [54, 8, 2, 0]
     assert stats["ready_bytes"] == 256
+
+
+@pytest.mark.parametrize("first", [ProcessExited(71), ProcessDrained(pid=71)])
+@pytest.mark.parametrize("last", [ProcessExited(72), ProcessDrained(pid=72)])
+def test_pages_of_a_rank_group_return_when_its_last_process_has_exited_or_drained(
+    first: ProcessExited | ProcessDrained, last: ProcessExited | ProcessDrained
+) -> None:
+    host = attached(16)
+    host.commit(["a"])
+    host.lease(1, ["a"])
+    lost = list(host.granted)
+    host.granted.clear()
+    host.say(AbandonPages(**columns(lost), lease_ids=int32_array([1]), pids=(71, 72)))
+    assert host.watched == [71, 72]
+    for end in (first, first, last):
+        assert host.stat("pages_quarantined") == len(lost)
+        assert host.core._index.num_readers == 1
+        if isinstance(end, ProcessExited):
+            host.tell(end)
+        else:
+            host.say(end)
+    assert host.stat("pages_quarantined") == 0
+    assert host.core._index.num_readers == 0
+
+
+def test_process_that_drained_before_pages_were_abandoned_holds_these_all_the_same() -> None:
+    host = attached(16)
+    first, second = host.granted.popleft(), host.granted.popleft()
+    host.say(AbandonPages(**columns([first]), lease_ids=int32_array([]), pids=(71, 72)))
+    host.say(ProcessDrained(pid=71))
+    host.say(AbandonPages(**columns([second]), lease_ids=int32_array([]), pids=(71, 72)))
+    host.say(ProcessDrained(pid=72))
+    assert host.stat("pages_quarantined") == 1
+    host.say(ProcessDrained(pid=71))
+    assert host.stat("pages_quarantined") == 0
+
+
+def test_pages_abandoned_for_no_process_are_an_accounting_error() -> None:
+    host = attached(16)
+    with pytest.raises(AccountingError, match="no process"):
+        host.say(AbandonPages(**columns([host.granted[0]]), lease_ids=int32_array([]), pids=()))

@@ -80,7 +80,7 @@ def test_ended_lease_leaves_the_chain_to_lose_its_tail_first() -> None:
     index = HostIndex(make_geometry(1, (4,)))
     for name in range(4):
         publish(index, name)
-    index.lease(LeaseId(1), 0, [key(name) for name in range(4)])
+    index.lease(LeaseId(1), [key(name) for name in range(4)], (0,))
     index.end_lease(LeaseId(1))
     index.allocate(0)
     assert index.find(0, key(3)) is None
@@ -90,7 +90,7 @@ def test_ended_lease_leaves_the_chain_to_lose_its_tail_first() -> None:
 def test_lease_is_the_longest_ready_prefix_and_survives_pressure() -> None:
     index = HostIndex(make_geometry(1, (4,)))
     pages = [publish(index, name) for name in (0, 1, 3)]
-    assert index.lease(LeaseId(7), 0, [key(name) for name in range(4)]) == pages[:2]
+    assert index.lease(LeaseId(7), [key(name) for name in range(4)], (0,)) == [pages[:2]]
     while index.allocate(0) is not None:
         pass
     assert [index.find(0, key(name)) is not None for name in (0, 1, 3)] == [True, True, False]
@@ -101,8 +101,8 @@ def test_lease_is_the_longest_ready_prefix_and_survives_pressure() -> None:
 def test_two_readers_must_both_end() -> None:
     index = HostIndex(make_geometry(1, (1,)))
     publish(index, "a")
-    index.lease(LeaseId(1), 0, [key("a")])
-    index.lease(LeaseId(2), 0, [key("a")])
+    index.lease(LeaseId(1), [key("a")], (0,))
+    index.lease(LeaseId(2), [key("a")], (0,))
     index.end_lease(LeaseId(1))
     assert index.allocate(0) is None
     index.end_lease(LeaseId(2))
@@ -145,7 +145,7 @@ MISUSES: dict[str, Callable[[HostIndex, HostPageId, HostPageId], object]] = {
     "free ready": lambda index, free, ready: index.free(ready),
     "publish free": lambda index, free, ready: index.publish(free, key("b")),
     "unknown lease": lambda index, free, ready: index.end_lease(LeaseId(9)),
-    "lease twice": lambda index, free, ready: index.lease(LeaseId(1), 0, []),
+    "lease twice": lambda index, free, ready: index.lease(LeaseId(1), [], (0,)),
     "unpin": lambda index, free, ready: index.unpin([ready]),
 }
 
@@ -156,7 +156,7 @@ def test_misuse_is_an_accounting_error(misuse: str) -> None:
     free, ready = index.allocate(0), publish(index, "a")
     assert free is not None
     index.free(free)
-    index.lease(LeaseId(1), 0, [])
+    index.lease(LeaseId(1), [], (0,))
     with pytest.raises(AccountingError):
         MISUSES[misuse](index, free, ready)
 
@@ -166,7 +166,7 @@ def test_starved_group_takes_the_least_used_slab_that_nobody_holds() -> None:
     for name in range(12):
         publish(index, name)
     assert index.find(0, key(11)) is not None
-    index.lease(LeaseId(1), 0, [key(0)])
+    index.lease(LeaseId(1), [key(0)], (0, 1))
     index.take_changes(0)
     publish(index, "other group", group=1)
     _, dropped = index.take_changes(0)
@@ -180,7 +180,7 @@ def test_starved_group_takes_nothing_from_slabs_in_use() -> None:
     index = HostIndex(make_geometry(2, (4, 2)))
     for name in range(8):
         publish(index, name)
-    index.lease(LeaseId(1), 0, [key(name) for name in range(8)])
+    index.lease(LeaseId(1), [key(name) for name in range(8)], (0, 8))
     assert index.allocate(1) is None
     assert index.find(0, key(5)) is not None
 
@@ -304,18 +304,25 @@ class IndexMachine(RuleBasedStateMachine):
             if (group, key(name)) in self.ready and not self.is_read((group, key(name))):
                 self.use((group, key(name)))
 
-    @rule(group=groups, chain=st.lists(names, unique=True, max_size=5))
-    def lease(self, group: int, chain: list[int]) -> None:
+    @rule(
+        chain=st.lists(names, unique=True, max_size=5),
+        starts=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    )
+    def lease(self, chain: list[int], starts: tuple[int, int]) -> None:
         lease_id = LeaseId(self.next_lease)
         self.next_lease += 1
-        expected = []
-        for name in chain:
-            if (group, key(name)) not in self.ready:
-                break
-            expected.append((group, key(name)))
-        pages = self.index.lease(lease_id, group, [key(name) for name in chain])
-        assert pages == [self.ready[name] for name in expected]
-        self.leases[lease_id] = expected
+        end = 0
+        while end < len(chain) and all(
+            end < start or (group, key(chain[end])) in self.ready
+            for group, start in enumerate(starts)
+        ):
+            end += 1
+        runs = [
+            [(group, key(name)) for name in chain[start:end]] for group, start in enumerate(starts)
+        ]
+        pages = self.index.lease(lease_id, [key(name) for name in chain], starts)
+        assert pages == [[self.ready[name] for name in run] for run in runs]
+        self.leases[lease_id] = [name for run in runs for name in run]
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())

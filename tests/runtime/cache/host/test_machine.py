@@ -9,9 +9,15 @@ from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
-from raydix.ids import LeaseId, PageKey
+from raydix.ids import LeaseId
 from raydix.runtime.cache.host.events import (
     DetachStorage,
     FlushHost,
@@ -27,11 +33,8 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
-    AbandonPages,
-    CommitPages,
     CopiesDrained,
     DeleteObjects,
-    FindObjects,
     LeasePages,
     ObjectsDone,
     ObjectStatus,
@@ -40,100 +43,108 @@ from raydix.runtime.messages.host import (
     split_keys,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
-from tests.runtime.cache.host.host_world import Memory
+from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, Name, RankGroup
 
 SETTINGS = replace(
     STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2
 )
+GROUPS = st.integers(0, 1)
 NAMES = st.integers(0, 11)
+STARTS = st.sampled_from([0, 0, 0, 1, 3])
 CHAINS = st.builds(
-    lambda first, length: list(range(first, first + length)), st.integers(0, 3), st.integers(0, 8)
+    lambda first, length: list(range(first, first + length)),
+    st.sampled_from([0, 1, 2, 3, 8, 9]),
+    st.integers(0, 8),
 )
 STATUSES = st.sampled_from(
     [ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT]
 )
 
+LEFT_OVERS = ("leases", "lookups", "pages_reading", "pages_staged", "pages_quarantined")
+"""Figures that are 0 in the end."""
+
 
 class HostWorld(RuleBasedStateMachine):
-    """One GPU process at a time (its pid rises when it dies), one storage process, one Scheduler.
+    """One rank group of GPU processes, one storage process, one Scheduler, one or two KV groups.
 
     Links also break between processes that live. A turn goes over two pages at most.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.host = HostScript(24, SETTINGS, piece_pages=2)
         self.memory = Memory()
-        self.copies: list[tuple[int, int, PageKey]] = []
-        """Backups that the living GPU process carries out: page, generation, key."""
-        self.past_copies: list[tuple[int, int, PageKey]] = []
-        """Backups that have ended, well or not; a late word about one must change nothing."""
-        self.leases: dict[int, list[tuple[int, PageKey]]] = {}
-        self.gpu_pid, self.storage_pid, self.next_lease = 1000, 2000, 0
+        self.storage_pid, self.next_lease = 2000, 0
         self.is_attached, self.is_drained, self.has_storage = True, True, True
         self.retired_orders: list[object] | None = None
         """What L3 had not answered when it was retired; None while it is in use."""
-        self.objects = {make_key(name) for name in range(8)}
-        self.flushing: set[tuple[int, int]] = set()
-        """Pages, with generations, that were READY when a flush was asked for and that nobody has
-        read since.
-        """
+
+    @initialize(page_sizes=st.sampled_from([(1,), (1, 2)]), num_processes=st.integers(1, 2))
+    def start(self, page_sizes: tuple[int, ...], num_processes: int) -> None:
+        num_slabs = 1 if len(page_sizes) == 1 else 6
+        self.host = HostScript(
+            24, SETTINGS, num_slabs=num_slabs, page_sizes=page_sizes, piece_pages=2
+        )
+        self.groups = range(len(page_sizes))
+        self.ranks = RankGroup(num_processes)
+        self.objects = {(group, make_key(name)) for group in self.groups for name in range(8)}
+        self.flush_watch = FlushWatch(self.host.core._index)
         self.host.attach_scheduler()
         self.host.attach_storage(self.storage_pid)
         for name in range(8, 12):
-            self.start_backup(name, 1)
-            self._finish_backup(0)
+            for group in self.groups:
+                self.start_backup(name, 1, group)
+                self._finish_backup(0)
 
-    # The Scheduler and its GPU process
+    # The Scheduler and its GPU processes
 
-    @precondition(lambda self: self.is_attached and self.host.granted)
-    @rule(name=NAMES, num_pages=st.integers(1, 3))
-    def start_backup(self, name: int, num_pages: int) -> None:
-        for _ in range(min(num_pages, len(self.host.granted))):
-            self.copies.append((*self.host.granted.popleft(), make_key(name)))
+    @precondition(lambda self: self.is_attached)
+    @rule(name=NAMES, num_pages=st.integers(1, 3), group=GROUPS)
+    def start_backup(self, name: int, num_pages: int, group: int) -> None:
+        group %= len(self.groups)
+        granted = self.host.granted_of[group]
+        for _ in range(min(num_pages, len(granted))):
+            self.ranks.copies.append(Copy((group, make_key(name)), *granted.popleft()))
             name += 1
 
-    @precondition(lambda self: self.is_attached and self.copies)
+    @precondition(lambda self: self.is_attached and self.ranks.copies)
     @rule(data=st.data())
     def finish_backup(self, data: st.DataObject) -> None:
-        self._finish_backup(data.draw(st.integers(0, len(self.copies) - 1)))
+        self._finish_backup(data.draw(st.integers(0, len(self.ranks.copies) - 1)))
 
     def _finish_backup(self, place: int) -> None:
-        page, generation, key = self.copies.pop(place)
-        self.memory.content[page] = key
-        self.past_copies.append((page, generation, key))
-        self._commit(page, generation, key)
+        copy = self.ranks.finish(place)
+        self.memory.content[copy.page] = copy.name
+        self.host.say(copy.commit)
 
-    def _commit(self, page: int, generation: int, key: PageKey) -> None:
-        pages, generations = int32_array([page]), int32_array([generation])
-        self.host.say(CommitPages(keys=key, host_page_ids=pages, generations=generations))
+    def _ready_names(self) -> set[Name]:
+        index = self.host.core._index
+        return {(group, key) for group in self.groups for key in index.ready_keys(group)}
 
-    @precondition(lambda self: self.is_attached and self.past_copies)
+    @precondition(lambda self: self.is_attached and self.ranks.past_copies)
     @rule(data=st.data())
     def commit_comes_late_or_twice(self, data: st.DataObject) -> None:
-        before = set(self.host.core._index.ready_keys(0))
-        self._commit(*data.draw(st.sampled_from(self.past_copies)))
-        assert set(self.host.core._index.ready_keys(0)) <= before
+        before = self._ready_names()
+        self.host.say(data.draw(st.sampled_from(self.ranks.past_copies)).commit)
+        assert self._ready_names() <= before
 
     @precondition(lambda self: self.is_attached)
     @rule(
         chain=CHAINS,
         request=st.sampled_from("abc"),
-        num_l1=st.integers(0, 2),
+        num_l1=st.tuples(st.integers(0, 2), st.integers(0, 2)),
         is_answered=st.booleans(),
     )
-    def lookup(self, chain: list[int], request: str, num_l1: int, is_answered: bool) -> None:
+    def lookup(
+        self, chain: list[int], request: str, num_l1: tuple[int, int], is_answered: bool
+    ) -> None:
         if request in self.host.lookup_ids and not self.host.is_final(request):
             self.host.cancel(request)
-        self.host.lookup(request, chain, min(num_l1, len(chain)))
-        if (
-            is_answered
-            and self.host.orders
-            and isinstance(search := self.host.orders[-1], FindObjects)
-        ):
-            self.host.orders.pop()
-            statuses = bytes(key not in self.objects for key in split_keys(search.keys))
-            self.host.hear_storage(ObjectsDone(batch_id=search.batch_id, statuses=statuses))
+        num_l1_pages = tuple(min(num_l1[group], len(chain)) for group in self.groups)
+        self.host.lookup(request, chain, num_l1_pages)
+
+        for search in self.host.take_last_searches() if is_answered else ():
+            statuses = self.memory.carry_out(search, self.objects, lambda: ObjectStatus.OK)
+            self.host.hear_storage(ObjectsDone(batch_id=search.batch_id, statuses=bytes(statuses)))
 
     @precondition(lambda self: self.is_attached and self.host.lookup_ids)
     @rule(data=st.data())
@@ -143,53 +154,60 @@ class HostWorld(RuleBasedStateMachine):
         assert self.host.is_final(request)
 
     @precondition(lambda self: self.is_attached)
-    @rule(chain=CHAINS)
-    def lease(self, chain: list[int]) -> None:
-        pages = self.host.lease(self.next_lease, chain)
-        generations = self.host.leased[self.next_lease].generations.tolist()
-        assert generations == [self.host.table[page] for page in pages]
-        self.leases[self.next_lease] = [
-            (page, make_key(name)) for page, name in zip(pages, chain, strict=False)
-        ]
+    @rule(chain=CHAINS, starts=st.tuples(STARTS, STARTS))
+    def lease(self, chain: list[int], starts: tuple[int, int]) -> None:
+        starts_of = starts[: len(self.groups)]
+        self.host.lease(self.next_lease, chain, *starts_of)
+        leased = self.host.leased[self.next_lease]
+        held = self.ranks.leases[self.next_lease] = []
         self.next_lease += 1
 
-    @precondition(lambda self: self.is_attached and self.leases)
+        ends = set()
+        for group, start in enumerate(starts_of):
+            pages = leased.host_page_ids[group].tolist()
+            generations = leased.generations[group].tolist()
+            assert generations == [self.host.table[page] for page in pages]
+            held += [
+                (page, (group, make_key(name)))
+                for page, name in zip(pages, chain[start:], strict=False)
+            ]
+            if pages:
+                ends.add(start + len(pages))
+        assert len(ends) <= 1, "all runs end together"
+
+    @precondition(lambda self: self.is_attached and self.ranks.leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        lease = data.draw(st.sampled_from(sorted(self.leases)))
-        del self.leases[lease]
+        lease = data.draw(st.sampled_from(sorted(self.ranks.leases)))
+        del self.ranks.leases[lease]
         self.host.say(ReleaseLeases(lease_ids=int32_array([lease])))
 
     @precondition(lambda self: self.is_attached)
-    @rule()
-    def gpu_process_dies(self) -> None:
+    @rule(place=st.integers(0, 1))
+    def gpu_process_dies(self, place: int) -> None:
         self.gpu_link_breaks()
-        self.gpu_pid += 1
+        self.ranks.replace(place)
 
     @precondition(lambda self: self.is_attached)
     @rule()
     def gpu_link_breaks(self) -> None:
-        abandoned = AbandonPages(
-            host_page_ids=int32_array(page for page, _, _ in self.copies),
-            generations=int32_array(generation for _, generation, _ in self.copies),
-            lease_ids=int32_array(self.leases),
-            pid=self.gpu_pid,
-        )
-        self._lose_sight_of_copies(self.gpu_pid)
-        self.host.say(abandoned)
+        abandonment = self.ranks.abandonment()
+        self._lose_sight_of_copies(*self.ranks.pids)
+        self.host.say(abandonment)
 
-    @precondition(lambda self: self.is_attached and self.gpu_pid in self.memory.holders)
-    @rule()
-    def gpu_process_says_hello_anew(self) -> None:
-        self.memory.end(self.gpu_pid)
-        self.host.say(ProcessDrained(pid=self.gpu_pid))
+    @precondition(lambda self: self.is_attached and self.memory.holders & set(self.ranks.pids))
+    @rule(data=st.data())
+    def gpu_process_says_hello_anew(self, data: st.DataObject) -> None:
+        pids = [pid for pid in self.ranks.pids if pid in self.memory.holders]
+        pid = data.draw(st.sampled_from(pids))
+        self.memory.end(pid)
+        self.host.say(ProcessDrained(pid=pid))
 
-    def _lose_sight_of_copies(self, holder: int | None) -> None:
-        reads = [entry for held in self.leases.values() for entry in held]
-        self.memory.lose_sight(holder, (page for page, _, _ in self.copies), reads)
-        self.past_copies.extend(self.copies)
-        self.copies.clear()
-        self.leases.clear()
+    def _lose_sight_of_copies(self, *holders: int | None) -> None:
+        pages = [copy.page for copy in self.ranks.copies]
+        for holder in holders:
+            self.memory.lose_sight(holder, pages, self.ranks.reads)
+        self.ranks.forget()
 
     @precondition(lambda self: self.is_attached)
     @rule()
@@ -203,7 +221,7 @@ class HostWorld(RuleBasedStateMachine):
     def scheduler_attaches(self) -> None:
         self.is_attached = True
         self.host.attach_scheduler()
-        assert not self.host.granted
+        assert not any(self.host.granted_of)
 
     @precondition(lambda self: self.is_attached)
     @rule(chain=CHAINS, is_loss_seen=st.booleans())
@@ -219,14 +237,15 @@ class HostWorld(RuleBasedStateMachine):
         self.is_drained = False
         link = self.host.open_scheduler_link()
         keys = b"".join(make_key(name) for name in chain)
-        self.host.tell(
-            FromScheduler(former, LeasePages(lease_id=LeaseId(self.next_lease), keys=keys))
+        lease = LeasePages(
+            lease_id=LeaseId(self.next_lease), keys=keys, starts=(0,) * len(self.groups)
         )
+        self.host.tell(FromScheduler(former, lease))
         self.next_lease += 1
         if is_loss_seen:
             self.host.tell(SchedulerLost(former))
         self.host.tell(SchedulerAttached(link))
-        assert not self.host.granted
+        assert not any(self.host.granted_of)
 
     @precondition(lambda self: self.host.earlier_connections)
     @rule(data=st.data())
@@ -234,9 +253,7 @@ class HostWorld(RuleBasedStateMachine):
         connection = data.draw(st.sampled_from(self.host.earlier_connections))
         self.host.tell(FromScheduler(connection, CopiesDrained()))
         if self.host.granted:
-            page, generation = self.host.granted[0]
-            pages, generations = int32_array([page]), int32_array([generation])
-            commit = CommitPages(keys=make_key(0), host_page_ids=pages, generations=generations)
+            commit = Copy((0, make_key(0)), *self.host.granted[0]).commit
             self.host.tell(FromScheduler(connection, commit))
         for order in tuple(self.host.orders):
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
@@ -262,10 +279,11 @@ class HostWorld(RuleBasedStateMachine):
     def processes_out_of_reach_write(self) -> None:
         self.memory.spoil()
 
-    @precondition(lambda self: self.memory.holders - {None, self.gpu_pid})
+    @precondition(lambda self: self.memory.holders - {None, *self.ranks.pids})
     @rule(data=st.data())
     def process_exits(self, data: st.DataObject) -> None:
-        pid = data.draw(st.sampled_from([pid for pid in self.memory.pids if pid != self.gpu_pid]))
+        pids = [pid for pid in self.memory.pids if pid not in self.ranks.pids]
+        pid = data.draw(st.sampled_from(pids))
         assert pid in self.host.watched
         self.memory.end(pid)
         self.host.tell(ProcessExited(pid))
@@ -350,8 +368,7 @@ class HostWorld(RuleBasedStateMachine):
 
     @rule(is_awaited=st.booleans())
     def flush(self, is_awaited: bool) -> None:
-        index = self.host.core._index
-        self.flushing |= {(page, index.generation(page)) for page in index.ready_pages(0, 24)}
+        self.flush_watch.start()
         self.host.dropped.clear()
         self.host.tell(FlushHost())
         if is_awaited:
@@ -360,30 +377,25 @@ class HostWorld(RuleBasedStateMachine):
 
     @invariant()
     def flushed_pages_are_gone_unless_they_were_read(self) -> None:
-        index = self.host.core._index
-        ready = {
-            (page, index.generation(page)): index._pages.num_readers(page)
-            for page in index.ready_pages(0, 24)
-        }
-        self.flushing = {name for name in self.flushing if ready.get(name) == 0}
+        self.flush_watch.look()
         if self.host.dropped:
-            assert not self.flushing
+            assert not self.flush_watch.left
 
     @invariant()
     def every_ready_page_holds_what_its_key_names(self) -> None:
-        index = self.host.core._index
-        for key in index.ready_keys(0):
-            page = index.find(0, key)
+        for name in self._ready_names():
+            page = self.host.core._index.find(*name)
             assert page is not None
-            assert self.memory.content[page] == key
+            assert self.memory.content[page] == name
 
     @invariant()
     def pages_that_others_may_write_are_out_of_use(self) -> None:
-        self.memory.check_writable(self.host.core._index, dict(self.host.granted), self.host.orders)
+        granted = {page: generation for pairs in self.host.granted_of for page, generation in pairs}
+        self.memory.check_writable(self.host.core._index, granted, self.host.orders)
 
     @invariant()
     def what_is_being_read_stays(self) -> None:
-        self.memory.check_reads(entry for held in self.leases.values() for entry in held)
+        self.memory.check_reads(self.host.core._index, self.ranks.reads)
 
     @invariant()
     def retired_storage_is_not_asked_and_not_waited_for(self) -> None:
@@ -396,9 +408,10 @@ class HostWorld(RuleBasedStateMachine):
     @invariant()
     def mirror_is_right(self) -> None:
         if self.is_attached:
-            ready = {key[:16] for key in self.host.core._index.ready_keys(0)}
-            assert self.host.mirror <= ready
-            assert self.host.mirror == ready or self.host.core._mirror.has_work
+            ready = {(group, key[:16]) for group, key in self._ready_names()}
+            known = {(group, key) for group in self.groups for key in self.host.mirror_of[group]}
+            assert known <= ready
+            assert known == ready or self.host.core._mirror.has_work
 
     def teardown(self) -> None:
         """Let everything end: nothing may be left over."""
@@ -408,7 +421,7 @@ class HostWorld(RuleBasedStateMachine):
             self.copies_drain()
         if not self.has_storage:
             self.storage_attaches()
-        self.gpu_process_dies()
+        self.gpu_process_dies(0)
         for pid in self.memory.pids:
             self.memory.end(pid)
             self.host.tell(ProcessExited(pid))
@@ -419,16 +432,10 @@ class HostWorld(RuleBasedStateMachine):
             self.host.tell(Tick())
         self.host.tick_while_due()
         stats = self.host.core.stats()
-        for name in (
-            "leases",
-            "lookups",
-            "pages_reading",
-            "pages_staged",
-            "pages_quarantined",
-            "l3_writes_pending",
-        ):
-            assert stats[name] == 0, name
-        assert stats["pages_filling"] == stats["pages_granted"] == len(self.host.granted)
+        assert all(stats[name] == 0 for name in LEFT_OVERS), stats
+        assert stats["l3_writes_pending"] == 0
+        assert stats["pages_filling"] == stats["pages_granted"]
+        assert stats["pages_granted"] == sum(map(len, self.host.granted_of))
         assert self.host.core._index.num_readers == 0
 
 

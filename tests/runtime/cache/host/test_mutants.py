@@ -1,6 +1,6 @@
 """Tests of the tests: a core with a rule broken must fail the state machines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -28,7 +28,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def no_quarantine(patch: pytest.MonkeyPatch) -> None:
     def hold(
         self: Quarantine,
-        pid: int | None,
+        holders: Collection[int | None],
         filling: Sequence[HostPageId],
         pinned: Sequence[HostPageId],
     ) -> None:
@@ -37,6 +37,18 @@ def no_quarantine(patch: pytest.MonkeyPatch) -> None:
         self._index.unpin(pinned)
 
     patch.setattr(Quarantine, "hold", hold)
+
+
+def end_of_quarantine_with_the_first_process(patch: pytest.MonkeyPatch) -> None:
+    def let_go(self: Quarantine, holder: int | None) -> None:
+        for held in self._held.get(holder, ()):
+            for other in held.holders - {holder}:
+                self._held[other].remove(held)
+            held.holders &= {holder}
+        let_go_of_all(self, holder)
+
+    let_go_of_all = Quarantine.let_go
+    patch.setattr(Quarantine, "let_go", let_go)
 
 
 def early_end_of_quarantine(patch: pytest.MonkeyPatch) -> None:
@@ -57,14 +69,16 @@ def no_generation_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def early_lease_end(patch: pytest.MonkeyPatch) -> None:
-    def lease(
-        self: HostIndex, lease_id: LeaseId, group: int, keys: Sequence[PageKey]
-    ) -> list[HostPageId]:
-        found = [page_id for key in keys if (page_id := self.find(group, key)) is not None]
+    def lease_unpinned(
+        self: HostIndex, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
+    ) -> list[list[HostPageId]]:
+        runs = lease(self, lease_id, keys, starts)
+        self.end_lease(lease_id)
         self._leases[lease_id] = []
-        return found
+        return runs
 
-    patch.setattr(HostIndex, "lease", lease)
+    lease = HostIndex.lease
+    patch.setattr(HostIndex, "lease", lease_unpinned)
 
 
 def head_first_touch(patch: pytest.MonkeyPatch) -> None:
@@ -151,6 +165,7 @@ def retired_storage_used(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (no_quarantine, HostWorld),
+    (end_of_quarantine_with_the_first_process, HostWorld),
     (early_end_of_quarantine, HostWorld),
     (no_generation_check, HostWorld),
     (early_lease_end, HostWorld),
