@@ -125,7 +125,7 @@ def build_model(
         device="none",
         fingerprint=bytes(32),
         layout=layout,
-        num_pages=num_pages,
+        num_pages=(num_pages,),
         weight_bytes=0,
         max_position_embeddings=MAX_POSITIONS,
         vocab_size=VOCAB_SIZE,

@@ -55,7 +55,7 @@ def settings_of(page_size: int, num_pages: int) -> SchedulerSettings:
     return SchedulerSettings(
         layout=layout_of(page_size),
         num_lanes=1,
-        num_pages=num_pages,
+        num_pages=(num_pages,),
         max_model_len=131_072,
         max_waiting_requests=MAX_REQUESTS,
         start_prefill_tokens_per_s=20_000.0,

@@ -121,12 +121,12 @@ class GpuActor:
         """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
         self._device_index = index
 
-    async def load(self, num_pages: int | None = None) -> LoadReport:
+    async def load(self, num_pages: tuple[int, ...] | None = None) -> LoadReport:
         """Load the model and make its pools. Raises CheckpointError or ConfigError.
 
         `num_pages`: what the Scheduler counts on already; None: as the configuration has it.
         """
-        config = self._config if num_pages is None else self._config.with_num_pages(num_pages)
+        config = self._config if num_pages is None else self._config.with_num_pages(min(num_pages))
         self._model = await asyncio.to_thread(self._build_model, config, self._device_index)
         return self._model.report
 

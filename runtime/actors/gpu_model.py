@@ -87,7 +87,7 @@ class LoadReport:
     fingerprint: bytes
     """32 bytes: equal on ranks whose KV pages are interchangeable."""
     layout: KvLayout
-    num_pages: int
+    num_pages: tuple[int, ...]
     """Usable L1 pages."""
     weight_bytes: int
     max_position_embeddings: int

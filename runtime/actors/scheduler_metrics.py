@@ -21,8 +21,13 @@ _ALL = ("all",)
 _TIERS = ("l1", "l2", "l3")
 
 
-def _free_l1_pages(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
-    yield ("all", "free"), _pages(figures, "total") - _pages(figures, "used")
+def _l1_pages(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    totals = members(figures, "l1_total_pages_")
+    for state in ("used", "cached", "locked"):
+        for group, pages in members(figures, f"l1_{state}_pages_").items():
+            yield ("all", group, state), pages
+            if state == "used":
+                yield ("all", group, "free"), totals[group] - pages
 
 
 def _l1_usage(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
@@ -233,12 +238,9 @@ _L1 = (
     gauge(
         "l1_pages",
         Unit.PAGES,
-        "L1 pages by state; locked ones are cached, cached ones are used.",
-        Figure("l1_used_pages", ("all", "used")),
-        Figure("l1_cached_pages", ("all", "cached")),
-        Figure("l1_locked_pages", ("all", "locked")),
-        Derived(_free_l1_pages),
-        labels=("rank", "state"),
+        "L1 pages of each KV group by state; locked ones are cached, cached ones are used.",
+        Derived(_l1_pages),
+        labels=("rank", "group", "state"),
     ),
     counter(
         "l1_evicted_pages_total",

@@ -74,8 +74,8 @@ def load_gpu_model(
     shard = KvShard(layout=layout)
     step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, shard, step_bytes, device)
-    pools = make_pools(shard, [num_pages] * len(layout.groups), device)
-    max_model_len = config.max_model_len(loaded.max_position_embeddings, num_pages)
+    pools = make_pools(shard, num_pages, device)
+    max_model_len = config.max_model_len(loaded.max_position_embeddings, min(num_pages))
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.capture_graphs()
 
@@ -159,12 +159,16 @@ def _warm_up(
     return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes
 
 
-def _num_pages(config: EngineConfig, shard: KvShard, step_bytes: int, device: torch.device) -> int:
+def _num_pages(
+    config: EngineConfig, shard: KvShard, step_bytes: int, device: torch.device
+) -> tuple[int, ...]:
+    """Usable pages of each KV group: a page of the chain takes one in each."""
+    num_groups = len(shard.layout.groups)
     l1 = config.cache.l1
     if l1.num_pages is not None:
         if device.type == "cpu":
             _require_memory(l1.num_pages, shard)
-        return l1.num_pages
+        return (l1.num_pages,) * num_groups
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     torch.cuda.empty_cache()
     total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -179,7 +183,7 @@ def _num_pages(config: EngineConfig, shard: KvShard, step_bytes: int, device: to
             "after the weights and the largest steps; expected room for a page. Raise it, or use "
             "a smaller model."
         )
-    return num_pages
+    return (num_pages,) * num_groups
 
 
 def _require_memory(num_pages: int, shard: KvShard) -> None:
@@ -195,7 +199,7 @@ def _require_memory(num_pages: int, shard: KvShard) -> None:
 
 
 def _report(
-    loaded: LoadedModel, shard: KvShard, num_pages: int, device: torch.device
+    loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...], device: torch.device
 ) -> LoadReport:
     return LoadReport(
         pid=os.getpid(),

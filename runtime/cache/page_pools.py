@@ -3,12 +3,27 @@
 from collections.abc import Callable, Sequence
 
 from raydix.runtime.cache.page_pool import PagePool
-from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.arrays import Int32Array, empty
 
 PageIds = tuple[Int32Array, ...]
 """Per KV group one id per page of a run. Id 0, the padding page, says that the group holds nothing
 of that page.
 """
+
+
+def num_pages_of(page_ids: PageIds) -> int:
+    """Pages of a run, whatever part of it a group holds."""
+    return max([len(ids) for ids in page_ids])
+
+
+def pages_between(page_ids: PageIds, start: int, stop: int | None = None) -> PageIds:
+    """Pages [start, stop) of a run, to its end by default."""
+    return tuple([ids[start:stop] for ids in page_ids])
+
+
+def no_pages(num_groups: int) -> PageIds:
+    """An empty run."""
+    return (empty(),) * num_groups
 
 
 class PagePools:
@@ -26,6 +41,10 @@ class PagePools:
     def num_groups(self) -> int:
         """KV groups."""
         return len(self._pools)
+
+    def group(self, group: int) -> PagePool:
+        """The pool of one group, to be looked at."""
+        return self._pools[group]
 
     @property
     def num_pages(self) -> int:

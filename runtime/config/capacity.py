@@ -1,17 +1,23 @@
 """How much each tier holds, by the configuration and the model's KV layout."""
 
+from collections.abc import Sequence
+
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.l3 import BoundedL3Section
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def host_bytes_per_node(
-    config: EngineConfig, layout: KvLayout, num_pages: int, ranks_on_node: int
+    config: EngineConfig, layout: KvLayout, num_pages: Sequence[int], lanes_on_node: int
 ) -> int | None:
-    """Bytes of a node's arena; None without L2. num_pages: usable L1 pages of each rank."""
+    """Bytes of a node's arena; None without L2.
+
+    num_pages: usable L1 pages of each KV group in each lane, whose ranks share the heads of a page.
+    """
     l2 = config.cache.l2
     if l2 is None or not config.has_l2:
         return None
@@ -19,28 +25,25 @@ def host_bytes_per_node(
         return l2.bytes_per_node
     if l2.ratio is None:
         raise AssertionError("cache.l2 has neither bytes_per_node nor ratio")
-    return int(l2.ratio * ranks_on_node * num_pages * _host_page_bytes(layout))
+    lane_bytes = sum(pages * layout.host_page_bytes(group) for group, pages in enumerate(num_pages))
+    return int(l2.ratio * lanes_on_node * lane_bytes)
 
 
-def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: int | None = None) -> str:
+def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequence[int]) -> str:
     """The effective configuration for people: bytes per page, then pages and tokens of each tier.
 
-    num_pages: usable L1 pages per rank, where `cache.l1.memory_fraction` left them to the device.
-    One node is assumed for a ratio of L1.
+    num_pages: usable L1 pages of each KV group per rank. One node is assumed for a ratio of L1.
     """
-    num_pages = num_pages or config.cache.l1.num_pages
-    if num_pages is None:
-        raise AssertionError("the number of L1 pages is not known yet")
-
     model, page_size = config.model, layout.page_size
     num_ranks = config.parallel.dp * config.parallel.tp
-    page_bytes = page_size * layout.token_bytes
-    host_bytes = host_bytes_per_node(config, layout, num_pages, num_ranks)
+    shard = KvShard(layout=layout, num_ranks=config.parallel.tp)
+    l1_bytes = sum(pages * shard.page_bytes(group) for group, pages in enumerate(num_pages))
+    host_bytes = host_bytes_per_node(config, layout, num_pages, config.parallel.dp)
     return "\n".join(
         (
             f"model  {model.path} on {model.device}, {model.dtype}, {num_ranks} rank(s)",
-            f"page   {page_size} tokens, {format_bytes(page_bytes)}",
-            f"L1     {_tier(num_pages, page_size, num_pages * page_bytes)} per rank, "
+            f"page   {page_size} tokens, {format_bytes(page_size * layout.token_bytes)}",
+            f"L1     {_tier(min(num_pages), page_size, l1_bytes)} per rank, "
             f"eviction {config.cache.eviction}",
             f"L2     {_l2(config, layout, host_bytes)}",
             f"L3     {_l3(config, layout)}",

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.block_table import BlockTable
@@ -146,7 +146,7 @@ def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
         case LoadPolicy.NEVER:
             return False
         case LoadPolicy.AUTO:
-            num_bytes = num_pages * settings.layout.payload_bytes(0)
+            num_bytes = num_pages * replica.loaded_page_bytes
             load_s = replica.load_rate.predict_s(num_bytes, now_s)
             return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
 
@@ -220,7 +220,7 @@ def _key_at(keys: bytes, page: int) -> bytes:
 
 def _take_pages(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment, now_s: float
-) -> tuple[Verdict, Int32Array | None]:
+) -> tuple[Verdict, PageIds | None]:
     """GPU pages for what is loaded, if the request may run now; its match is locked."""
     # A request that runs alone may have all pages: it takes them as it gets to them.
     num_wanted = 0
@@ -273,7 +273,7 @@ def _wait_for_pages(
         lane.l1.withdraw(lock)
     else:
         start = lock.num_pages
-        replica.ask_lease(request, start, start + len(promotion.part), promotion)
+        replica.ask_lease(request, start, start + promotion.num_part_pages, promotion)
     lane.waiting.park(request, lacks=_prompt_key(replica, request, found.num_pages))
 
 
@@ -283,12 +283,13 @@ def _begin(
     request: RequestState,
     found: Assessment,
     lock: Lock,
-    load_pages: Int32Array,
+    load_pages: PageIds,
     *,
     now_s: float,
 ) -> None:
     """An admitted request runs, or waits for a lease on what is to be loaded."""
-    table = BlockTable([*found.match.page_ids[0].tolist(), *load_pages.tolist()])
+    table = BlockTable(found.match.page_ids)
+    table.extend(load_pages)
     lane.admit(request, lock, table, now_s)
     if found.num_load_pages:
         replica.counters.count(Count.LOAD_DECISIONS)

@@ -1,18 +1,22 @@
 """Which pages are copied from L1 to L2, and when."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from raydix.ids import PageKey
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import RadixTree, Victim
 from raydix.runtime.config.policies import WritePolicy
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
+NewPage = tuple[PageKey, tuple[int, ...]]
+"""A page's key, and its id in each KV group; 0 where the group holds nothing of it."""
+
 _MAX_PAGES_PER_PLAN = 256
+"""Of each KV group."""
 _MAX_DIRTY_PAGES = 65_536
 _MAX_INSPECTED_PAGES = 256
 """Pages that go next and are inspected per step."""
@@ -29,35 +33,38 @@ class BackupQueue:
         self._settings = settings
         self._host = host
         self._counters = counters
-        self._dirty: dict[PageKey, int] = {}
-        """Pages to be copied, oldest first: key to page id. An evicted page leaves it."""
-        self._copying: set[PageKey] = set()
+        self._dirty: list[dict[PageKey, int]] = [{} for _ in settings.layout.groups]
+        """Per KV group, pages to be copied, oldest first: key to page id. An evicted page leaves
+        it.
+        """
+        self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
         self._num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
-        self._inspected: dict[bytes, tuple[PageKey, int]] = {}
-        """Pages that go next and that L2 has or is to get: key and page id, by as much of the key
-        as the mirror has.
+        self._inspected: dict[bytes, NewPage] = {}
+        """Pages that go next and that L2 has or is to get, by as much of the key as the mirror
+        has.
         """
         self._lost: set[bytes] = set()
-        """Those of the inspected pages that L2 has lost since. They are looked at with the next
+        """Those of the inspected pages that L2 has lost since, in some group. They are looked at with the next
         rows: else pages would go to and fro for ever between two tiers that are both full.
         """
 
     def __len__(self) -> int:
-        return len(self._dirty)
+        return sum(map(len, self._dirty))
 
-    def offer_new(self, pages: Iterable[tuple[PageKey, int]]) -> None:
+    def offer_new(self, pages: Iterable[NewPage]) -> None:
         """These pages have just been published in L1."""
         if self._settings.write_policy is WritePolicy.WRITE_THROUGH:
-            for key, page_id in pages:
-                self._add(key, page_id)
+            for page in pages:
+                self._add(page)
 
-    def count_use(self, keys: bytes, page_ids: Int32Array) -> None:
+    def count_use(self, keys: bytes, page_ids: PageIds) -> None:
         """One more request uses these pages: those that enough requests have used get a copy."""
-        for key, page_id in zip(split_keys(keys), page_ids.tolist(), strict=True):
+        for page in pages_with_keys(split_keys(keys), page_ids):
+            key = page[0]
             self._num_uses[key] = self._num_uses.get(key, 0) + 1
             if self._num_uses[key] >= self._settings.write_threshold:
-                self._add(key, page_id)
+                self._add(page)
 
     def add_all(self, tree: RadixTree) -> None:
         """Before a clean stop: what `write_back` has kept in L1 alone goes to L2, heads of chains
@@ -66,16 +73,16 @@ class BackupQueue:
         if self._settings.write_policy is not WritePolicy.WRITE_BACK:
             return
         for run in tree.unlocked():
-            for key, page_id in zip(split_keys(run.keys), run.page_ids[0].tolist(), strict=True):
-                self._add(key, page_id)
+            for page in pages_with_keys(split_keys(run.keys), run.page_ids):
+                self._add(page)
 
     def clean_ahead(self, tree: RadixTree, *, num_free: int) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
         settings = self._settings
         per_step = -(-settings.prefill_budget_tokens // settings.page_size)
         low_water = max(
-            settings.num_pages // _PAGES_PER_CLEAN_PAGE,
-            min(per_step, settings.num_pages // _PAGES_PER_STEP_PAGE),
+            settings.max_pages // _PAGES_PER_CLEAN_PAGE,
+            min(per_step, settings.max_pages // _PAGES_PER_STEP_PAGE),
             1,
         )
         wanted = low_water - num_free
@@ -84,56 +91,63 @@ class BackupQueue:
 
         for short in list(itertools.islice(self._lost, _MAX_INSPECTED_PAGES)):
             self._lost.discard(short)
-            entry = self._inspected.get(short)
-            if entry is not None:
-                self._clean(*entry)
+            page = self._inspected.get(short)
+            if page is not None:
+                self._clean(page)
 
         # The tree knows how far it was inspected: a step looks only at what has come since, and
         # at a bounded number of pages.
         num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
         for victim in tree.inspect_ahead(wanted):
             num_left -= victim.num_pages
-            page_ids = victim.page_ids[0].tolist()
-            for key, page_id in zip(split_keys(victim.keys), page_ids, strict=True):
-                self._inspected[key[:MIRROR_KEY_BYTES]] = key, page_id
-                self._clean(key, page_id)
-            if num_left <= 0 or len(self._dirty) >= _MAX_DIRTY_PAGES:
+            for page in pages_with_keys(split_keys(victim.keys), victim.page_ids):
+                self._inspected[page[0][:MIRROR_KEY_BYTES]] = page
+                self._clean(page)
+            if num_left <= 0 or len(self) >= _MAX_DIRTY_PAGES:
                 return
 
-    def take(self) -> tuple[list[PageKey], list[int]]:
-        """Keys and page ids of the oldest pages for which there are granted host pages."""
+    def take(self) -> list[tuple[list[PageKey], list[int]]]:
+        """Per KV group, keys and ids of the oldest pages for which there are granted host pages."""
+        return [self._take_group(group) for group in range(len(self._dirty))]
+
+    def _take_group(self, group: int) -> tuple[list[PageKey], list[int]]:
         keys: list[PageKey] = []
         page_ids: list[int] = []
         if not self._host.is_usable:
             return keys, page_ids
 
-        limit = min(_MAX_PAGES_PER_PLAN, self._host.num_granted)
-        while self._dirty and len(keys) < limit:
-            key = next(iter(self._dirty))
-            page_id = self._dirty.pop(key)
-            if not self._host.has(key):
+        dirty = self._dirty[group]
+        limit = min(_MAX_PAGES_PER_PLAN, self._host.num_granted(group))
+        while dirty and len(keys) < limit:
+            key = next(iter(dirty))
+            page_id = dirty.pop(key)
+            if not self._host.has(group, key):
                 keys.append(key)
                 page_ids.append(page_id)
-        self._copying.update(keys)
+        self._copying[group].update(keys)
         return keys, page_ids
 
-    def finish(self, keys: bytes) -> None:
-        """The copies of these pages are done."""
-        self._copying.difference_update(split_keys(keys))
+    def finish(self, keys: tuple[bytes, ...]) -> None:
+        """The copies of these pages of each group are done."""
+        for copying, done in zip(self._copying, keys, strict=True):
+            copying.difference_update(split_keys(done))
 
     def count_eviction(self, victim: Victim) -> None:
         """Pages make way for others; those that L2 does not hold are lost, and never waited for."""
         num_dropped = 0
         if self._settings.has_host_memory:
             starts = range(0, len(victim.keys), KEY_BYTES)
-            num_dropped = sum(not self._host.has(victim.keys[i : i + KEY_BYTES]) for i in starts)
+            num_dropped = sum(
+                not self._host.has_all(victim.keys[i : i + KEY_BYTES]) for i in starts
+            )
         self._counters.count_eviction(victim.num_pages, num_dropped=num_dropped)
 
     def forget(self, victim: Victim) -> None:
         """These pages have left L1."""
-        if self._dirty or self._num_uses or self._inspected:
+        if len(self) or self._num_uses or self._inspected:
             for key in split_keys(victim.keys):
-                self._dirty.pop(key, None)
+                for dirty in self._dirty:
+                    dirty.pop(key, None)
                 self._num_uses.pop(key, None)
                 self._inspected.pop(key[:MIRROR_KEY_BYTES], None)
                 self._lost.discard(key[:MIRROR_KEY_BYTES])
@@ -148,18 +162,30 @@ class BackupQueue:
 
     def note_lost_host(self) -> None:
         """There is nowhere to copy to."""
-        self._dirty.clear()
+        for dirty in self._dirty:
+            dirty.clear()
 
-    def _clean(self, key: PageKey, page_id: int) -> None:
+    def _clean(self, page: NewPage) -> None:
         is_selective = self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-        if not is_selective or self._num_uses.get(key, 0) >= self._settings.write_threshold:
-            self._add(key, page_id)
+        if not is_selective or self._num_uses.get(page[0], 0) >= self._settings.write_threshold:
+            self._add(page)
 
-    def _add(self, key: PageKey, page_id: int) -> None:
-        is_known = key in self._dirty or key in self._copying
-        if not self._settings.has_host_memory or is_known or self._host.has(key):
+    def _add(self, page: NewPage) -> None:
+        """Copy the page in each group that holds it, unless L2 has it there or is to get it."""
+        if not self._settings.has_host_memory:
             return
-        if len(self._dirty) >= _MAX_DIRTY_PAGES:
-            self._counters.count(Count.BACKUP_QUEUE_FULL)
-            return
-        self._dirty[key] = page_id
+        key, page_ids = page
+        for group, page_id in enumerate(page_ids):
+            dirty = self._dirty[group]
+            is_known = key in dirty or key in self._copying[group]
+            if not page_id or is_known or self._host.has(group, key):
+                continue
+            if len(dirty) >= _MAX_DIRTY_PAGES:
+                self._counters.count(Count.BACKUP_QUEUE_FULL)
+                continue
+            dirty[key] = page_id
+
+
+def pages_with_keys(keys: list[PageKey], page_ids: PageIds) -> Iterator[NewPage]:
+    """The pages of a run one by one."""
+    return zip(keys, zip(*[ids.tolist() for ids in page_ids], strict=True), strict=True)

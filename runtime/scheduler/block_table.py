@@ -1,48 +1,56 @@
 """A request's block table, and how much of it the device has been told."""
 
-from collections.abc import Iterable
-
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.cache.page_pools import PageIds
+from raydix.runtime.messages.arrays import int32_array
 
 
 class BlockTable:
-    """Owns: the page ids of one request in order, and how many of them the device knows."""
+    """Owns: the page ids of one request in order, per KV group, and how many the device knows.
+
+    The tables of all groups are equally long. Where a group holds nothing of a page, its table has
+    the padding page 0.
+    """
 
     __slots__ = ("_num_sent", "_page_ids")
 
-    def __init__(self, page_ids: Iterable[int] = ()) -> None:
-        self._page_ids = list(page_ids)
+    def __init__(self, page_ids: PageIds) -> None:
+        """The first pages; no group at all for a request that does not run."""
+        self._page_ids = [ids.tolist() for ids in page_ids]
         self._num_sent = 0
 
     def __len__(self) -> int:
-        return len(self._page_ids)
+        return len(self._page_ids[0]) if self._page_ids else 0
 
     @property
     def has_unsent(self) -> bool:
         """The device's copy is out of date."""
-        return self._num_sent < len(self._page_ids)
+        return self._num_sent < len(self)
 
-    def pages(self, start: int, stop: int | None = None) -> Int32Array:
+    def pages(self, start: int, stop: int | None = None) -> PageIds:
         """Page ids [start, stop), to the end by default."""
-        return int32_array(self._page_ids[start:stop])
+        return tuple([int32_array(ids[start:stop]) for ids in self._page_ids])
 
-    def extend(self, page_ids: Int32Array) -> None:
+    def extend(self, page_ids: PageIds) -> None:
         """The request gets pages."""
-        self._page_ids.extend(page_ids.tolist())
+        for known, new in zip(self._page_ids, page_ids, strict=True):
+            known.extend(new.tolist())
 
-    def replace(self, start: int, page_ids: Int32Array) -> None:
+    def replace(self, start: int, page_ids: PageIds) -> None:
         """Other pages stand for the same tokens; the device is told of all from `start` on."""
-        self._page_ids[start : start + len(page_ids)] = page_ids.tolist()
+        for known, new in zip(self._page_ids, page_ids, strict=True):
+            known[start : start + len(new)] = new.tolist()
         self._num_sent = min(self._num_sent, start)
 
-    def cut(self, stop: int) -> Int32Array:
-        """Keep the first `stop` pages; returns the others."""
+    def cut(self, stop: int) -> PageIds:
+        """Keep the first `stop` pages, which were not sent further; returns the others."""
         surplus = self.pages(stop)
-        del self._page_ids[stop:]
-        self._num_sent = min(self._num_sent, stop)
+        for known in self._page_ids:
+            del known[stop:]
         return surplus
 
-    def take_unsent(self) -> tuple[int, list[int]]:
-        """Where the device's copy is out of date and the pages from there on; it is told of them."""
-        start, self._num_sent = self._num_sent, len(self._page_ids)
-        return start, self._page_ids[start:]
+    def take_unsent(self) -> tuple[int, list[list[int]]]:
+        """Where the device's copy is out of date and, per group, the pages from there on; it is
+        told of them.
+        """
+        start, self._num_sent = self._num_sent, len(self)
+        return start, [known[start:] for known in self._page_ids]

@@ -2,6 +2,7 @@
 is to do.
 """
 
+from collections import Counter
 from typing import assert_never
 
 from raydix.errors import AccountingError
@@ -104,12 +105,10 @@ class SchedulerCore:
         stats = replica.counters.figures()
         stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
         stats["num_requests_waiting"] = replica.num_waiting
-        stats["l1_total_pages"] = sum(lane.l1.pool.num_pages for lane in replica.lanes)
-        stats["l1_used_pages"] = sum(lane.l1.pool.num_used for lane in replica.lanes)
-        stats["l1_cached_pages"] = sum(lane.l1.tree.num_cached_pages for lane in replica.lanes)
-        stats["l1_locked_pages"] = sum(lane.l1.tree.num_locked_pages for lane in replica.lanes)
+        stats |= self._l1_figures()
         stats["l2_known_pages"] = replica.host.num_keys
-        stats["l2_granted_pages"] = replica.host.num_granted
+        groups = range(self.settings.num_groups)
+        stats["l2_granted_pages"] = sum(map(replica.host.num_granted, groups))
         stats["leases_wanted"] = len(replica.host.leases)
         stats["lookups_open"] = len(replica.lookups)
         stats["lookups_due"] = replica.lookups.num_queued
@@ -118,6 +117,24 @@ class SchedulerCore:
         stats["dirty_pages"] = sum(len(lane.backups) for lane in replica.lanes)
         stats["ranks_attached"] = sum(len(lane.attached) for lane in replica.lanes)
         return stats
+
+    def _l1_figures(self) -> dict[str, float]:
+        """Pages of L1 by state, per KV group and in all."""
+        lanes = self._replica.lanes
+        num_cached = sum(lane.l1.tree.num_cached_pages for lane in lanes)
+        num_locked = sum(lane.l1.tree.num_locked_pages for lane in lanes)
+        figures: Counter[str] = Counter()
+        for group in range(self.settings.num_groups):
+            pools = [lane.l1.pools.group(group) for lane in lanes]
+            pages = {
+                "total": sum(pool.num_pages for pool in pools),
+                "used": sum(pool.num_used for pool in pools),
+                "cached": num_cached,
+                "locked": num_locked,
+            }
+            figures.update({f"l1_{state}_pages": count for state, count in pages.items()})
+            figures.update({f"l1_{state}_pages_{group}": count for state, count in pages.items()})
+        return dict(figures)
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant holds."""
@@ -237,7 +254,7 @@ class SchedulerCore:
         replica = self._replica
         lane = replica.lanes[rank // self.settings.ranks_per_lane]
         replica.counters.count(Count.LOST_RANKS)
-        abandon_transfers(replica, lane, pid=lane.attached[rank].pid)
+        abandon_transfers(replica, lane)
         for request in list(lane.running.values()):
             request.note_loss()
             if request.num_losses > MAX_LOSSES:

@@ -1,10 +1,12 @@
 """How the Scheduler lives with HostMemory: its reports, its silence, its death."""
 
+import itertools
 from typing import assert_never
 
 import numpy as np
 
 from raydix.ids import ConnectionId, LeaseId, LookupId
+from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
@@ -114,7 +116,8 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
                 lane.backups.note_dropped(dropped)
         case StorageStatus():
             replica.host.note_storage(is_in_use=message.is_in_use)
-            replica.lookups.set_room(message.max_staged_pages[0])
+            # A page of a chain takes one in every group.
+            replica.lookups.set_room(min(message.max_staged_pages))
             for lane in replica.lanes:
                 lane.waiting.wake_all()
         case LookupProgress():
@@ -172,8 +175,8 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     wanted = replica.host.take_lease(message.lease_id)
     connection = replica.host.connection
     assert connection is not None, "only an attached HostMemory answers"
-    page_ids = empty() if wanted is None else _take_lease(replica, wanted, message)
-    if wanted is None or not len(page_ids):
+    page_ids = None if wanted is None else _take_lease(replica, wanted, message)
+    if wanted is None or page_ids is None:
         replica.release_lease(message.lease_id, connection)
         return
 
@@ -181,8 +184,8 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     load = Load(
         transfer_id=lane.in_flight.new_transfer_id(),
         page_ids=page_ids,
-        host_page_ids=message.host_page_ids[0],
-        generations=message.generations[0],
+        host_page_ids=message.host_page_ids,
+        generations=message.generations,
         host_connection=connection,
         lease_id=message.lease_id,
         request_id=wanted.request.request_id,
@@ -194,24 +197,23 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     lane.in_flight.add_load(load)
 
 
-def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> Int32Array:
-    """GPU pages for what was leased; none if nobody waits for this lease any more, or nothing was
+def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> PageIds | None:
+    """GPU pages for what was leased; None if nobody waits for this lease any more, or nothing was
     leased.
     """
-    num_leased = len(message.host_page_ids[0])
+    num_leased = num_pages_of(message.host_page_ids)
     request, promotion = wanted.request, wanted.promotion
-    if promotion is not None:
-        if promotion.lease_id != message.lease_id:
-            return empty()
+    page_ids: PageIds | None = None
+    if promotion is None and wanted.is_current:
+        page_ids = _run_with_leased(replica, request, num_leased)
+    elif promotion is not None and promotion.lease_id == message.lease_id:
+        page_ids = pages_between(promotion.part, 0, num_leased)
         if not num_leased:
             replica.lanes[request.lane].promotions.drop_part(promotion)
-        return promotion.part[:num_leased]
-    if not wanted.is_current:
-        return empty()
-    return _run_with_leased(replica, request, num_leased)
+    return page_ids if num_leased else None
 
 
-def _run_with_leased(replica: Replica, request: RequestState, num_leased: int) -> Int32Array:
+def _run_with_leased(replica: Replica, request: RequestState, num_leased: int) -> PageIds:
     """A request that waited for its lease runs; returns the GPU pages for what was leased.
 
     Those reserved for what L2 has dropped in the meantime go back.
@@ -220,7 +222,7 @@ def _run_with_leased(replica: Replica, request: RequestState, num_leased: int) -
     stop = start + num_leased
     replica.lanes[request.lane].cut_table(request, stop)
     page_ids = request.table.pages(start, stop)
-    start_running(replica, request, num_loaded_pages=len(page_ids), num_left_pages=0)
+    start_running(replica, request, num_loaded_pages=num_leased, num_left_pages=0)
     return page_ids
 
 
@@ -259,9 +261,9 @@ def time_out_host(replica: Replica, now_s: float) -> None:
         lane.waiting.wake_all()
 
 
-def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:
-    """A rank is out of reach: host pages that it may still be copying stay untouched until it says
-    hello or exits.
+def abandon_transfers(replica: Replica, lane: Lane) -> None:
+    """A rank is out of reach, and its lane starts over: host pages that the lane's processes may
+    still be copying stay untouched until each of them says hello or exits.
     """
     backups = [t for t in lane.in_flight.transfers.values() if isinstance(t, Backup)]
     loads = [t for t in lane.in_flight.transfers.values() if isinstance(t, Load)]
@@ -276,10 +278,12 @@ def abandon_transfers(replica: Replica, lane: Lane, *, pid: int) -> None:
                 host_page_ids=_joined([backup.host_page_ids for backup in lost_backups]),
                 generations=_joined([backup.generations for backup in lost_backups]),
                 lease_ids=tuple(lost_leases),
-                pids=(pid,),
+                pids=lane.pids,
             )
         )
 
 
-def _joined(columns: list[Int32Array]) -> Int32Array:
-    return int32_array(np.concatenate(columns)) if columns else empty()
+def _joined(columns: list[PageIds]) -> Int32Array:
+    """Of all KV groups, as ids of host pages tell their group."""
+    parts = list(itertools.chain.from_iterable(columns))
+    return int32_array(np.concatenate(parts)) if parts else empty()

@@ -48,7 +48,8 @@ class HostView:
     grant pages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int) -> None:
+        """`num_groups`: KV groups."""
         self.connection: ConnectionId | None = None
         """The link that it is attached by; what an earlier one granted or leased is void."""
         self.is_silent = False
@@ -62,8 +63,8 @@ class HostView:
         """Leases and lookups of which nothing was heard yet."""
         self.is_drained = False
         """It was told that no copy ordered over an earlier connection is in flight."""
-        self._mirror: set[bytes] = set()
-        self._stock: deque[tuple[int, int]] = deque()
+        self._mirrors: list[set[bytes]] = [set() for _ in range(num_groups)]
+        self._stocks: list[deque[tuple[int, int]]] = [deque() for _ in range(num_groups)]
 
     @property
     def is_usable(self) -> bool:
@@ -72,13 +73,12 @@ class HostView:
 
     @property
     def num_keys(self) -> int:
-        """Pages in L2, as far as is known."""
-        return len(self._mirror)
+        """Pages of all groups in L2, as far as is known."""
+        return sum(map(len, self._mirrors))
 
-    @property
-    def num_granted(self) -> int:
-        """Free host pages in hand."""
-        return len(self._stock)
+    def num_granted(self, group: int) -> int:
+        """Free host pages of a group in hand."""
+        return len(self._stocks[group])
 
     def attach(self, connection: ConnectionId) -> None:
         """A HostMemory said hello; it will send its keys and, once copies are drained, pages."""
@@ -91,8 +91,9 @@ class HostView:
         self.connection = None
         self.has_storage = None
         self.is_drained = False
-        self._mirror.clear()
-        self._stock.clear()
+        for mirror, stock in zip(self._mirrors, self._stocks, strict=True):
+            mirror.clear()
+            stock.clear()
         self.leases.clear()
         self.unanswered.clear()
 
@@ -122,15 +123,20 @@ class HostView:
         self.unanswered.discard(lease_id)
         return self.leases.pop(lease_id, None)
 
-    def has(self, key: bytes) -> bool:
-        """Is this page READY in L2, as far as is known?"""
-        return key[:MIRROR_KEY_BYTES] in self._mirror
+    def has(self, group: int, key: bytes) -> bool:
+        """Is this page of a group READY in L2, as far as is known?"""
+        return key[:MIRROR_KEY_BYTES] in self._mirrors[group]
 
-    def count_resident(self, keys: bytes, start: int, stop: int) -> int:
-        """How many pages from `start` on, without a gap and before `stop`, are READY in L2 as far
-        as is known.
+    def has_all(self, key: bytes) -> bool:
+        """Is this page READY in L2 in every group, as far as is known?"""
+        short = key[:MIRROR_KEY_BYTES]
+        return all(short in mirror for mirror in self._mirrors)
+
+    def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
+        """How many pages of a group from `start` on, without a gap and before `stop`, are READY in
+        L2 as far as is known.
         """
-        mirror = self._mirror
+        mirror = self._mirrors[group]
         for index in range(start, stop):
             if keys[index * KEY_BYTES : index * KEY_BYTES + MIRROR_KEY_BYTES] not in mirror:
                 return index - start
@@ -142,18 +148,19 @@ class HostView:
         """
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
-        self._mirror.difference_update(dropped)
-        self._mirror.update(ready)
+        self._mirrors[update.group].difference_update(dropped)
+        self._mirrors[update.group].update(ready)
         return ready, dropped
 
     def stock(self, grant: PagesGranted) -> None:
         """Take granted free host pages."""
-        self._stock.extend(
+        self._stocks[grant.group].extend(
             zip(grant.host_page_ids.tolist(), grant.generations.tolist(), strict=True)
         )
 
-    def take_pages(self, num_pages: int) -> tuple[Int32Array, Int32Array]:
+    def take_pages(self, group: int, num_pages: int) -> tuple[Int32Array, Int32Array]:
         """Ids and generations of `num_pages` granted pages, fewer if there are not so many."""
-        taken = [self._stock.popleft() for _ in range(min(num_pages, len(self._stock)))]
+        stock = self._stocks[group]
+        taken = [stock.popleft() for _ in range(min(num_pages, len(stock)))]
         columns = np.array(taken, dtype=np.int32).reshape(-1, 2)
         return int32_array(columns[:, 0]), int32_array(columns[:, 1])

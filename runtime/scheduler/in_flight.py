@@ -8,7 +8,6 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import TransferId
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.request import RequestState
@@ -161,7 +160,7 @@ class InFlight:
             return None
         return self.transfers.pop(transfer_id)
 
-    def held_pages(self) -> Int32Array:
-        """GPU pages that the copies sent name, each once."""
-        held = [transfer.page_ids for transfer in self.transfers.values()]
-        return np.unique(np.concatenate(held)) if held else np.zeros(0, dtype=np.int32)
+    def num_held_pages(self, group: int) -> int:
+        """GPU pages of a KV group that the copies sent name, each counted once."""
+        held = [transfer.page_ids[group] for transfer in self.transfers.values()]
+        return len(np.unique(np.concatenate(held))) if held else 0

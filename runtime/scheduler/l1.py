@@ -1,10 +1,9 @@
-"""L1 of one lane: the pages of its ranks' pools, and the radix tree that finds those cached."""
+"""L1 of one lane: the pages of its ranks' pools, per KV group, and the radix tree that finds those cached."""
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
-from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.scheduler.backups import BackupQueue
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -16,17 +15,21 @@ class L1:
     def __init__(self, settings: SchedulerSettings, backups: BackupQueue) -> None:
         self._has_caching = settings.prefix_caching
         self._backups = backups
-        self.pool = PagePool(settings.num_pages)
-        self.tree = RadixTree(page_size=settings.page_size, eviction=settings.eviction)
+        self.pools = PagePools(settings.num_pages)
+        self.tree = RadixTree(
+            page_size=settings.page_size,
+            num_groups=settings.num_groups,
+            eviction=settings.eviction,
+        )
         self.last_step = 0
         """The last plan that was sent: a page released now may be in use until it has ended."""
         # What is released before the first step need not wait for one.
-        self.pool.settle(self.last_step)
+        self.pools.settle(self.last_step)
 
     @property
     def num_loadable_pages(self) -> int:
         """Pages that are free, will be, or can be evicted."""
-        return self.pool.num_free + self.pool.num_quarantined + self.tree.num_evictable_pages
+        return self.pools.num_available + self.tree.num_evictable_pages
 
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain that is cached; nothing is with caching switched off."""
@@ -37,20 +40,19 @@ class L1:
         take_back_hit(lock.node)
         self.tree.unlock(lock)
 
-    def allocate(self, num_pages: int) -> Int32Array | None:
-        """Take free pages, evicting as needed; None if they are not free yet."""
-        if num_pages > self.pool.num_free:
-            self.make_room(num_pages - self.pool.num_free)
-        return self.pool.allocate(num_pages)
+    def allocate(self, num_pages: int) -> PageIds | None:
+        """Take free pages of every KV group, evicting as needed; None if they are not free yet."""
+        if num_pages > self.pools.num_free:
+            self.make_room(num_pages)
+        return self.pools.allocate(num_pages)
 
-    def release(self, page_ids: Int32Array) -> None:
+    def release(self, page_ids: PageIds) -> None:
         """Give pages back that the tree does not hold."""
-        if len(page_ids):
-            self.pool.release(page_ids, after_step=self.last_step)
+        self.pools.release(page_ids, after_step=self.last_step)
 
     def make_room(self, num_pages: int) -> None:
-        """Evict so that `num_pages` more than now are free, at once or when their quarantine ends."""
-        for victim in self.tree.evict(max(0, num_pages - self.pool.num_quarantined)):
+        """Evict so that `num_pages` are free, at once or when their quarantine ends."""
+        for victim in self.tree.evict(max(0, num_pages - self.pools.num_available)):
             self._backups.count_eviction(victim)
             self._release_victim(victim)
 
@@ -63,7 +65,7 @@ class L1:
         self,
         chain: Chain,
         lock: Lock,
-        page_ids: Int32Array,
+        page_ids: PageIds,
         *,
         segment: Segment,
         priority: int,
@@ -72,11 +74,11 @@ class L1:
         """Enter the pages of a chain that follow `lock` into the tree, which keeps its own where
         it has some already.
         """
-        start, stop = lock.num_pages, lock.num_pages + len(page_ids)
+        start, stop = lock.num_pages, lock.num_pages + num_pages_of(page_ids)
         return self.tree.insert(
             lock,
             chain.packed_pages(start, stop),
-            (page_ids,),
+            page_ids,
             chain.keys(stop, start),
             segment=segment,
             priority=priority,
@@ -89,14 +91,20 @@ class L1:
         return self.last_step
 
     def check(self, *, num_private: int, num_locks: int, figures: str) -> None:
-        """Raise AccountingError unless tree and pool agree with those who hold pages and locks."""
-        self.pool.check()
+        """Raise AccountingError unless tree and pools agree with those who hold pages and locks."""
+        self.pools.check()
         self.tree.check()
-        if self.pool.num_used != self.tree.num_cached_pages + num_private:
+        num_used = self.tree.num_cached_pages + num_private
+        if self.pools.count(lambda pool: pool.num_used) != (num_used,) * self.pools.num_groups:
             raise AccountingError(f"pages in use are neither cached nor held by anybody: {figures}")
         if self.tree.num_locks != num_locks:
             raise AccountingError(f"locks do not belong to requests and promotions: {figures}")
 
     def _release_victim(self, victim: Victim) -> None:
         self._backups.forget(victim)
-        self.pool.release(victim.page_ids[0], after_step=self.last_step)
+        self.release(victim.page_ids)
+
+
+def duplicates(own: PageIds, kept: PageIds) -> PageIds:
+    """Those of a run's own pages for which the tree has others."""
+    return tuple([ids[ids != in_tree] for ids, in_tree in zip(own, kept, strict=True)])

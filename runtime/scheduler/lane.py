@@ -5,20 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.errors import AccountingError
-from raydix.ids import ConnectionId, PageKey, RequestId, Slot, TransferId
+from raydix.ids import ConnectionId, RequestId, Slot, TransferId
+from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.config.policies import WritePolicy
-from raydix.runtime.messages.arrays import Int32Array, int32_array
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import split_keys
-from raydix.runtime.scheduler.backups import BackupQueue
+from raydix.runtime.scheduler.backups import BackupQueue, NewPage, pages_with_keys
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.counters import Counters
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.in_flight import InFlight, PlannedRow, StepInFlight
-from raydix.runtime.scheduler.l1 import L1
+from raydix.runtime.scheduler.l1 import L1, duplicates
 from raydix.runtime.scheduler.promotion import Promotions
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -90,6 +91,11 @@ class Lane:
         return tuple(self.attached[rank].connection for rank in self.ranks)
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the ranks that are there."""
+        return tuple(attached.pid for attached in self.attached.values())
+
+    @property
     def has_free_slot(self) -> bool:
         """Another request can be admitted."""
         return bool(self._free_slots)
@@ -151,7 +157,7 @@ class Lane:
         if request.table.has_unsent:
             self._changed_tables[request.request_id] = request
 
-    def extend_table(self, request: RequestState, page_ids: Int32Array) -> None:
+    def extend_table(self, request: RequestState, page_ids: PageIds) -> None:
         """A running request gets pages."""
         request.table.extend(page_ids)
         if request.batch is not None and request.slot is not None:
@@ -177,12 +183,12 @@ class Lane:
         """End promotions until `num_pages` pages are free, will be, or can be evicted."""
         self.promotions.give_way(num_pages)
 
-    def allocate(self, num_pages: int) -> Int32Array | None:
+    def allocate(self, num_pages: int) -> PageIds | None:
         """Take free pages, evicting as needed; promotions give way. None if they are not free yet."""
         self.give_way(num_pages)
         return self.l1.allocate(num_pages)
 
-    def publish(self, request: RequestState, now_s: float) -> list[tuple[PageKey, int]]:
+    def publish(self, request: RequestState, now_s: float) -> list[NewPage]:
         """Put the request's full computed pages into the tree; returns keys and ids of the pages
         that are new there.
 
@@ -195,7 +201,7 @@ class Lane:
         if request.batch is not None and request.slot is not None:
             request.batch.flush_tokens(request.slot)
 
-        new: list[tuple[PageKey, int]] = []
+        new: list[NewPage] = []
         num_full = min(request.num_computed, request.num_tokens) // size
         for segment, stop in (
             (Segment.PROMPT, min(request.chain.num_prompt_pages, num_full)),
@@ -208,7 +214,7 @@ class Lane:
 
     def _publish_segment(
         self, request: RequestState, lock: Lock, segment: Segment, stop: int, now_s: float
-    ) -> list[tuple[PageKey, int]]:
+    ) -> list[NewPage]:
         """Enter the pages up to `stop`, all of one segment; returns those that are new."""
         start = lock.num_pages
         own = request.table.pages(start, stop)
@@ -224,15 +230,14 @@ class Lane:
         for key in keys:
             self.waiting.page_came(key)
 
-        kept = insertion.page_ids[0]
-        differs = own != kept
-        if differs.any():
-            self.l1.release(own[differs])
-            request.table.replace(start, kept)
+        twice = duplicates(own, insertion.page_ids)
+        if num_pages_of(twice):
+            self.l1.release(twice)
+            request.table.replace(start, insertion.page_ids)
             if request.batch is not None:
                 self._changed_tables[request.request_id] = request
         first_new = insertion.num_existing_pages
-        return list(zip(keys[first_new:], own[first_new:].tolist(), strict=True))
+        return list(pages_with_keys(keys[first_new:], pages_between(own, first_new)))
 
     def publish_computed(self, request: RequestState, now_s: float) -> None:
         """Publish what the request has computed, of which L2 may want a copy."""
@@ -279,19 +284,21 @@ class Lane:
 
     def start_backup(self) -> Backup | None:
         """A copy of the oldest dirty pages for which there is room in L2."""
-        keys, page_ids = self.backups.take()
-        if not keys:
+        taken = self.backups.take()
+        if not any(keys for keys, _ in taken):
             return None
         connection = self._host.connection
         assert connection is not None, "an attached HostMemory has granted the pages"
-        host_page_ids, generations = self._host.take_pages(len(keys))
+        grants = [
+            self._host.take_pages(group, len(page_ids)) for group, (_, page_ids) in enumerate(taken)
+        ]
         return Backup(
             transfer_id=self.in_flight.new_transfer_id(),
-            page_ids=int32_array(page_ids),
-            host_page_ids=host_page_ids,
-            generations=generations,
+            page_ids=tuple([int32_array(page_ids) for _, page_ids in taken]),
+            host_page_ids=tuple([host_page_ids for host_page_ids, _ in grants]),
+            generations=tuple([generations for _, generations in grants]),
             host_connection=connection,
-            keys=b"".join(keys),
+            keys=tuple([b"".join(keys) for keys, _ in taken]),
         )
 
     def send(
@@ -305,7 +312,7 @@ class Lane:
     ) -> int:
         """A plan with these rows and copies goes to every rank; returns its number."""
         for transfer in transfers:
-            self.l1.pool.hold(transfer.page_ids)
+            self.l1.pools.hold(transfer.page_ids)
         self.in_flight.send_transfers(transfers, now_s)
         step = self.l1.start_step()
         self.in_flight.send_step(step, decodes, rows, num_tokens=num_tokens, now_s=now_s)
@@ -315,7 +322,7 @@ class Lane:
         """The oldest plan, if every rank has acknowledged it."""
         flight = self.in_flight.take_done_step(now_s)
         if flight is not None:
-            self.l1.pool.settle(flight.step)
+            self.l1.pools.settle(flight.step)
             self.is_warm = True
         return flight
 
@@ -325,7 +332,7 @@ class Lane:
         """One rank has done a load or backup; returns it once every rank has."""
         transfer = self.in_flight.acknowledge_transfer(transfer_id, rank, is_stale=is_stale)
         if transfer is not None:
-            self.l1.pool.unhold(transfer.page_ids)
+            self.l1.pools.unhold(transfer.page_ids)
         return transfer
 
     def check(self) -> None:
@@ -334,9 +341,10 @@ class Lane:
         self.batch.check()
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
         private += self.promotions.num_part_pages
-        pool, tree = self.l1.pool, self.l1.tree
+        pools, tree = self.l1.pools, self.l1.tree
+        num_used = pools.count(lambda pool: pool.num_used)
         figures = (
-            f"lane {self.index}: {pool.num_used} pages used, {tree.num_cached_pages} cached, "
+            f"lane {self.index}: pages used per group {num_used}, {tree.num_cached_pages} cached, "
             f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
             f"{tree.num_locks} locks, {len(self.in_flight.transfers)} transfers"
         )
@@ -345,7 +353,8 @@ class Lane:
         self._check_requests(figures)
         if not self.waiting.requests.keys() >= set(self.promotions.names):
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
-        if pool.num_held != len(self.in_flight.held_pages()):
+        num_held = tuple(map(self.in_flight.num_held_pages, range(pools.num_groups)))
+        if pools.count(lambda pool: pool.num_held) != num_held:
             raise AccountingError(f"held pages are not those of the transfers in flight: {figures}")
 
     def _check_requests(self, figures: str) -> None:

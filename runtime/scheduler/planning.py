@@ -1,5 +1,6 @@
 """Build a lane's next plan: rows within the budgets and the free pages, loads, backups."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +33,8 @@ class Draft:
     added: list[AddedRequest] = field(default_factory=list)
     row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     table_columns: list[tuple[int, int, int]] = field(default_factory=list)
-    table_pages: list[int] = field(default_factory=list)
+    table_pages: list[list[list[int]]] = field(default_factory=list)
+    """Per change of a table, then per KV group."""
     num_tokens: int = 0
 
     @property
@@ -51,7 +53,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
         _draft_rows(replica, lane, draft, now_s)
         if draft.has_rows:
             # Not when idle: two tiers that are both full would copy pages to and fro for ever.
-            lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.pool.num_free)
+            lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.pools.num_free)
 
     loads = _take_loads(replica, lane)
     # A plan with copies alone waits while rows are in flight: the next one with rows takes them.
@@ -111,10 +113,10 @@ def _make_room(lane: Lane, num_pages: int) -> None:
     What is needed now counts in full; what is only likely takes a bounded share of L1.
     """
     likely = num_pages + _LIKELY_PAGES_PER_REQUEST * len(lane.running)
-    most = lane.settings.num_pages // _L1_PAGES_PER_LIKELY_PAGE
+    most = lane.settings.max_pages // _L1_PAGES_PER_LIKELY_PAGE
     ahead = max(num_pages, min(likely, most))
-    if ahead > lane.l1.pool.num_free:
-        lane.l1.make_room(ahead - lane.l1.pool.num_free)
+    if ahead > lane.l1.pools.num_free:
+        lane.l1.make_room(ahead)
 
 
 def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
@@ -123,17 +125,17 @@ def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
 
     What L2 does not hold (yet) stays as long as it can.
     """
-    pool, tree = lane.l1.pool, lane.l1.tree
-    while (num_lacking := num_pages - pool.num_free - pool.num_quarantined) > 0:
+    pools, tree = lane.l1.pools, lane.l1.tree
+    while (num_lacking := num_pages - pools.num_available) > 0:
         victim = tree.peek()
         if victim is None:
             return
 
         num_going = min(num_lacking, victim.num_pages)
         keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
-        if replica.settings.has_host_memory and not all(map(replica.host.has, keys)):
+        if replica.settings.has_host_memory and not all(map(replica.host.has_all, keys)):
             return
-        lane.l1.make_room(num_going + pool.num_quarantined)
+        lane.l1.make_room(pools.num_available + num_going)
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
@@ -143,7 +145,7 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
         if pages is not None:
             lane.extend_table(request, pages)
             return
-        if lane.l1.pool.num_quarantined or lane.l1.tree.num_evictable_pages:
+        if lane.l1.pools.has_quarantined or lane.l1.tree.num_evictable_pages:
             return
         running = [
             other
@@ -230,7 +232,7 @@ def _load_to_wait_for(
         return -1
     if load.sent_s is None:
         return None
-    num_bytes = len(load.page_ids) * replica.settings.layout.payload_bytes(0)
+    num_bytes = load.num_pages * replica.loaded_page_bytes
     remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
     early_s = (
         remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
@@ -276,8 +278,8 @@ def _send_table(draft: Draft, request: RequestState) -> None:
     if request.table.has_unsent:
         assert request.slot is not None, "only a running request has a table"
         start, page_ids = request.table.take_unsent()
-        draft.table_columns.append((request.slot, start, len(page_ids)))
-        draft.table_pages.extend(page_ids)
+        draft.table_columns.append((request.slot, start, len(page_ids[0])))
+        draft.table_pages.append(page_ids)
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
@@ -318,27 +320,33 @@ def _row_columns(draft: Draft) -> list[Int32Array]:
     return [frozen(np.concatenate(pair)) for pair in zip(batch, columns, strict=True)]
 
 
+def _table_changes(draft: Draft) -> tuple[TableChanges, ...]:
+    """One for each KV group, if any table changes: they change together."""
+    if not draft.table_columns:
+        return ()
+    slots, starts, counts = _columns(list(draft.table_columns), 3)
+    return tuple(
+        TableChanges(
+            group=group,
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            page_ids=int32_array(itertools.chain.from_iterable(runs)),
+        )
+        for group, runs in enumerate(zip(*draft.table_pages, strict=True))
+    )
+
+
 def _finish(
     lane: Lane, draft: Draft, step: int, loads: list[Load], backups: list[Backup]
 ) -> StepPlan:
     slots, starts, counts, write_starts, outputs, row_loads = _row_columns(draft)
-    tables: tuple[TableChanges, ...] = ()
-    if draft.table_columns:
-        table_slots, table_starts, table_counts = _columns(list(draft.table_columns), 3)
-        tables = (
-            TableChanges(
-                slots=table_slots,
-                starts=table_starts,
-                counts=table_counts,
-                page_ids=int32_array(draft.table_pages),
-            ),
-        )
     removed = lane.take_removed_slots()
     return StepPlan(
         step=step,
         removed_slots=int32_array(removed) if removed else empty(),
         added=tuple(draft.added),
-        tables=tables,
+        tables=_table_changes(draft),
         loads=page_copies(loads),
         backups=page_copies(backups),
         row_slots=slots,

@@ -2,6 +2,7 @@
 Pure.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -73,7 +74,7 @@ class PrefetchState:
 
     def report(self, report: LookupProgress) -> None:
         """HostMemory says more; its last word closes the lookup."""
-        sources = report.sources[0]
+        sources = combine_sources(report.sources)
         self.sources = _keep_brought(self._earlier, sources) if self._earlier else sources
         self.has_report = True
         if report.is_final:
@@ -116,6 +117,14 @@ class PrefetchState:
         if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
             return PageSource.L3
         return source if source <= PageSource.L3 else found
+
+
+def combine_sources(by_group: Sequence[bytes]) -> bytes:
+    """One source per page of a chain: that of the group in which the page is farthest away.
+
+    In every group a page that some group cannot have says why, so the largest value tells.
+    """
+    return by_group[0] if len(by_group) == 1 else bytes(map(max, *by_group))
 
 
 def _unknown(num_l1_pages: int, num_pages: int) -> bytes:

@@ -10,7 +10,7 @@ from raydix.ids import RequestId
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.host import split_keys
-from raydix.runtime.scheduler.l1 import L1
+from raydix.runtime.scheduler.l1 import L1, duplicates
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.transfers import Load, Promotion
@@ -24,7 +24,7 @@ class Promotions:
     """Owns: what is loaded ahead for the waiting requests of one lane."""
 
     def __init__(self, settings: SchedulerSettings, l1: L1, waiting: WaitingQueue) -> None:
-        self._min_part_pages = -(-settings.min_part_bytes // settings.layout.payload_bytes(0))
+        self._min_part_pages = -(-settings.min_part_bytes // settings.loaded_page_bytes)
         self._l1 = l1
         self._waiting = waiting
         self._promotions: dict[RequestId, Promotion] = {}
@@ -46,7 +46,7 @@ class Promotions:
     @property
     def num_part_pages(self) -> int:
         """Those of them that are not in the tree."""
-        return sum(len(promotion.part) for promotion in self._promotions.values())
+        return sum(promotion.num_part_pages for promotion in self._promotions.values())
 
     def get(self, name: RequestId) -> Promotion | None:
         """A request's promotion."""
@@ -64,11 +64,11 @@ class Promotions:
         The promotion takes over `lock`; None: there is none.
         """
         former = self._promotions.get(request.request_id)
-        if former is not None and len(former.part):
+        if former is not None and former.num_part_pages:
             return None
 
         num_others = self.num_pages - (0 if former is None else former.num_pages)
-        max_pages = self._l1.pool.num_pages // _L1_PAGES_PER_PROMOTED_PAGE - num_others
+        max_pages = self._l1.pools.num_pages // _L1_PAGES_PER_PROMOTED_PAGE - num_others
         num_pages = min(num_l2_pages, max_pages - lock.num_pages)
         if num_pages <= 0 or num_pages < self._min_part_pages:
             return None
@@ -106,8 +106,7 @@ class Promotions:
             self._waiting.page_came(key)
 
         # What the tree held already is not needed twice.
-        part = promotion.drop_part()
-        self._l1.release(part[part != insertion.page_ids[0]])
+        self._l1.release(duplicates(promotion.drop_part(), insertion.page_ids))
         self._waiting.lead(promotion.request_id, None)
 
     def drop_part(self, promotion: Promotion) -> None:

@@ -17,6 +17,7 @@ from raydix.runtime.messages.host import (
     Urgency,
 )
 from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.scheduler.cached_prefix import match_tiers
 from raydix.runtime.scheduler.counters import Counters
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
@@ -44,7 +45,8 @@ class Replica:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.counters = Counters()
-        self.host = HostView()
+        self.host = HostView(settings.num_groups)
+        self.loaded_page_bytes = settings.loaded_page_bytes
         self.lanes = [
             Lane(index, settings, self.host, self.counters) for index in range(settings.num_lanes)
         ]
@@ -136,7 +138,8 @@ class Replica:
         if promotion is not None:
             promotion.wait_for(lease_id)
         keys = request.chain.keys(stop, start)
-        self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=(0,)))
+        starts = (0,) * self.settings.num_groups
+        self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=starts))
 
     def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
         """Give a lease back over the connection that granted it, if that is still there."""
@@ -227,7 +230,11 @@ class Replica:
         if not is_useful:
             return 0
         num_full = request.num_tokens // self.settings.page_size
-        return self.host.count_resident(request.chain.keys(num_full), num_l1_pages, num_full)
+        keys = request.chain.keys(num_full)
+        found = match_tiers(
+            self.settings.layout, self.host, keys, num_l1_pages=num_l1_pages, num_pages=num_full
+        )
+        return found.num_pages - num_l1_pages
 
     def want_lookup(self, request: RequestState, num_l1_pages: int, num_l2_pages: int) -> None:
         """Have HostMemory asked for a waiting request's chain, if there is one to ask: at once, or
@@ -257,10 +264,13 @@ class Replica:
         self.lookups.open(lookup_id, asker)
         self.host.unanswered.add(lookup_id)
 
-        keys = asker.chain.keys(num_full)
-        self.tell_host(
-            Lookup(lookup_id=lookup_id, keys=keys, num_l1_pages=(num_l1_pages,), urgency=urgency)
+        lookup = Lookup(
+            lookup_id=lookup_id,
+            keys=asker.chain.keys(num_full),
+            num_l1_pages=(num_l1_pages,) * self.settings.num_groups,
+            urgency=urgency,
         )
+        self.tell_host(lookup)
         if earlier_id is not None:
             # What that one brought is kept for this one from now on.
             self.tell_host(CancelLookup(lookup_id=earlier_id))

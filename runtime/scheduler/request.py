@@ -100,7 +100,7 @@ class RequestState:
     def _reset_run(self) -> None:
         self.slot: Slot | None = None
         self.lock: Lock | None = None
-        self.table = BlockTable()
+        self.table = BlockTable(())
         self.write_start = 0
         self.load: Load | None = None
         self.is_on_device = False

@@ -218,9 +218,9 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
             replica.requeue(request)
         return
 
-    replica.counters.count(Count.LOADED_PAGES, len(load.page_ids))
+    replica.counters.count(Count.LOADED_PAGES, load.num_pages)
     if promotion is not None:
-        replica.counters.count(Count.PROMOTED_PAGES, len(load.page_ids))
+        replica.counters.count(Count.PROMOTED_PAGES, load.num_pages)
         lane.promotions.publish(promotion, request, now_s)
         lane.waiting.wake(request)
     else:
@@ -250,9 +250,11 @@ def _finish_backup(replica: Replica, lane: Lane, backup: Backup) -> None:
     lane.backups.finish(backup.keys)
     if backup.host_connection != replica.host.connection:
         return
-    replica.counters.count(Count.BACKED_UP_PAGES, len(backup.page_ids))
-    replica.tell_host(
-        CommitPages(
-            keys=backup.keys, host_page_ids=backup.host_page_ids, generations=backup.generations
-        )
-    )
+    replica.counters.count(Count.BACKED_UP_PAGES, backup.num_pages)
+    columns = zip(backup.keys, backup.host_page_ids, backup.generations, strict=True)
+    for group, (keys, host_page_ids, generations) in enumerate(columns):
+        if keys:
+            commit = CommitPages(
+                keys=keys, host_page_ids=host_page_ids, generations=generations, group=group
+            )
+            replica.tell_host(commit)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.policies import (
     EvictionPolicy,
     LoadPolicy,
@@ -30,7 +31,8 @@ class SchedulerSettings:
 
     layout: KvLayout
     num_lanes: int
-    num_pages: int
+    num_pages: tuple[int, ...]
+    """Usable L1 pages of each KV group."""
     max_model_len: int
     vocab_size: int = 2**31 - 1
     """Token ids are below; as large as can be where the model is not known."""
@@ -70,3 +72,18 @@ class SchedulerSettings:
     def page_size(self) -> int:
         """Tokens per page."""
         return self.layout.page_size
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self.layout.groups)
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest prefix that L1 can hold."""
+        return min(self.num_pages)
+
+    @property
+    def loaded_page_bytes(self) -> int:
+        """What one rank loads of one page of every KV group."""
+        return sum(KvShard(layout=self.layout, num_ranks=self.ranks_per_lane).loaded_bytes)

@@ -154,7 +154,7 @@ def _predict_prefill_s(
     settings = replica.settings
     size = settings.page_size
     num_l2_pages = replica.count_l2_pages(request, num_l1_pages)
-    load_s = replica.load_rate.predict_s(num_l2_pages * settings.layout.payload_bytes(0), now_s)
+    load_s = replica.load_rate.predict_s(num_l2_pages * replica.loaded_page_bytes, now_s)
     recompute_s = replica.prefill_rate.predict_s(num_l2_pages * size, now_s)
     match settings.load:
         case LoadPolicy.ALWAYS:

@@ -2,13 +2,15 @@
 ahead.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from raydix.ids import ConnectionId, LeaseId, RequestId, TransferId
+from raydix.runtime.cache.page_pools import PageIds, no_pages, num_pages_of, pages_between
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.messages.arrays import Int32Array, empty
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.scheduler.timers import Alarm
 
@@ -20,15 +22,21 @@ class Transfer:
     """
 
     transfer_id: TransferId
-    page_ids: Int32Array
-    host_page_ids: Int32Array
-    generations: Int32Array
+    page_ids: PageIds
+    host_page_ids: PageIds
+    generations: PageIds
+    """Columns of each KV group."""
     host_connection: ConnectionId
     """Over which its host pages were granted or leased."""
     waiting_ranks: set[int] = field(default_factory=set)
     is_stale: bool = False
     """A rank read a host page that had changed hands: the bytes are not to be used."""
     sent_s: float | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the group that moves the most: of a load, those that its request gains."""
+        return num_pages_of(self.page_ids)
 
     def send(self, ranks: range, now_s: float) -> None:
         """It goes to these ranks with the next plan."""
@@ -58,7 +66,8 @@ class Load(Transfer):
 class Backup(Transfer):
     """L1 to L2, published under `keys` once acknowledged."""
 
-    keys: bytes
+    keys: tuple[bytes, ...]
+    """Of each KV group's pages."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -72,7 +81,7 @@ class Promotion:
 
     request_id: RequestId
     lock: Lock
-    part: Int32Array
+    part: PageIds
     """GPU pages of the part that is on its way; none between two parts."""
     lease_id: LeaseId | None
     """Asked for and not answered."""
@@ -82,22 +91,27 @@ class Promotion:
     @property
     def num_pages(self) -> int:
         """Pages of L1 that it keeps."""
-        return self.lock.num_pages + len(self.part)
+        return self.lock.num_pages + self.num_part_pages
+
+    @property
+    def num_part_pages(self) -> int:
+        """Pages of the part that is on its way."""
+        return num_pages_of(self.part)
 
     def wait_for(self, lease_id: LeaseId) -> None:
         """HostMemory is asked for a lease on the host pages of the part."""
         self.lease_id = lease_id
 
-    def take_load(self, load: Load) -> Int32Array:
+    def take_load(self, load: Load) -> PageIds:
         """The first pages of the part are leased, all as a rule; returns those that are not."""
-        surplus = self.part[len(load.page_ids) :]
+        surplus = pages_between(self.part, load.num_pages)
         self.part, self.lease_id, self.load = load.page_ids, None, load
         return surplus
 
-    def drop_part(self) -> Int32Array:
+    def drop_part(self) -> PageIds:
         """The part will not come, or is in the tree; returns the pages that were kept for it."""
         part = self.part
-        self.part, self.lease_id, self.load = empty(), None, None
+        self.part, self.lease_id, self.load = no_pages(len(part)), None, None
         return part
 
 
@@ -105,14 +119,21 @@ def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:
     """The columns of a plan for these transfers."""
     if not transfers:
         return PageCopies()
-    counts = [len(transfer.page_ids) for transfer in transfers]
-    pages = np.concatenate([transfer.page_ids for transfer in transfers])
+    # One run of pages after another: those of one transfer and one KV group.
+    runs = [
+        (transfer.transfer_id, group, len(page_ids))
+        for transfer in transfers
+        for group, page_ids in enumerate(transfer.page_ids)
+    ]
+    transfer_ids, groups, counts = np.array(runs, dtype=np.int32).T
     return PageCopies(
-        transfer_ids=np.repeat(
-            np.array([t.transfer_id for t in transfers], dtype=np.int32), counts
-        ),
-        groups=np.zeros(len(pages), dtype=np.int32),
-        page_ids=pages,
-        host_page_ids=np.concatenate([transfer.host_page_ids for transfer in transfers]),
-        generations=np.concatenate([transfer.generations for transfer in transfers]),
+        transfer_ids=np.repeat(transfer_ids, counts),
+        groups=np.repeat(groups, counts),
+        page_ids=_joined([transfer.page_ids for transfer in transfers]),
+        host_page_ids=_joined([transfer.host_page_ids for transfer in transfers]),
+        generations=_joined([transfer.generations for transfer in transfers]),
     )
+
+
+def _joined(columns: list[PageIds]) -> Int32Array:
+    return np.concatenate(list(itertools.chain.from_iterable(columns)))

@@ -61,7 +61,7 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
         layout=KvLayout(
             page_size=config.cache.page_size, dtype="float32", dtype_bytes=4, groups=(group,)
         ),
-        num_pages=num_pages,
+        num_pages=(num_pages,),
         weight_bytes=0,
         max_position_embeddings=MAX_POSITIONS,
         vocab_size=VOCAB_SIZE,

@@ -128,7 +128,7 @@ class DeviceRank:
         self._done: dict[int, TransferDone] = {}
         self._errors: list[BaseException] = []
         shard = KvShard(layout=cluster.settings.layout)
-        [pool] = make_pools(shard, [cluster.settings.num_pages], world.device)
+        [pool] = make_pools(shard, cluster.settings.num_pages, world.device)
         self._pool_PLH2SD = pool.view(torch.int32)
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._transfers = self._make_transfers(pool)

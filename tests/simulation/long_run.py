@@ -57,7 +57,7 @@ def make_workload(num_requests: int, seed: int) -> Workload:
         drawn.settings,
         num_lanes=3,
         ranks_per_lane=1,
-        num_pages=40,
+        num_pages=(40,),
         prefix_caching=True,
         has_host_memory=True,
         write_policy=WritePolicy.WRITE_THROUGH,

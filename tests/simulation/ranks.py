@@ -82,8 +82,8 @@ class SimulatedRank:
         self._link: Link | None = None
         size = cluster.settings.page_size
         self.pages: list[list[list[int | None]]] = [
-            [[None] * size for _ in range(cluster.settings.num_pages + 1)]
-            for _ in cluster.settings.layout.groups
+            [[None] * size for _ in range(num_pages + 1)]
+            for num_pages in cluster.settings.num_pages
         ]
         """Per KV group."""
         self.tokens: dict[int, list[int]] = {}

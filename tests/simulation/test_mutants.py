@@ -28,7 +28,7 @@ from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
 MAX_SEEDS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]
 
-SMALL_L1 = replace(BASE_SETTINGS, num_pages=30)
+SMALL_L1 = replace(BASE_SETTINGS, num_pages=(30,))
 FROM_STORAGE = replace(
     BASE_SETTINGS, prefetch=PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)
 )
@@ -208,7 +208,7 @@ CASES = [
         mutant=never_give_way,
         workload=Workload(
             seed=0,
-            settings=replace(FROM_STORAGE, num_pages=30),
+            settings=replace(FROM_STORAGE, num_pages=(30,)),
             faults=Faults(storage_s=0.3),
             num_flushes=6,
             num_requests=48,

@@ -29,11 +29,19 @@ LAYOUT = KvLayout(
     dtype_bytes=4,
     groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=1, head_dim=8),),
 )
+TWO_GROUPS = replace(
+    LAYOUT,
+    groups=(
+        KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8),
+        KvGroup(kind=GroupKind.FULL, layers=(1, 2), num_kv_heads=2, head_dim=8),
+    ),
+)
+"""Layers that all see everything, in two groups whose pages differ in size."""
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
 BASE_SETTINGS = SchedulerSettings(
     layout=LAYOUT,
     num_lanes=2,
-    num_pages=40,
+    num_pages=(40,),
     max_model_len=120,
     max_running_requests=6,
     prefill_budget_tokens=16,
@@ -117,11 +125,11 @@ def draw_workload(seed: int) -> Workload:
 
 
 def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
-    return replace(
+    settings = replace(
         BASE_SETTINGS,
         num_lanes=draw.choice([1, 2, 2, 3]),
         ranks_per_lane=2 if draw.random() < 0.2 else 1,
-        num_pages=draw.choice([30, 40, 64]),
+        num_pages=(draw.choice([30, 40, 64]),),
         max_running_requests=draw.choice([2, 6, 16]),
         prefill_budget_tokens=draw.choice([4, 16, 64]),
         chunked_prefill=draw.random() < 0.8,
@@ -141,6 +149,10 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
         start_prefill_tokens_per_s=draw.choice([500.0, 2000.0, 50_000.0]),
         start_load_bytes_per_s=draw.choice([1e4, 10e9]),
     )
+    if draw.random() < 0.4:
+        num_pages = (*settings.num_pages, draw.choice([30, 50, 100]))
+        settings = replace(settings, layout=TWO_GROUPS, num_pages=num_pages)
+    return settings
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:

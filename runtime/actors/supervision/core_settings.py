@@ -20,9 +20,13 @@ _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 
 
 def scheduler_settings(
-    config: EngineConfig, layout: KvLayout, num_pages: int, max_model_len: int, vocab_size: int
+    config: EngineConfig,
+    layout: KvLayout,
+    num_pages: tuple[int, ...],
+    max_model_len: int,
+    vocab_size: int,
 ) -> SchedulerSettings:
-    """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
+    """Settings of the Scheduler's core. num_pages: usable L1 pages of each group per rank."""
     cache, scheduler = config.cache, config.scheduler
     chunk = scheduler.chunked_prefill_tokens
     return SchedulerSettings(

@@ -77,14 +77,18 @@ class EngineActors:
     async def facts(self) -> EngineFacts:
         """What a client needs to know, once every rank has loaded."""
         report, num_pages = await self._loaded.agreed()
-        arena_bytes = host_bytes_per_node(self._config, report.layout, num_pages, len(self.gpus))
+        arena_bytes = host_bytes_per_node(
+            self._config, report.layout, num_pages, self._config.parallel.dp
+        )
         return EngineFacts(
             name=self._name,
             supervisor_pid=os.getpid(),
             client_address=self._scheduler_address,
             secret=self._secret,
             model_path=os.path.abspath(self._config.model.path),
-            max_model_len=self._config.max_model_len(report.max_position_embeddings, num_pages),
+            max_model_len=self._config.max_model_len(
+                report.max_position_embeddings, min(num_pages)
+            ),
             vocab_size=report.vocab_size,
             eos_token_ids=report.eos_token_ids,
             layout=report.layout,

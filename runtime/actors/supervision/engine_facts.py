@@ -18,7 +18,7 @@ class EngineFacts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout: KvLayout
-    num_pages: int
+    num_pages: tuple[int, ...]
     """Usable L1 pages per rank."""
     arena_bytes: int | None
     """None without L2."""

@@ -18,12 +18,12 @@ class LoadedRanks:
         self._num_ranks = num_ranks
         self._model_path = model_path
         self._reports: dict[int, LoadReport] = {}
-        self._num_pages: int | None = None
+        self._num_pages: tuple[int, ...] | None = None
         self._all_loaded = asyncio.Event()
 
     @property
-    def agreed_pages(self) -> int | None:
-        """L1 pages per rank; None until every rank has loaded."""
+    def agreed_pages(self) -> tuple[int, ...] | None:
+        """L1 pages of each KV group per rank; None until every rank has loaded."""
         return self._num_pages
 
     def note(self, rank: int, report: LoadReport) -> None:
@@ -33,10 +33,11 @@ class LoadedRanks:
 
         self._reports[rank] = report
         if len(self._reports) == self._num_ranks and self._num_pages is None:
-            self._num_pages = min(report.num_pages for report in self._reports.values())
+            reported = [report.num_pages for report in self._reports.values()]
+            self._num_pages = tuple(map(min, zip(*reported, strict=True)))
             self._all_loaded.set()
 
-    async def agreed(self) -> tuple[LoadReport, int]:
+    async def agreed(self) -> tuple[LoadReport, tuple[int, ...]]:
         """What holds for every rank, once all have loaded: the first one's report, the pages."""
         await self._all_loaded.wait()
         assert self._num_pages is not None, "every rank has loaded"
@@ -52,13 +53,20 @@ class LoadedRanks:
                 )
 
     def _require_agreed_pages(self, rank: int, report: LoadReport) -> None:
-        if self._num_pages is not None and report.num_pages < self._num_pages:
+        if self._num_pages is None:
+            return
+        if any(own < agreed for own, agreed in zip(report.num_pages, self._num_pages, strict=True)):
             raise ConfigError(
-                f"rank {rank} was restarted with {report.num_pages} L1 pages; the Scheduler counts "
-                f"on {self._num_pages}. Set cache.l1.num_pages to what every rank can hold and "
+                f"rank {rank} was restarted with {_per_group(report.num_pages)} L1 pages; the "
+                f"Scheduler counts on {_per_group(self._num_pages)}. Set cache.l1.num_pages to "
+                "what every rank can hold and "
                 "restart the engine."
             )
 
 
 def _shown(report: LoadReport) -> str:
     return report.fingerprint.hex()[:_SHOWN_DIGITS]
+
+
+def _per_group(num_pages: tuple[int, ...]) -> str:
+    return "+".join(map(str, num_pages))

@@ -97,7 +97,7 @@ class Rank:
     def _build(self, config: EngineConfig, device_index: int) -> GpuModel:
         model = build_sleeping_model(config, device_index, step_s=0.0)
         shard = KvShard(layout=model.report.layout)
-        self.pools = make_pools(shard, [model.report.num_pages], torch.device("cpu"))
+        self.pools = make_pools(shard, model.report.num_pages, torch.device("cpu"))
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
             return CpuTransfers(

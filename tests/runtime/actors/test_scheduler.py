@@ -23,7 +23,7 @@ from tests.runtime.scheduler.core_driver import BASE
 SECRET = b"secret"
 NUM_TOKENS = 300
 SETTINGS = replace(
-    BASE, num_pages=400, max_model_len=400, prefill_budget_tokens=64, has_host_memory=False
+    BASE, num_pages=(400,), max_model_len=400, prefill_budget_tokens=64, has_host_memory=False
 )
 NUM_LOGPROBS = 2000
 WIDE = TokenLogprobs(

@@ -5,7 +5,7 @@ from tests.runtime.actors.sample_values import LAYOUT, values_of
 
 
 def test_what_the_core_has_counted_becomes_samples() -> None:
-    settings = SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=8, max_model_len=64)
+    settings = SchedulerSettings(layout=LAYOUT, num_lanes=1, num_pages=(8,), max_model_len=64)
     counted = {"prompt_tokens_l2": 5, "finished_stop": 2, "scheduler_cpu_s": 0.5}
 
     values = values_of(SCHEDULER_METRICS, {**SchedulerCore(settings).stats(), **counted})
@@ -13,21 +13,18 @@ def test_what_the_core_has_counted_becomes_samples() -> None:
     assert values["prompt_tokens_cached_by_source_total", ("l2",)] == 5
     assert values["request_success_total", ("stop",)] == 2
     assert values["scheduler_cpu_seconds_total", ()] == 0.5
-    assert values["l1_pages", ("all", "used")] == 0
+    assert values["l1_pages", ("all", "0", "used")] == 0
 
 
 def test_usage_counts_what_requests_hold() -> None:
-    figures = {
-        "l1_total_pages": 100,
-        "l1_used_pages": 60,
-        "l1_cached_pages": 50,
-        "l1_locked_pages": 10,
-    }
+    pages = {"total": 100, "used": 60, "cached": 50, "locked": 10}
+    figures = {f"l1_{state}_pages": count for state, count in pages.items()}
+    figures |= {f"l1_{state}_pages_0": count for state, count in pages.items()}
 
     values = values_of(SCHEDULER_METRICS, figures)
 
     assert values["kv_cache_usage_perc", ()] == 0.2
-    assert values["l1_pages", ("all", "free")] == 40
+    assert values["l1_pages", ("all", "0", "free")] == 40
 
 
 def test_hits_count_all_tiers_and_queries_every_prompt_token_with_a_source() -> None:

@@ -19,13 +19,24 @@ def test_a_ratio_counts_all_ranks_of_the_node(tmp_path: Path) -> None:
         tmp_path, {"parallel": {"dp": 2}, "cache": {"l1": {"num_pages": 10}, "l2": {"ratio": 3.0}}}
     )
     assert host_bytes_per_node(
-        config, LAYOUT, num_pages=10, ranks_on_node=2
+        config, LAYOUT, num_pages=(10,), lanes_on_node=2
     ) == 3 * 2 * 10 * LAYOUT.host_page_bytes(0)
+
+
+def test_ranks_that_share_pages_count_once(tmp_path: Path) -> None:
+    config = load_config(
+        tmp_path, {"cache": {"l1": {"num_pages": 10}, "l2": {"ratio": 2.0}, "codec": "none"}}
+    )
+    twice = replace(LAYOUT, groups=LAYOUT.groups * 2)
+
+    num_bytes = host_bytes_per_node(config, twice, num_pages=(10, 6), lanes_on_node=1)
+
+    assert num_bytes == 2 * (10 + 6) * LAYOUT.host_page_bytes(0)
 
 
 def test_no_prefix_caching_means_no_arena(tmp_path: Path) -> None:
     config = load_config(tmp_path, {"cache": {"prefix_caching": False}})
-    assert host_bytes_per_node(config, LAYOUT, num_pages=10, ranks_on_node=1) is None
+    assert host_bytes_per_node(config, LAYOUT, num_pages=(10,), lanes_on_node=1) is None
 
 
 def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None:
@@ -40,7 +51,7 @@ def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None
         },
     )
 
-    summary = effective_summary(config, LAYOUT)
+    summary = effective_summary(config, LAYOUT, (100,))
 
     assert "16 tokens, 8KiB" in summary
     assert "100 pages = 1,600 tokens" in summary
@@ -51,16 +62,16 @@ def test_the_summary_tells_pages_and_tokens_of_each_tier(tmp_path: Path) -> None
 def test_the_summary_says_what_rounds_pages(tmp_path: Path) -> None:
     config = load_config(tmp_path, {"cache": {"l2": {"bytes_per_node": "1MiB"}, "codec": "int8"}})
 
-    summary = effective_summary(config, replace(LAYOUT, codec=Codec.INT8))
+    summary = effective_summary(config, replace(LAYOUT, codec=Codec.INT8), (100,))
 
     assert "16 tokens, 8KiB" in summary
     assert f"{2**20 // (2 * 2 * (2 * 256 + 16) + 64)} pages" in summary
     assert "rounded to int8" in summary
-    assert "rounded" not in effective_summary(config, LAYOUT)
+    assert "rounded" not in effective_summary(config, LAYOUT, (100,))
 
 
 def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
-    summary = effective_summary(load_config(tmp_path, {"cache": {"l2": None}}), LAYOUT)
+    summary = effective_summary(load_config(tmp_path, {"cache": {"l2": None}}), LAYOUT, (100,))
     assert "L2     off" in summary
     assert "L3     off" in summary
 

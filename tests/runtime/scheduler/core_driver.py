@@ -24,7 +24,7 @@ BASE = SchedulerSettings(
         groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=1, head_dim=8),),
     ),
     num_lanes=1,
-    num_pages=32,
+    num_pages=(32,),
     max_model_len=100,
     max_running_requests=8,
     prefill_budget_tokens=16,

@@ -51,7 +51,7 @@ def test_a_page_is_taken_only_when_the_last_one_is_full() -> None:
 def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
     driver = CoreDriver(
         page_size=64,
-        num_pages=64,
+        num_pages=(64,),
         max_model_len=4096,
         prefill_budget_tokens=512,
         policy=SchedulingPolicy.FCFS,
@@ -63,7 +63,7 @@ def test_chunks_end_on_pages_and_the_next_request_gets_what_is_left() -> None:
 
 
 def test_later_chunks_do_not_wait_for_evicted_pages_to_leave_quarantine() -> None:
-    driver = CoreDriver(page_size=4, num_pages=32, prefill_budget_tokens=16)
+    driver = CoreDriver(page_size=4, num_pages=(32,), prefill_budget_tokens=16)
     for start in range(0, 4000, 100):
         driver.submit(tokens(start, 4), max_tokens=1)
         driver.run()
@@ -113,7 +113,7 @@ def test_lpm_works_with_any_number_waiting(num_waiting: int) -> None:
 def test_shared_prefix_is_computed_once() -> None:
     driver = CoreDriver(
         page_size=4,
-        num_pages=400,
+        num_pages=(400,),
         max_model_len=1200,
         prefill_budget_tokens=4096,
         max_running_requests=16,
@@ -216,7 +216,7 @@ def test_load_is_all_or_nothing() -> None:
 
 
 def test_failed_admission_is_no_hit() -> None:
-    driver = CoreDriver(num_pages=12, max_model_len=48, has_host_memory=True)
+    driver = CoreDriver(num_pages=(12,), max_model_len=48, has_host_memory=True)
     driver.submit(tokens(0, 8), max_tokens=1)
     driver.run()
     driver.submit(tokens(500, 30), max_tokens=10)
@@ -229,7 +229,7 @@ def test_failed_admission_is_no_hit() -> None:
 
 
 def test_admission_does_not_count_its_own_prefix_as_room() -> None:
-    driver = CoreDriver(num_pages=16, max_model_len=64)
+    driver = CoreDriver(num_pages=(16,), max_model_len=64)
     cached = tokens(0, 32)
     driver.submit(cached, max_tokens=1)
     driver.run()
@@ -267,7 +267,7 @@ def test_duplicate_pages_are_given_back_and_the_table_points_at_the_trees() -> N
         sent.update(page for changes in plan.tables for page in changes.page_ids.tolist())
     assert driver.answers["grows"].tokens == tokens(4, 11)[: len(driver.answers["grows"].tokens)]
     match = driver.core._replica.lanes[0].match(request.chain)
-    assert request.table.pages(0, 3).tolist() == match.page_ids[0].tolist()[:3]
+    assert request.table.pages(0, 3)[0].tolist() == match.page_ids[0].tolist()[:3]
     driver.run()
     assert tree.num_cached_pages == 3, "both computed the same pages; one copy of each is left"
     assert driver.core.stats()["l1_used_pages"] == 3

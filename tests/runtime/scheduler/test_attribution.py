@@ -143,7 +143,7 @@ def test_prompts_that_share_nothing_report_nothing_cached_however_often_they_are
     num_pages = draw.choice([12, 16, 20, 24])
     driver = CoreDriver(
         has_host_memory=True,
-        num_pages=num_pages,
+        num_pages=(num_pages,),
         max_model_len=4 * num_pages,
         prefill_budget_tokens=draw.choice([4, 8]),
     )

@@ -15,6 +15,7 @@ from raydix.runtime.config.policies import (
     WritePolicy,
 )
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.request import MAX_LOSSES
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
@@ -44,7 +45,7 @@ class CoreMachine(RuleBasedStateMachine):
         write_policy=st.sampled_from(WritePolicy),
         strategy=st.sampled_from(PrefetchStrategy),
         load=st.sampled_from([LoadPolicy.ALWAYS, LoadPolicy.AUTO]),
-        num_pages=st.sampled_from([12, 40]),
+        num_pages=st.sampled_from([(12,), (40,)]),
         is_chunked=st.booleans(),
     )
     def start(
@@ -53,7 +54,7 @@ class CoreMachine(RuleBasedStateMachine):
         write_policy: WritePolicy,
         strategy: PrefetchStrategy,
         load: LoadPolicy,
-        num_pages: int,
+        num_pages: tuple[int, ...],
         is_chunked: bool,
     ) -> None:
         self.driver = CoreDriver(
@@ -74,6 +75,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.expected: dict[str, Expected] = {}
         self.lost: set[int] = set()
         self.num_incarnations = 1
+        self.num_losses = 0
         self.has_host = True
         self.num_submitted = 0
 
@@ -166,11 +168,13 @@ class CoreMachine(RuleBasedStateMachine):
     def lose_rank(self, lane: int) -> None:
         if lane not in self.lost:
             self.lost.add(lane)
+            self.num_losses += 1
             self.driver.lose_rank(lane)
 
     @rule(lane=st.integers(0, NUM_LANES - 1))
     def link_of_rank_breaks(self, lane: int) -> None:
         if lane not in self.lost:
+            self.num_losses += 1
             self.driver.lose_rank(lane)
             self.driver.attach_rank(lane, incarnation=self.num_incarnations)
 
@@ -236,7 +240,9 @@ class CoreMachine(RuleBasedStateMachine):
             if answer.sources is not None:
                 assert sum(answer.sources.values()) == expected.num_prompt
             if answer.ending is not None:
-                assert answer.ending in expected.endings
+                # A request may have run under each of these ranks.
+                is_suspect = self.num_losses > MAX_LOSSES
+                assert answer.ending in (*expected.endings, *(("EngineDead",) * is_suspect))
             if answer.ending == "length":
                 assert len(answer.tokens) == expected.max_tokens
 

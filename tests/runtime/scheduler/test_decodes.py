@@ -98,7 +98,7 @@ def test_pages_of_decoded_tokens_are_published_as_they_fill() -> None:
 def _random_run(seed: int, **changes: Any) -> CoreDriver:
     draw = random.Random(seed)
     driver = CoreDriver(
-        num_pages=draw.choice([20, 40]), max_running_requests=draw.choice([2, 8]), **changes
+        num_pages=(draw.choice([20, 40]),), max_running_requests=draw.choice([2, 8]), **changes
     )
     driver.token_of = lambda name, position: (7 * position + len(name)) % 5  # type: ignore[method-assign]
     for index in range(12):
@@ -171,7 +171,7 @@ def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_pag
 
     request = driver.core._replica.requests[RequestId(reader)]
     assert request.batch is not None
-    assert list(tables[reader].values()) == request.table.pages(0).tolist()
+    assert list(tables[reader].values()) == request.table.pages(0)[0].tolist()
 
 
 def test_many_stop_ids_of_one_request_cost_the_others_nothing() -> None:

@@ -132,7 +132,7 @@ def test_silent_host_memory_is_done_without_and_then_used_again() -> None:
 
 def test_pages_reserved_for_a_lease_before_the_first_step_are_free_when_it_is_given_up() -> None:
     prompt = list(range(90))
-    driver = CoreDriver(has_host_memory=True, num_pages=25, prefill_budget_tokens=64)
+    driver = CoreDriver(has_host_memory=True, num_pages=(25,), prefill_budget_tokens=64)
     driver.fill_l2(prompt)
     name = driver.submit(prompt, max_tokens=1)
     assert driver.core.stats()["leases_wanted"] == 1

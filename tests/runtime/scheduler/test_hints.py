@@ -73,7 +73,7 @@ def test_prefetch_holds_nothing_and_counts_as_no_request() -> None:
 
 
 def test_keys_of_hints_are_hashed_after_those_of_requests() -> None:
-    driver = driver_with(max_model_len=20_000, num_pages=6000)
+    driver = driver_with(max_model_len=20_000, num_pages=(6000,))
     prefetch(driver, [1] * 12_000, "hint")
     driver.submit([2] * 12_000, name="request")
     while len(lookups(driver)) < 2:

@@ -282,7 +282,7 @@ def test_retraction_takes_worst_priority_then_shortest_output_then_longest_input
         {"tokens": list(range(100, 108)), "priority": 0},
         {"tokens": list(range(200, 212)), "priority": 0},
     ]
-    driver = CoreDriver(num_pages=32, prefill_budget_tokens=64)
+    driver = CoreDriver(num_pages=(32,), prefill_budget_tokens=64)
     names = [driver.submit(max_tokens=60, **request) for request in requests]  # type: ignore[arg-type]
     lane = driver.core._replica.lanes[0]
     while len(order) < 2:
@@ -294,7 +294,7 @@ def test_retraction_takes_worst_priority_then_shortest_output_then_longest_input
 
 
 def test_lone_request_is_never_retracted() -> None:
-    driver = CoreDriver(num_pages=16, max_model_len=64)
+    driver = CoreDriver(num_pages=(16,), max_model_len=64)
     for start in (0, 500):
         driver.submit(list(range(start, start + 30)), max_tokens=None, name=str(start))
         driver.run()
@@ -303,7 +303,7 @@ def test_lone_request_is_never_retracted() -> None:
 
 
 def test_half_computed_prompts_that_hold_all_pages_go_on_one_by_one() -> None:
-    driver = CoreDriver(num_pages=12, max_model_len=48, prefill_budget_tokens=4)
+    driver = CoreDriver(num_pages=(12,), max_model_len=48, prefill_budget_tokens=4)
     for start in (0, 100, 200, 300):
         driver.submit(list(range(start, start + 40)), max_tokens=4, name=str(start))
     driver.run()
@@ -312,7 +312,7 @@ def test_half_computed_prompts_that_hold_all_pages_go_on_one_by_one() -> None:
 
 
 def test_pages_are_conserved_through_a_mixed_load() -> None:
-    driver = CoreDriver(num_pages=16, max_model_len=64)
+    driver = CoreDriver(num_pages=(16,), max_model_len=64)
     for index in range(20):
         driver.submit(
             [*PROMPT[: index % 17 + 1], *range(900, 900 + index)], max_tokens=index % 7 + 1
@@ -320,7 +320,8 @@ def test_pages_are_conserved_through_a_mixed_load() -> None:
         driver.step() if driver.plans[0] else None
         if index % 5 == 4:
             driver.abort(f"r{index}")
-        pool, tree = driver.core._replica.lanes[0].l1.pool, driver.core._replica.lanes[0].l1.tree
+        l1 = driver.core._replica.lanes[0].l1
+        pool, tree = l1.pools.group(0), l1.tree
         private = sum(
             len(request.table) - request.num_held_pages
             for request in driver.core._replica.lanes[0].running.values()
@@ -349,7 +350,7 @@ def test_explain_names_the_ranges() -> None:
 
 def test_page_keys_of_a_long_prompt_are_computed_over_several_events() -> None:
     driver = CoreDriver(
-        max_model_len=20_000, num_pages=6000, prefill_budget_tokens=16_384, has_host_memory=True
+        max_model_len=20_000, num_pages=(6000,), prefill_budget_tokens=16_384, has_host_memory=True
     )
     driver.submit([1] * 12_000)
     driver.send_tick()
@@ -363,7 +364,7 @@ def test_page_keys_of_a_long_prompt_are_computed_over_several_events() -> None:
 
 
 def test_aborting_a_request_whose_keys_are_being_computed_leaves_nothing() -> None:
-    driver = CoreDriver(max_model_len=20_000, num_pages=6000, has_host_memory=True)
+    driver = CoreDriver(max_model_len=20_000, num_pages=(6000,), has_host_memory=True)
     name = driver.submit([1] * 12_000)
     driver.abort(name)
     driver.send_tick()

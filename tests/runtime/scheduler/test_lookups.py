@@ -112,7 +112,7 @@ def driver_with(max_staged_pages: int) -> CoreDriver:
         has_host_memory=True,
         prefetch=PATIENT,
         lookup_deadline_s=1e9,
-        num_pages=200,
+        num_pages=(200,),
         max_staged_pages=max_staged_pages,
     )
 
@@ -176,7 +176,7 @@ def test_best_effort_does_not_wait_for_its_turn() -> None:
         has_host_memory=True,
         prefetch=PrefetchSettings(strategy=PrefetchStrategy.BEST_EFFORT),
         max_staged_pages=4,
-        num_pages=200,
+        num_pages=(200,),
         max_running_requests=8,
         prefill_budget_tokens=256,
     )
@@ -229,7 +229,7 @@ def test_aborted_request_gives_up_what_its_finished_lookup_brought() -> None:
         has_host_memory=True,
         prefetch=PATIENT,
         lookup_deadline_s=1e9,
-        num_pages=200,
+        num_pages=(200,),
         max_running_requests=1,
     )
     driver.submit(prompt_of(9), max_tokens=80, name="keeps the only slot")

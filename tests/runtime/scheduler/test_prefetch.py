@@ -210,7 +210,7 @@ def test_page_gone_from_the_middle_of_storage_leaves_the_prefix_before_it() -> N
     flush(cluster)
     assert cluster.storage is not None
     keys = CoreDriver().keys(PAGES)
-    del cluster.storage.objects[host.split_keys(keys)[4]]
+    del cluster.storage.objects[0, host.split_keys(keys)[4]]
     assert serve(cluster, "warm", PAGES) == {
         "l3": 16,
         "computed:not_found": 24,
@@ -288,11 +288,9 @@ def test_abort_stops_the_reads_of_its_request_within_a_batch_and_no_others() -> 
     assert cluster.storage is not None
     own, others = (host.split_keys(CoreDriver().keys(prompt)) for prompt in (PAGES, OTHER))
     assert (
-        sum(cluster.storage.num_reads.get(key, 0) for key in own)
-        <= 2 * STORAGE.batch_pages
-        < len(own)
+        sum(cluster.storage.num_reads[0, key] for key in own) <= 2 * STORAGE.batch_pages < len(own)
     )
-    assert [cluster.storage.num_reads.get(key, 0) for key in others] == [1] * len(others)
+    assert [cluster.storage.num_reads[0, key] for key in others] == [1] * len(others)
     assert cluster.answers["other"].sources == {"l3": 40, "computed:partial_page": 1}  # type: ignore[index]
 
 

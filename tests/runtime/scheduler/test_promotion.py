@@ -31,7 +31,7 @@ def driver_with(
         has_host_memory=True,
         prefetch=PrefetchSettings(strategy=strategy, base_s=1.0, cap_at_recompute=False),
         lookup_deadline_s=100.0,
-        num_pages=num_pages,
+        num_pages=(num_pages,),
         min_part_bytes=changes.pop("min_part_bytes", 0),
         **changes,
     )

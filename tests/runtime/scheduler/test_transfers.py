@@ -55,7 +55,7 @@ def test_selective_write_waits_for_the_second_distinct_request() -> None:
 
 
 def test_selective_write_counts_a_retracted_request_once() -> None:
-    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE, max_model_len=64, num_pages=16)
+    driver = driver_with(WritePolicy.WRITE_THROUGH_SELECTIVE, max_model_len=64, num_pages=(16,))
     names = [
         driver.submit(list(range(start, start + 16)), max_tokens=30, name=str(start))
         for start in (0, 100)
@@ -75,7 +75,7 @@ def test_selective_write_counts_output_pages_from_the_request_that_made_them() -
 
 
 def test_write_back_copies_only_before_eviction() -> None:
-    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=32)
+    driver = driver_with(WritePolicy.WRITE_BACK, num_pages=(32,))
     serve(driver, PROMPT)
     assert not driver.ready
     for start in range(100, 900, 100):
@@ -87,7 +87,7 @@ def test_write_back_loses_nothing_to_a_prompt_of_many_chunks() -> None:
     driver = CoreDriver(
         has_host_memory=True,
         write_policy=WritePolicy.WRITE_BACK,
-        num_pages=32,
+        num_pages=(32,),
         prefill_budget_tokens=16,
     )
     starts = range(100, 900, 100)
@@ -106,7 +106,7 @@ def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
     driver = CoreDriver(
         has_host_memory=True,
         write_policy=WritePolicy.WRITE_BACK,
-        num_pages=16,
+        num_pages=(16,),
         max_model_len=64,
         is_attached=False,
     )
@@ -142,7 +142,7 @@ def test_evicted_page_is_loaded_back_and_not_copied_again() -> None:
 
 
 def test_page_that_l2_lost_is_backed_up_again_before_it_is_evicted() -> None:
-    driver = driver_with(num_pages=32)
+    driver = driver_with(num_pages=(32,))
     serve(driver, PROMPT)
     driver.drop_from_l2(driver.keys(PROMPT))
     for start in range(100, 900, 100):
@@ -175,7 +175,7 @@ def load_in_flight(driver: CoreDriver) -> tuple[str, StepPlan]:
 
 
 def test_pages_of_a_load_in_flight_are_not_handed_out_after_an_abort() -> None:
-    driver = driver_with(num_pages=8, max_model_len=32)
+    driver = driver_with(num_pages=(8,), max_model_len=32)
     name, plan = load_in_flight(driver)
     before = list(driver.plans[0])
     driver.abort(name)
@@ -393,4 +393,4 @@ def test_device_hears_that_its_page_is_a_duplicate_when_the_request_begins_to_de
         tables = device_tables([*plans, *driver.plans[0]])
         for request in lane.running.values():
             if request.batch is not None and request.slot is not None:
-                assert list(tables[request.slot].values()) == request.table.pages(0).tolist()
+                assert list(tables[request.slot].values()) == request.table.pages(0)[0].tolist()

@@ -84,7 +84,7 @@ class ShrinkingDevice:
         model = build_sleeping_model(
             config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0
         )
-        self.loaded.append(model.report.num_pages)
+        self.loaded += model.report.num_pages
         if len(self.loaded) == 2:
             self.twice.set()
         return model
@@ -111,7 +111,7 @@ async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts
 
     assert await asyncio.to_thread(device.twice.wait, 20)
     assert device.loaded == [32, 32]
-    assert facts.num_pages == 32
+    assert facts.num_pages == (32,)
     await supervisor.stop()
 
 

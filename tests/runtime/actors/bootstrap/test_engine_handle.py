@@ -20,7 +20,7 @@ def facts_of(supervisor_pid: int) -> EngineFacts:
         vocab_size=8,
         eos_token_ids=(),
         layout=KvLayout(page_size=16, dtype="float32", dtype_bytes=4, groups=(group,)),
-        num_pages=1,
+        num_pages=(1,),
         arena_bytes=None,
     )
 

@@ -15,7 +15,7 @@ LAYOUT = KvLayout(
 )
 
 
-def report(num_pages: int, fingerprint: bytes = b"same") -> LoadReport:
+def report(*num_pages: int, fingerprint: bytes = b"same") -> LoadReport:
     return LoadReport(
         pid=1,
         device="cpu",
@@ -33,14 +33,14 @@ async def test_ranks_agree_on_the_fewest_pages_once_the_last_has_loaded() -> Non
     ranks = LoadedRanks(2, "/model")
     agreed = asyncio.create_task(ranks.agreed())
 
-    ranks.note(0, report(10))
+    ranks.note(0, report(10, 8))
     await asyncio.sleep(0)
     assert not agreed.done()
     assert ranks.agreed_pages is None
 
-    ranks.note(1, report(7))
-    assert await agreed == (report(10), 7)
-    assert ranks.agreed_pages == 7
+    ranks.note(1, report(7, 9))
+    assert await agreed == (report(10, 8), (7, 8))
+    assert ranks.agreed_pages == (7, 8)
 
 
 def test_a_rank_with_other_weights_is_refused() -> None:
@@ -53,10 +53,10 @@ def test_a_rank_with_other_weights_is_refused() -> None:
 
 def test_a_restarted_rank_must_hold_the_pages_agreed_on() -> None:
     ranks = LoadedRanks(1, "/model")
-    ranks.note(0, report(10))
+    ranks.note(0, report(10, 8))
 
-    ranks.note(0, report(12))
-    assert ranks.agreed_pages == 10
+    ranks.note(0, report(12, 8))
+    assert ranks.agreed_pages == (10, 8)
 
-    with pytest.raises(ConfigError, match="restarted with 9 L1 pages"):
-        ranks.note(0, report(9))
+    with pytest.raises(ConfigError, match=r"restarted with 10\+7 L1 pages; .* on 10\+8"):
+        ranks.note(0, report(10, 7))
