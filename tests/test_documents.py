@@ -1,0 +1,40 @@
+"""Documents: the README is short, links lead somewhere, pictures fit their page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "tests/**/*.md", "benchmarks/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+def test_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    text = document.read_text()
+    links = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r"(?:src|srcset)=\"([^\"]+)\"", text)
+    local = [link for link in links if "://" not in link]
+
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+def test_light_and_dark_pictures_differ_in_colours_alone() -> None:
+    light, dark = (
+        re.sub(
+            r"<style>.*?</style>",
+            "",
+            (ROOT / f"docs/images/tiers-{name}.svg").read_text(),
+            flags=re.S,
+        )
+        for name in ("light", "dark")
+    )
+
+    assert light == dark
