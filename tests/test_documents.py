@@ -17,6 +17,29 @@ def test_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.parametrize("name", ["README", "docs/architecture", "docs/glossary"])
+def test_files_are_named_whole_and_exist(name: str) -> None:
+    text = (ROOT / f"{name}.md").read_text()
+
+    files = re.findall(r"`([\w/.]+\.py|\w+/[\w/]*)`", text)
+
+    assert [file for file in files if "/" not in file or not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["docs/architecture", "docs/glossary"])
+def test_names_before_a_file_are_in_it(name: str) -> None:
+    text = (ROOT / f"{name}.md").read_text()
+
+    named = re.findall(r"`([A-Za-z_.]+)`\s\(`([\w/]+\.py)`", text)
+
+    assert len(named) > 5
+    assert [
+        (word, file)
+        for word, file in named
+        if not re.search(rf"\b{word.rpartition('.')[2]}\b", (ROOT / file).read_text())
+    ] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document: Path) -> None:
     text = document.read_text()
