@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "docs" / "contributing.md").read_text()
 MAX_FILES = 4
 _ITEM = re.compile(
-    r"^\d+\. `(?P<path>[^`]+)`(?:, new, (?:like|as in) `(?P<model>[^`]+)`)?(?P<text>.*(?:\n   .*)*)",
+    r"^\d+\. `(?P<path>[^`]+)`(?:, new, (?:like|as in) `(?P<model>[^`]+)`)?"
+    r"(?P<text>.*(?:\n   .*)*)",
     flags=re.MULTILINE,
 )
 _CODE = re.compile(r"`([^`]+)`")

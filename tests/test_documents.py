@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from raydix.runtime.cli.main import app
+from raydix.runtime.model.families.table import Family
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
     path
@@ -15,6 +18,29 @@ DOCUMENTS = sorted(
 
 def test_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_readme_names_every_verb_of_the_command_line() -> None:
+    commands = re.findall(r"^\| (`raydix .+?) \|", (ROOT / "README.md").read_text(), flags=re.M)
+    named = set(re.findall(r"\w+", " ".join(commands)))
+
+    apps = [app, *(group.typer_instance for group in app.registered_groups)]
+    verbs = {
+        str(command.name or command.callback.__name__)
+        for each in apps
+        for command in each.registered_commands
+    }
+
+    assert verbs - named == set()
+
+
+def test_readme_names_every_family_of_models() -> None:
+    limits = (ROOT / "README.md").read_text().partition("- Models:")[2].partition("\n")[0]
+    named = limits.lower().replace("-", "_")
+
+    assert [
+        family.value.model_type for family in Family if family.value.model_type not in named
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["README", "docs/architecture", "docs/glossary"])
