@@ -1,8 +1,8 @@
-"""Draw records as PNG: one panel per unit, a bar per figure, with its limit and what was measured
-beside it.
+"""Draw records as PNG: one panel per unit, a bar per figure with its limit and its baseline.
 
-python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside each record;
-needs matplotlib
+python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside it, and so on
+
+Needs matplotlib.
 """
 
 import argparse
@@ -25,6 +25,8 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     by_unit: dict[str, list[dict[str, Any]]] = {}
     for figure in record["figures"]:
         by_unit.setdefault(figure["unit"], []).append(figure)
+
+    # Every bar has the same height, whatever the number of them in a panel.
     counts = [len(figures) for figures in by_unit.values()]
     height = 1.5 * len(counts) + _INCHES_PER_FIGURE * sum(counts)
     picture = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -32,6 +34,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     panels = picture.subplots(
         len(counts), squeeze=False, height_ratios=[count + 2 for count in counts]
     )[:, 0]
+
     for panel, (unit, figures) in zip(panels, by_unit.items(), strict=True):
         _draw_panel(panel, unit, figures)
     picture.suptitle(f"{record['benchmark']}, {record['commit']}")
@@ -44,6 +47,7 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
     panel.set_yticks(positions, [figure["name"] for figure in figures], fontsize=8)
     panel.invert_yaxis()
     panel.set_xlabel("" if unit == "1" else unit)
+
     for names, color, label in (
         (("max_value", "min_value"), "tab:red", "bar"),
         (("baseline",), "black", "beside it"),
@@ -57,6 +61,7 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
         if marks:
             values, rows = zip(*marks, strict=True)
             panel.scatter(values, rows, marker="|", s=200, color=color, label=label, zorder=3)
+
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize=8)
 

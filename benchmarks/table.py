@@ -1,7 +1,9 @@
-"""Write the README's table of measured figures from the records under `benchmarks/results`.
+"""Write the tables of measured figures from the records under `benchmarks/results`.
 
-python -m benchmarks.table           # writes README.md
-python -m benchmarks.table --check   # exits 1 if README.md does not say what the records say
+docs/benchmarks.md has every figure that has a bar, README.md those of `benchmarks/headlines.py`.
+
+python -m benchmarks.table           # writes both
+python -m benchmarks.table --check   # exits 1 if either says anything but what the records say
 """
 
 import argparse
@@ -11,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.headlines import render_headlines
 from benchmarks.record import REPOSITORY
+from benchmarks.rows import cells, device
 
 BEGIN, END = "<!-- benchmarks: made by python -m benchmarks.table -->", "<!-- end of benchmarks -->"
 _HEAD = ("| what | measured | bar | beside it in the same run |", "|---|---|---|---|")
@@ -25,56 +29,38 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def render(records: Sequence[Record]) -> str:
-    """A Markdown table of every figure that has a bar. A value on the wrong side of its bar is in
-    bold.
-    """
+    """A Markdown table of every figure that has a bar, by benchmark."""
     lines = list(_HEAD)
     for record in records:
         figures = [
             figure for figure in record["figures"] if "max_value" in figure or "min_value" in figure
         ]
         if figures:
-            lines.append(
-                f"| **{record['benchmark']}** ({_device(record)}, {record['commit']}) | | | |"
-            )
-            lines += [_row(figure) for figure in figures]
+            title = f"**{record['benchmark']}** ({device(record)}, {record['commit']})"
+            lines.append(f"| {title} | | | |")
+            lines += [f"| {figure['name']} | {cells(figure)} |" for figure in figures]
     return "\n".join(lines)
 
 
+def documents(records: Sequence[Record]) -> dict[Path, str]:
+    """Each document that shows figures, as it should be."""
+    tables = {
+        REPOSITORY / "README.md": render_headlines(records),
+        REPOSITORY / "docs" / "benchmarks.md": render(records),
+    }
+    return {path: insert(path.read_text(), table) for path, table in tables.items()}
+
+
 def insert(text: str, table: str) -> str:
-    """`text` with what lies between the two markers replaced. Raises ValueError unless each is
-    there once, in order.
+    """`text` with what lies between the two markers replaced.
+
+    Raises ValueError unless each marker is there once, in order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in after:
         raise ValueError(f"expected {BEGIN!r} and then {END!r}, each once")
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
-
-
-def _device(record: Record) -> str:
-    config = record["config"]
-    return str(config.get("gpu") or config.get("device") or record["machine"]["processor"])
-
-
-def _row(figure: Mapping[str, Any]) -> str:
-    value, unit = float(figure["value"]), str(figure["unit"])
-    bars = [f"≤ {_with_unit(figure['max_value'], unit)}"] if "max_value" in figure else []
-    bars += [f"≥ {_with_unit(figure['min_value'], unit)}"] if "min_value" in figure else []
-    is_met = value <= figure.get("max_value", value) and value >= figure.get("min_value", value)
-    shown = _with_unit(value, unit)
-    beside = ""
-    if "baseline" in figure:
-        beside = f"{_with_unit(figure['baseline'], unit)}, {figure['baseline_name']}"
-    return (
-        f"| {figure['name']} | {shown if is_met else f'**{shown}**'} | {', '.join(bars)} | "
-        f"{beside} |"
-    )
-
-
-def _with_unit(value: float, unit: str) -> str:
-    number = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return number if unit == "1" else f"{number} {unit}"
 
 
 def main() -> int:
@@ -84,12 +70,13 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
-    readme = REPOSITORY / "README.md"
-    old = readme.read_text()
-    new = insert(old, render(read_records(REPOSITORY / "benchmarks" / "results")))
+
+    due = documents(read_records(REPOSITORY / "benchmarks" / "results"))
+    stale = {path: text for path, text in due.items() if path.read_text() != text}
     if is_check:
-        return int(old != new)
-    readme.write_text(new)
+        return int(bool(stale))
+    for path, text in stale.items():
+        path.write_text(text)
     return 0
 
 

@@ -1,10 +1,10 @@
-"""The table of proofs names tests that exist."""
+"""The table of proofs names tests and programs that exist."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROOFS = (ROOT / "docs" / "proofs.md").read_text()
+PROOFS = (ROOT / "tests" / "proofs.md").read_text()
 
 
 def test_every_path_in_the_proofs_exists() -> None:
@@ -19,3 +19,20 @@ def test_every_test_in_the_proofs_exists() -> None:
     assert [
         f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / path).read_text()
     ] == []
+
+
+def test_every_program_in_the_proofs_exists() -> None:
+    programs = set(re.findall(r"-m ((?:benchmarks|tests)\.[\w.]+)", PROOFS))
+    assert len(programs) > 10
+    assert [
+        name
+        for name in sorted(programs)
+        if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()
+    ] == []
+
+
+def test_no_claim_is_made_twice() -> None:
+    claims = re.findall(r"^\| ([^|]+) \|", PROOFS, flags=re.MULTILINE)
+    claims = [claim for claim in claims if claim not in ("claim", "#", "---")]
+    assert len(claims) > 100
+    assert sorted(claims) == sorted(set(claims))

@@ -210,7 +210,7 @@ class SchedulerSection(Section):
     """Order and size of batches. Budgets are per data-parallel rank."""
 
     policy: Choice[SchedulingPolicy] = Field(
-        SchedulingPolicy.LPM, description="fcfs: by arrival; lpm: longest cached prefix first."
+        SchedulingPolicy.LPM, description="Which waiting request has its turn first."
     )
     max_prefill_tokens: Count = Field(
         16384,

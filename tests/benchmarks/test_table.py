@@ -1,9 +1,10 @@
-"""The README's table, and the records that it is made from."""
+"""The tables of figures, and the records that they are made from."""
 
 import pytest
 
+from benchmarks.headlines import Headline, render_headlines
 from benchmarks.record import REPOSITORY
-from benchmarks.table import BEGIN, END, Record, insert, read_records, render
+from benchmarks.table import BEGIN, END, Record, documents, insert, read_records, render
 
 RECORD: Record = {
     "benchmark": "sums",
@@ -25,12 +26,13 @@ RECORD: Record = {
 }
 
 
-def test_readme_says_what_the_records_say() -> None:
-    readme = (REPOSITORY / "README.md").read_text()
+def test_documents_say_what_the_records_say() -> None:
+    due = documents(read_records(REPOSITORY / "benchmarks" / "results"))
 
-    table = render(read_records(REPOSITORY / "benchmarks" / "results"))
-
-    assert readme == insert(readme, table), "run python -m benchmarks.table"
+    assert {path.name for path in due} == {"README.md", "benchmarks.md"}
+    assert [path.name for path, text in due.items() if path.read_text() != text] == [], (
+        "run python -m benchmarks.table"
+    )
 
 
 def test_every_figure_with_a_bar_has_a_row() -> None:
@@ -41,6 +43,21 @@ def test_every_figure_with_a_bar_has_a_row() -> None:
         "| fast | 1.5 ms | ≤ 2 ms | 1.25 ms, the wire |",
         "| slow | **0.5** | ≥ 0.75 |  |",
     ]
+
+
+def test_a_headline_shows_one_figure_and_its_device() -> None:
+    headlines = [Headline(says="Sums", benchmark="sums", figure="fast")]
+
+    rows = render_headlines([RECORD], headlines).splitlines()[2:]
+
+    assert rows == ["| Sums | 1.5 ms | ≤ 2 ms | 1.25 ms, the wire | a GPU |"]
+
+
+def test_a_headline_without_its_figure_is_refused() -> None:
+    headlines = [Headline(says="Sums", benchmark="sums", figure="lost")]
+
+    with pytest.raises(KeyError, match="lost"):
+        render_headlines([RECORD], headlines)
 
 
 def test_only_the_text_between_the_markers_changes() -> None:

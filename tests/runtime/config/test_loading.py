@@ -80,7 +80,7 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
         ({"cache": {"l3": {"backend": "fake"}, "l2": None}}, ["cache.l3 needs cache.l2"]),
         ({"cache": {"page_size": 24}}, ["cache.page_size is 24", "power of two in 1..256"]),
         ({"cache": {"page_size": 512}}, ["cache.page_size is 512"]),
-        ({"cache": {"eviction": "lruu"}}, ["cache.eviction is 'lruu'", "'slru' or 'priority'"]),
+        ({"cache": {"eviction": "lruu"}}, ["cache.eviction is 'lruu'", "'lru', "]),
         ({"cache": 3}, ["cache is 3", "section"]),
         ({"cache": {"l1": {"num_pages": True}}}, ["cache.l1.num_pages is True"]),
         (

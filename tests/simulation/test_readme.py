@@ -1,0 +1,26 @@
+"""The page about the simulation names the mutants that there are."""
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.simulation import test_device, test_link_mutants, test_mutants
+
+ROWS = re.findall(
+    r"^\| (`.+`) \| `(\w+\.py)`", (Path(__file__).parent / "README.md").read_text(), flags=re.M
+)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [test_mutants, test_link_mutants, test_device],
+    ids=lambda module: module.__name__.rpartition(".")[2],
+)
+def test_every_mutant_is_listed(module: ModuleType) -> None:
+    listed = {file: re.findall(r"`(\w+)`", names) for names, file in ROWS}
+
+    file = f"{module.__name__.rpartition('.')[2]}.py"
+
+    assert listed[file] == [case.mutant.__name__ for case in module.CASES]

@@ -1,0 +1,89 @@
+"""Documents: the README is short, links lead somewhere, pictures fit their page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.cli.main import app
+from raydix.runtime.model.families.table import Family
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "tests/**/*.md", "benchmarks/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+def test_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_readme_names_every_verb_of_the_command_line() -> None:
+    commands = re.findall(r"^\| (`raydix .+?) \|", (ROOT / "README.md").read_text(), flags=re.M)
+    named = set(re.findall(r"\w+", " ".join(commands)))
+
+    apps = [app, *(group.typer_instance for group in app.registered_groups)]
+    verbs = {
+        str(command.name or command.callback.__name__)
+        for each in apps
+        for command in each.registered_commands
+    }
+
+    assert verbs - named == set()
+
+
+def test_readme_names_every_family_of_models() -> None:
+    limits = (ROOT / "README.md").read_text().partition("- Models:")[2].partition("\n")[0]
+    named = limits.lower().replace("-", "_")
+
+    assert [
+        family.value.model_type for family in Family if family.value.model_type not in named
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["README", "docs/architecture", "docs/glossary"])
+def test_files_are_named_whole_and_exist(name: str) -> None:
+    text = (ROOT / f"{name}.md").read_text()
+
+    files = re.findall(r"`([\w/.]+\.py|\w+/[\w/]*)`", text)
+
+    assert [file for file in files if "/" not in file or not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["docs/architecture", "docs/glossary"])
+def test_names_before_a_file_are_in_it(name: str) -> None:
+    text = (ROOT / f"{name}.md").read_text()
+
+    named = re.findall(r"`([A-Za-z_.]+)`\s\(`([\w/]+\.py)`", text)
+
+    assert len(named) > 5
+    assert [
+        (word, file)
+        for word, file in named
+        if not re.search(rf"\b{word.rpartition('.')[2]}\b", (ROOT / file).read_text())
+    ] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    text = document.read_text()
+    links = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r"(?:src|srcset)=\"([^\"]+)\"", text)
+    local = [link for link in links if "://" not in link]
+
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+def test_light_and_dark_pictures_differ_in_colours_alone() -> None:
+    light, dark = (
+        re.sub(
+            r"<style>.*?</style>",
+            "",
+            (ROOT / f"docs/images/tiers-{name}.svg").read_text(),
+            flags=re.S,
+        )
+        for name in ("light", "dark")
+    )
+
+    assert light == dark
