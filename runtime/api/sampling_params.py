@@ -11,30 +11,53 @@ from typing import Any, Self
 from raydix.errors import BadRequest
 from raydix.runtime.messages.plan import DeviceSampling
 
-_MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20
+_MAX_INT32 = 2**31 - 1
+_MAX_INT64 = 2**63 - 1
 # Logits times, or over, such numbers stay within float32.
 _MAX_TEMPERATURE = 1e6
 _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
-    [
-        "allowed_token_ids",
-        "bad_words",
-        "best_of",
-        "beam_width",
-        "extra_args",
-        "flat_logprobs",
-        "guided_decoding",
-    ]
-    + [
-        "logit_bias",
-        "logits_processors",
-        "prompt_logprobs",
-        "response_format",
-        "structured_outputs",
-    ]
-    + ["truncate_prompt_tokens", "use_beam_search"]
-)
+    (
+        "allowed_token_ids", "bad_words", "beam_width", "best_of", "extra_args", "flat_logprobs",
+        "guided_decoding", "logit_bias", "logits_processors", "prompt_logprobs", "response_format",
+        "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The values that a number may have, both ends among them, and how to tell a user."""
+
+    lowest: float
+    highest: float
+    expected: str
+
+    def require(self, name: str, number: float) -> None:
+        """Raise BadRequest unless `number` is one of them."""
+        _require(self.lowest <= number <= self.highest, name, number, self.expected)
+
+
+_RANGES = {
+    "n": _Range(1, 1, "1. Send one request per sample; they share the prompt's pages"),
+    "temperature": _Range(0, _MAX_TEMPERATURE, f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}"),
+    "top_k": _Range(-1, _MAX_INT32, "1 or more, or 0 or -1 to keep all tokens"),
+    # From the first float above 0: a top_p of 0 would keep no token at all.
+    "top_p": _Range(math.ulp(0.0), 1, "a number in (0, 1]. Set 1 to keep all tokens"),
+    "min_p": _Range(0, 1, "a number in [0, 1]"),
+    "repetition_penalty": _Range(
+        _MIN_REPETITION,
+        _MAX_REPETITION,
+        f"a number in [{_MIN_REPETITION:g}, {_MAX_REPETITION:g}]. Set 1 for none",
+    ),
+    "presence_penalty": _Range(-2, 2, "a number in [-2, 2]"),
+    "frequency_penalty": _Range(-2, 2, "a number in [-2, 2]"),
+    "seed": _Range(0, _MAX_INT64, "0 to 2**63 - 1. Leave it out for a random one"),
+    "max_tokens": _Range(1, _MAX_INT64, "1 or more. Set None for the rest of the context"),
+    "min_tokens": _Range(0, _MAX_INT32, "0 or more"),
+    "logprobs": _Range(0, MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
+}
 
 
 class OutputKind(StrEnum):
@@ -101,8 +124,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "output_kind", _output_kind(self.output_kind))
-        self._check_types()
-        self._check_ranges()
+        self._check_numbers()
+        self._check_switches()
         self._check_contradictions()
 
     @classmethod
@@ -156,15 +179,20 @@ class SamplingParams:
             )
         object.__setattr__(self, "max_tokens", max_new_tokens)
 
-    def _check_types(self) -> None:
+    def _check_numbers(self) -> None:
         for name, number in (("n", self.n), ("top_k", self.top_k), ("min_tokens", self.min_tokens)):
             _require(_is_int(number), name, number, "a whole number")
+            _RANGES[name].require(name, number)
+
         for name, limit in (
             ("seed", self.seed),
             ("max_tokens", self.max_tokens),
             ("logprobs", self.logprobs),
         ):
-            _require(limit is None or _is_int(limit), name, limit, "a whole number or None")
+            if limit is not None:
+                _require(_is_int(limit), name, limit, "a whole number or None")
+                _RANGES[name].require(name, limit)
+
         for name, real in (
             ("temperature", self.temperature),
             ("top_p", self.top_p),
@@ -173,10 +201,11 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ):
-            is_finite = (
-                isinstance(real, Real) and not isinstance(real, bool) and math.isfinite(real)
-            )
-            _require(is_finite, name, real, "a finite number")
+            is_number = isinstance(real, Real) and not isinstance(real, bool)
+            _require(is_number and math.isfinite(real), name, real, "a finite number")
+            _RANGES[name].require(name, real)
+
+    def _check_switches(self) -> None:
         for name, switch in (
             ("include_stop_str_in_output", self.include_stop_str_in_output),
             ("ignore_eos", self.ignore_eos),
@@ -184,69 +213,6 @@ class SamplingParams:
             ("skip_special_tokens", self.skip_special_tokens),
         ):
             _require(isinstance(switch, bool), name, switch, "True or False")
-
-    def _check_ranges(self) -> None:
-        _require(
-            self.n == 1,
-            "n",
-            self.n,
-            "1. Send one request per sample; they share the prompt's pages",
-        )
-        is_temperature = 0 <= self.temperature <= _MAX_TEMPERATURE
-        _require(
-            is_temperature,
-            "temperature",
-            self.temperature,
-            f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}",
-        )
-        _require(
-            -1 <= self.top_k <= _MAX_INT32,
-            "top_k",
-            self.top_k,
-            "1 or more, or 0 or -1 to keep all tokens",
-        )
-        _require(
-            0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens"
-        )
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
-        is_penalty = _MIN_REPETITION <= self.repetition_penalty <= _MAX_REPETITION
-        limits = f"a number in [{_MIN_REPETITION:g}, {_MAX_REPETITION:g}]. Set 1 for none"
-        _require(is_penalty, "repetition_penalty", self.repetition_penalty, limits)
-        _require(
-            -2 <= self.presence_penalty <= 2,
-            "presence_penalty",
-            self.presence_penalty,
-            "a number in [-2, 2]",
-        )
-        _require(
-            -2 <= self.frequency_penalty <= 2,
-            "frequency_penalty",
-            self.frequency_penalty,
-            "a number in [-2, 2]",
-        )
-        if self.seed is not None:
-            _require(
-                0 <= self.seed < 2**63,
-                "seed",
-                self.seed,
-                "0 to 2**63 - 1. Leave it out for a random one",
-            )
-        if self.max_tokens is not None:
-            is_limit = 1 <= self.max_tokens < 2**63
-            _require(
-                is_limit,
-                "max_tokens",
-                self.max_tokens,
-                "1 or more. Set None for the rest of the context",
-            )
-        _require(0 <= self.min_tokens <= _MAX_INT32, "min_tokens", self.min_tokens, "0 or more")
-        if self.logprobs is not None:
-            _require(
-                0 <= self.logprobs <= MAX_LOGPROBS,
-                "logprobs",
-                self.logprobs,
-                f"None or 0 to {MAX_LOGPROBS}",
-            )
 
     def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
