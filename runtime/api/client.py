@@ -14,9 +14,10 @@ from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig

@@ -4,20 +4,19 @@ asking.
 
 import asyncio
 import contextlib
-import math
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, is_unicode, read_prompt
+from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer
@@ -31,10 +30,6 @@ from raydix.runtime.messages.client import (
     TokenFrame,
 )
 
-_MAX_TEXT = 1024
-"""Characters of an id or a salt."""
-_MAX_PRIORITY = 2**31
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
@@ -43,16 +38,6 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
-    """How the Scheduler should treat a request; see `AsyncLLM.generate`."""
-
-    priority: int = 0
-    cache_salt: str | None = None
-    session_id: str | None = None
-    deadline_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -138,7 +123,7 @@ class EngineClient:
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
         """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
         _, token_ids = await self._tokenize(prompt)
-        _check_options(None, RequestOptions(cache_salt=cache_salt))
+        check_text("cache_salt", cache_salt)
         request_id = RequestId(uuid.uuid4().hex)
         message = PrefetchPrompt(
             asking=self._next_asking(),
@@ -204,7 +189,8 @@ class EngineClient:
                 f"process can read. Use "
                 "stop_token_ids."
             )
-        _check_options(request_id, options)
+        check_text("request_id", request_id)
+        options.check()
         return SubmitRequest(
             asking=self._next_asking(),
             request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
@@ -340,37 +326,3 @@ class EngineClient:
         for answer in self._prefetches.values():
             if not answer.done():
                 answer.set_exception(error())
-
-
-def _check_options(request_id: str | None, options: RequestOptions) -> None:
-    """Refuse here what would fail in the Scheduler, which serves others, too. Raises BadRequest."""
-    for name, text in (
-        ("request_id", request_id),
-        ("cache_salt", options.cache_salt),
-        ("session_id", options.session_id),
-    ):
-        if text is not None and not (
-            isinstance(text, str) and 0 < len(text) <= _MAX_TEXT and is_unicode(text)
-        ):
-            raise BadRequest(
-                f"{name} is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None."
-            )
-    priority, deadline_s = options.priority, options.deadline_s
-    if (
-        not isinstance(priority, Integral)
-        or isinstance(priority, bool)
-        or not abs(priority) <= _MAX_PRIORITY
-    ):
-        raise BadRequest(
-            f"priority is {priority!r:.80}; expected a whole number from -2**31 to 2**31."
-        )
-    if deadline_s is None:
-        return
-    if (
-        not isinstance(deadline_s, Real)
-        or isinstance(deadline_s, bool)
-        or not 0 < deadline_s < math.inf
-    ):
-        raise BadRequest(
-            f"deadline_s is {deadline_s!r:.80}; expected more than 0 seconds, or None."
-        )

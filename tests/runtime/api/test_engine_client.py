@@ -14,7 +14,8 @@ from raydix.errors import (
 )
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect, listen
-from raydix.runtime.api.engine_client import EngineClient, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import (
     AbortRequest,
