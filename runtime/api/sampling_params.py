@@ -70,10 +70,10 @@ class OutputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one request, with vLLM's names and meanings. Raises BadRequest for what cannot be
-    honoured.
+    """Sampling of one request, with vLLM's names and meanings.
 
-    `max_new_tokens` is another name for `max_tokens`. The noise of output token i depends on `seed`
+    Raises BadRequest for what cannot be honoured. `max_new_tokens` is another name for
+    `max_tokens`. The noise of output token i depends on `seed`
     and i alone; without a seed the client draws one per request. Penalties: repetition counts
     prompt and output, presence and frequency count output alone.
     """
@@ -92,8 +92,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop: Sequence[str] = ()
-    """One string or several that end the output; kept as a tuple. The text ends before the match.
-    """
+    """One string or several that end the output, the text before the match; kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     """Keep the matched stop string, or the text of the stopping token, in the text."""
@@ -112,9 +111,7 @@ class SamplingParams:
     max_new_tokens: InitVar[int | None] = None
 
     def __new__(cls, **values: Any) -> Self:
-        """Refuse unknown names here: the generated `__init__` would raise a TypeError without the
-        nearest name.
-        """
+        """Refuse unknown names: the generated `__init__` would not tell the nearest one."""
         _refuse_unknown_names(values)
         return object.__new__(cls)
 
@@ -130,9 +127,7 @@ class SamplingParams:
 
     @classmethod
     def of(cls, value: "SamplingParams | Mapping[str, Any] | None") -> "SamplingParams":
-        """`value` itself, or the parameters that a mapping (by name) or None (all defaults) stands
-        for.
-        """
+        """`value` itself, the parameters that a mapping names, or for None all defaults."""
         if value is None:
             return cls()
         if isinstance(value, SamplingParams):
@@ -140,18 +135,19 @@ class SamplingParams:
         if isinstance(value, Mapping):
             return cls(**value)
         raise BadRequest(
-            f"sampling_params is a {type(value).__name__}; expected a SamplingParams, a dict or "
-            f"None."
+            f"sampling_params is a {type(value).__name__}; "
+            "expected a SamplingParams, a dict or None."
         )
 
     def ending_token_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """The ids that end this request's output: `stop_token_ids`, and EOS unless ignored. Sorted,
-        without repeats.
-        """
+        """The ids that end the output: `stop_token_ids`, and EOS unless that is ignored; sorted."""
         return tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}))
 
     def to_device(self, eos_token_ids: Iterable[int], seed: int) -> DeviceSampling:
         """The part that the device needs. `seed` stands in where the user gave none."""
+        # What would end the output, and EOS even where it is ignored, as vLLM and transformers do.
+        masked_ids = sorted({*self.stop_token_ids, *eos_token_ids}) if self.min_tokens else ()
+
         return DeviceSampling(
             seed=seed if self.seed is None else self.seed,
             temperature=float(self.temperature),
@@ -162,11 +158,7 @@ class SamplingParams:
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             min_tokens=self.min_tokens,
-            # Those that would end the output, and EOS if that is ignored, too: as vLLM and
-            # transformers do.
-            masked_until_min_tokens=tuple(sorted({*self.stop_token_ids, *eos_token_ids}))
-            if self.min_tokens
-            else (),
+            masked_until_min_tokens=tuple(masked_ids),
             num_logprobs=self.logprobs,
         )
 
@@ -174,8 +166,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.max_tokens != max_new_tokens:
             raise BadRequest(
                 f"max_tokens is {self.max_tokens!r} and max_new_tokens is {max_new_tokens!r}; "
-                f"they name one limit. "
-                "Set one of them."
+                "they name one limit. Set one of them."
             )
         object.__setattr__(self, "max_tokens", max_new_tokens)
 
@@ -218,14 +209,12 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}; expected "
-                f"min_tokens <= "
-                "max_tokens. Raise max_tokens or lower min_tokens."
+                "min_tokens <= max_tokens. Raise max_tokens or lower min_tokens."
             )
         if self.stop and not self.detokenize:
             raise BadRequest(
                 f"stop is {list(self.stop)} and detokenize is False; stop strings are looked for "
-                f"in the text. "
-                "Set detokenize=True or use stop_token_ids."
+                "in the text. Set detokenize=True or use stop_token_ids."
             )
 
 
@@ -240,6 +229,7 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
             raise BadRequest(
                 f"The sampling parameter {name!r} is not supported by this version. Leave it out."
             )
+
         nearest = difflib.get_close_matches(str(name), _VALID_NAMES, n=1, cutoff=0.5)
         advice = (
             f"Did you mean {nearest[0]!r}?"
@@ -269,20 +259,14 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
-    _require(
-        token_ids is None or isinstance(token_ids, Iterable),
-        "stop_token_ids",
-        token_ids,
-        "a list of token ids",
-    )
+    name = "stop_token_ids"
+    is_list = token_ids is None or isinstance(token_ids, Iterable)
+    _require(is_list, name, token_ids, "a list of token ids")
+
     ids = () if token_ids is None else tuple(token_ids)
     for each in ids:
-        _require(
-            _is_int(each) and each >= 0,
-            "stop_token_ids",
-            list(ids),
-            "token ids, which are whole numbers from 0",
-        )
+        is_id = _is_int(each) and each >= 0
+        _require(is_id, name, list(ids), "token ids, which are whole numbers from 0")
     return tuple(int(each) for each in ids)
 
 

@@ -86,6 +86,7 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
         with contextlib.suppress(LinkClosed):
             while True:
                 request = await link.receive()
+
                 sources = {"computed:not_found": len(request.token_ids)}
                 entry = TokenLogprobs(
                     token_ids=(int(request.token_ids[0]),), logprobs=(-0.5,), ranks=(1,)
