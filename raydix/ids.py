@@ -7,8 +7,6 @@ ClientId = NewType("ClientId", str)
 """One link of a client, used once in the life of a Scheduler."""
 AskingId = NewType("AskingId", int)
 """One submission of a client, which counts its own and uses no number twice on a link."""
-PageId = NewType("PageId", int)
-"""A page of one GPU pool; 0 is the padding page and is never handed out."""
 HostPageId = NewType("HostPageId", int)
 """A page of the node's arena (L2)."""
 PageKey = NewType("PageKey", bytes)
@@ -26,7 +24,3 @@ BatchId = NewType("BatchId", int)
 Slot = NewType("Slot", int)
 """A running request's row in the per-request state of a GPU actor."""
 Rank = NewType("Rank", int)
-GroupIndex = NewType("GroupIndex", int)
-"""Index of a KV group: layers that cache alike."""
-LogicalExpertId = NewType("LogicalExpertId", int)
-PhysicalExpertId = NewType("PhysicalExpertId", int)
