@@ -44,6 +44,12 @@ class _Output:
     num_taken_characters: int = 0
     taken_logprob: float = 0.0
 
+    def note_taken(self) -> None:
+        """The caller has taken all that there is."""
+        self.num_taken_tokens = len(self.token_ids)
+        self.num_taken_characters = len(self.text)
+        self.taken_logprob = self.cumulative_logprob
+
 
 class RequestStream:
     """Turns deltas into outputs: detokenises, finds stop strings, merges what was not taken yet.
@@ -275,9 +281,7 @@ class RequestStream:
             stop_reason=self._stop_reason,
         )
 
-        output.num_taken_characters = len(output.text)
-        output.num_taken_tokens = len(output.token_ids)
-        output.taken_logprob = output.cumulative_logprob
+        output.note_taken()
         return delta
 
     def _wrap(self, completion: CompletionOutput) -> RequestOutput:
