@@ -20,6 +20,7 @@ async def stream(engine: AsyncLLM, prompt: str) -> None:
         temperature=0.8, max_tokens=64, stop=["\n\n"], output_kind=OutputKind.DELTA
     )
     started = time.monotonic()
+
     try:
         async for output in engine.generate(prompt, params, deadline_s=60.0):
             print(f"{time.monotonic() - started:6.3f} s  {prompt!r}: {output.outputs[0].text!r}")

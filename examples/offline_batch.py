@@ -1,5 +1,4 @@
-"""Generate for a batch of prompts with an engine of one's own, and show where the prompts' tokens
-came from.
+"""Generate for a batch of prompts, and show where the prompts' tokens came from.
 
 python examples/offline_batch.py CHECKPOINT_FOLDER
 """
@@ -16,9 +15,7 @@ TOPICS = ["rain", "the moon", "bread", "magnets", "echoes", "rust", "tides", "ye
 
 
 def main(checkpoint: str) -> None:
-    """Run the batch twice: the second time, the shared prefix and the prompts themselves come from
-    the cache.
-    """
+    """Run the batch twice: the second time, the prompts come from the cache."""
     prompts = [SYSTEM + topic for topic in TOPICS]
     params = SamplingParams(temperature=0.0, max_tokens=48)
     with LLM(checkpoint) as llm:

@@ -1,5 +1,4 @@
-"""Use a running engine from async Ray actors: the handle is pickled, and each copy connects by
-name.
+"""Use a running engine from async Ray actors: each copy of the handle connects by name.
 
 python -m raydix serve CONFIG &
 python examples/ray_actor.py [NAME]

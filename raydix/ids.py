@@ -6,23 +6,17 @@ RequestId = NewType("RequestId", str)
 ClientId = NewType("ClientId", str)
 """One link of a client, used once in the life of a Scheduler."""
 AskingId = NewType("AskingId", int)
-"""One submission of a client: it counts its own, and uses no number twice on a link."""
-PageId = NewType("PageId", int)
-"""A page of one GPU pool; 0 is the padding page and is never handed out."""
+"""One submission of a client, which counts its own and uses no number twice on a link."""
 HostPageId = NewType("HostPageId", int)
 """A page of the node's arena (L2)."""
 PageKey = NewType("PageKey", bytes)
 """32 bytes: the chained digest of a page's tokens and of everything before it."""
 LeaseId = NewType("LeaseId", int)
-"""One asking for host pages to read. The Scheduler counts them and never uses one twice."""
+"""One asking for host pages to read, counted by the Scheduler, never used twice."""
 LookupId = NewType("LookupId", int)
-"""One asking for what L2 and L3 hold of a chain. The Scheduler counts them and never uses one
-twice.
-"""
+"""One asking for what L2 and L3 hold of a chain, counted by the Scheduler, never used twice."""
 ConnectionId = NewType("ConnectionId", int)
-"""One link between two actors, from hello to close. Whoever takes links counts them and never uses
-a number twice.
-"""
+"""One link between two actors, from hello to close, counted by who takes it, never used twice."""
 TransferId = NewType("TransferId", int)
 """One load or backup: a set of page copies that is acknowledged as a whole."""
 BatchId = NewType("BatchId", int)
@@ -30,7 +24,3 @@ BatchId = NewType("BatchId", int)
 Slot = NewType("Slot", int)
 """A running request's row in the per-request state of a GPU actor."""
 Rank = NewType("Rank", int)
-GroupIndex = NewType("GroupIndex", int)
-"""Index of a KV group: layers that cache alike."""
-LogicalExpertId = NewType("LogicalExpertId", int)
-PhysicalExpertId = NewType("PhysicalExpertId", int)

@@ -1,6 +1,4 @@
-"""The asynchronous engine handle: start an engine or reach a running one, and stream tokens from
-it.
-"""
+"""The asynchronous engine handle: start or reach an engine, and stream tokens from it."""
 
 import asyncio
 import contextlib
@@ -14,9 +12,10 @@ from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
@@ -29,13 +28,14 @@ class AsyncLLM:
 
     Make one with `start` or `connect`. It can be pickled; the copy connects by name on its first
     use, as does this one after the connection was lost. It belongs to the event loop it is used on.
-    `async with` ends it: an engine that this handle started is shut down, one that it reached goes
+    At the end of its `async with` an engine that it started is shut down; one that it reached goes
     on.
     """
 
     def __init__(self, name: str = "raydix", address: str | None = None) -> None:
-        """A handle that connects when first used. `address` is the Ray cluster's; None: the one at
-        hand.
+        """A handle that connects when first used.
+
+        address: the Ray cluster's; None: the one at hand.
         """
         self.name = name
         self.address = address
@@ -61,10 +61,12 @@ class AsyncLLM:
         CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
-        engine = cls(name, address)
         handle = await _start_or_undo(config, name, address)
+
+        engine = cls(name, address)
         engine._handle = handle
         engine._has_started_engine = True
+        # The caller has nothing yet to shut down: what fails from here on ends the engine.
         try:
             await engine._connected()
         except BaseException:
@@ -122,8 +124,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a conversation: `generate` on what the checkpoint's chat template
-        makes of it.
+        """Stream the answer to a conversation, written out by the checkpoint's chat template.
 
         messages: dicts with `role` and `content`. chat_template_kwargs: variables of the template,
         such as `tools` and `add_generation_prompt` (True unless given). options: the keyword
@@ -144,19 +145,18 @@ class AsyncLLM:
         tokenizer = await self._tokenizer_of(await self._found())
         if tokenizer is None:
             raise BadRequest(
-                "The checkpoint has no tokenizer that this process can read; chat needs one. Use "
-                "token ids."
+                "The checkpoint has no tokenizer that this process can read; chat needs one. "
+                "Use token ids."
             )
         return await asyncio.to_thread(tokenizer.encode_chat, messages, **template_arguments)
 
     async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
         """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it.
-        Computes nothing.
 
-        Returns once it is there: the prompt's tokens by source, as `cached_tokens_by_source` of a
-        request would have told them, so that `l3` is what was fetched; `computed:...` tokens are in
-        no tier, or did not come, for that reason. Without L3 nothing is fetched. Requests go first.
-        Cancelling the task ends the prefetch.
+        Computes nothing, and requests go first. Returns once it is there: the prompt's tokens by
+        source, as `cached_tokens_by_source` of a request would have told them. `l3` was fetched;
+        `computed:REASON` is in no tier, or did not come, for that reason. Without L3 nothing is
+        fetched. Cancelling the task ends the prefetch.
 
         Raises BadRequest (also if the engine has no L2 or caches no prefixes), PromptTooLong,
         Overloaded (256 prefetches wait), EngineDead, and Cancelled if this handle is disconnected
@@ -165,8 +165,9 @@ class AsyncLLM:
         return await (await self._connected()).prefetch(prompt, cache_salt)
 
     async def abort(self, request_id: str) -> None:
-        """End a request of this handle: its stream yields a finished output with reason `abort`.
-        Others are ignored.
+        """End a request of this handle; other ids are ignored.
+
+        Its stream yields a finished output with reason `abort`.
         """
         if self._client is not None:
             self._client.abort(request_id)
@@ -177,17 +178,19 @@ class AsyncLLM:
         return stats
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
-        """Drop all cached pages of L1 and L2 that no request uses; with `l3` also this engine's
-        stored objects.
+        """Drop all cached pages of L1 and L2 that no request uses; what was dropped.
+
+        l3: drop this engine's stored objects, too.
         """
         flushed: dict[str, Any] = await (await self._found()).call("flush", l3)
         return flushed
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Use another L3 backend from now on, while requests run: `section` is what `cache.l3`
-        would say.
+        """Use another L3 backend from now on, while requests run.
 
-        What was in use is left once its operations have ended. Returns the names of both backends.
+        section: as `cache.l3` of a configuration. The former backend is left once its operations
+        have ended. Returns the names of both backends.
+
         Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
         cannot be put to use in time; then the engine goes on with what it had.
         """
@@ -195,15 +198,17 @@ class AsyncLLM:
         return names
 
     async def detach_storage(self) -> dict[str, Any]:
-        """Go on without L3, while requests run; what it holds stays there. Returns the name of the
-        backend, or None.
+        """Go on without L3, while requests run; what it holds stays there.
+
+        Returns the name of the backend that was in use, or None.
         """
         names: dict[str, Any] = await (await self._found()).call("detach_storage")
         return names
 
     async def explain(self, request_id: str) -> dict[str, Any]:
-        """Where each range of a recent request's prompt came from, or why it was computed (the last
-        1,024 requests).
+        """Where each range of a request's prompt came from, or why it was computed.
+
+        The engine remembers its last 1,024 requests.
         """
         explanation: dict[str, Any] = await (await self._found()).call("explain", request_id)
         return explanation
@@ -239,10 +244,9 @@ class AsyncLLM:
             return self._client
         async with self._connecting:
             if self._client is None or self._client.is_closed:
+                # The name may stand for another engine now. Our own keeps its address.
                 if self._client is not None and not self._has_started_engine:
-                    self._handle = (
-                        None  # the name may stand for another engine now; our own keeps its address
-                    )
+                    self._handle = None
                 self._client = await self._open(await self._found())
             return self._client
 
@@ -260,14 +264,15 @@ class AsyncLLM:
             incarnation=0,
             pid=os.getpid(),
         )
+
         try:
             link = await connect(handle.client_address, hello)
         except (LinkClosed, OSError) as error:
             raise EngineDead(
                 f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). "
-                f"Start it, or wait "
-                "until it has recovered. Clients must run on its host."
+                "Start it, or wait until it has recovered. Clients must run on its host."
             ) from error
+
         limits = ModelLimits(
             max_model_len=handle.max_model_len,
             vocab_size=handle.vocab_size,
@@ -284,8 +289,9 @@ class AsyncLLM:
 
 
 async def _start_or_undo(config: EngineConfig, name: str, address: str | None) -> EngineHandle:
-    """Start an engine on a thread, as it blocks. A cancel in the meantime waits for the start and
-    takes it back.
+    """Start an engine on a thread, as that blocks.
+
+    A cancelled start cannot be stopped half-way: its end is waited for, and the engine shut down.
     """
     starting = asyncio.create_task(asyncio.to_thread(start_engine, config, name, address))
     try:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD_TOKENS = 8
-"""A character has at most four bytes, so that a replacement character this old is there to stay."""
+"""A character has at most four bytes: one that is not whole after so many tokens never will be."""
 
 
 class Detokenizer(Protocol):
@@ -38,8 +38,9 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other tokenizer: decodes a short window twice, with and without the new ids, and
-    returns the difference.
+    """For any other tokenizer: decodes a short window with and without the new ids.
+
+    What the new ids add is their text.
 
     The window gives the new ids their left context (sentencepiece strips the space of a first
     word). Byte tokens (`<0x0A>`) are held back until the run of them ends: the tokenizer decodes a
@@ -71,6 +72,8 @@ class WindowDetokenizer:
                 self._is_in_run = False
         if self._is_in_run or not token_ids:
             return ""
+
+        # Ends inside a character as long as the decoder puts a replacement there.
         text = self._decode(self._window)
         is_open = (
             text.endswith(_REPLACEMENT) and len(self._window) - self._num_read < _MAX_HELD_TOKENS

@@ -1,23 +1,20 @@
-"""One client's connection to the Scheduler: requests go out, token frames come in and are sorted by
-asking.
-"""
+"""One client's connection to the Scheduler: requests go out, and frames of tokens come back."""
 
 import asyncio
 import contextlib
-import math
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any
 
 from raydix.errors import BadRequest, Cancelled, EngineDead, RaydixError
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, is_unicode, read_prompt
+from raydix.runtime.api.prompts import Prompt, TokenPrompt, check_token_ids, read_prompt
+from raydix.runtime.api.request_options import RequestOptions, check_text
 from raydix.runtime.api.request_stream import RequestStream, StreamedRequest, error_of
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer
@@ -31,10 +28,6 @@ from raydix.runtime.messages.client import (
     TokenFrame,
 )
 
-_MAX_TEXT = 1024
-"""Characters of an id or a salt."""
-_MAX_PRIORITY = 2**31
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
@@ -43,16 +36,6 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
-    """How the Scheduler should treat a request; see `AsyncLLM.generate`."""
-
-    priority: int = 0
-    cache_salt: str | None = None
-    session_id: str | None = None
-    deadline_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -86,14 +69,16 @@ class EngineClient:
         self._limits = limits
         self._tokenizer = tokenizer
         self._clock = clock
+
         self._num_askings = 0
         self._live: dict[AskingId, _Live] = {}
         self._prefetches: dict[AskingId, asyncio.Future[dict[str, int]]] = {}
         self._unanswered: set[AskingId] = set()
-        """Those whose last delta has not come."""
+        """Askings whose last delta has not come."""
         self._in_use: dict[RequestId, AskingId] = {}
         """Request ids of unanswered askings that the Scheduler was not told to end."""
         self._is_closed = False
+
         self._reader = asyncio.create_task(self._read_frames(), name="raydix-client-reader")
 
     @property
@@ -113,13 +98,12 @@ class EngineClient:
         request_id: str | None = None,
         options: RequestOptions | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Submit a request and yield its outputs. Leaving it before the finished output aborts the
-        request.
-        """
+        """Submit a request and yield its outputs; leaving before the last one aborts it."""
         params = SamplingParams.of(sampling_params)
         text, token_ids = await self._tokenize(prompt)
         submission = self._submission(params, request_id, token_ids, options or RequestOptions())
         live = self._submit(submission, params, text)
+
         try:
             while True:
                 if not live.stream.is_ready:
@@ -138,7 +122,7 @@ class EngineClient:
     async def prefetch(self, prompt: Prompt, cache_salt: str | None = None) -> dict[str, int]:
         """See `AsyncLLM.prefetch`. Cancelling the task ends it."""
         _, token_ids = await self._tokenize(prompt)
-        _check_options(None, RequestOptions(cache_salt=cache_salt))
+        check_text("cache_salt", cache_salt)
         request_id = RequestId(uuid.uuid4().hex)
         message = PrefetchPrompt(
             asking=self._next_asking(),
@@ -146,6 +130,7 @@ class EngineClient:
             token_ids=token_ids,
             cache_salt=cache_salt,
         )
+
         self._ask(message)
         answer = self._prefetches[message.asking] = asyncio.get_running_loop().create_future()
         try:
@@ -155,8 +140,9 @@ class EngineClient:
             self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request: its stream yields a finished output with reason `abort`. Ids not running
-        are ignored.
+        """End a request; ids that are not in use are ignored.
+
+        Its stream yields a finished output with reason `abort`.
         """
         asking = self._in_use.get(RequestId(request_id))
         if asking is not None:
@@ -179,8 +165,8 @@ class EngineClient:
         if self._tokenizer is None:
             raise BadRequest(
                 "The prompt is text, but the checkpoint has no tokenizer that this process can "
-                "read. Pass token ids, "
-                "or put the tokenizer's files into the checkpoint folder on this host."
+                "read. Pass token ids, or put the tokenizer's files into the checkpoint folder on "
+                "this host."
             )
         token_ids = await asyncio.to_thread(self._tokenizer.encode, shape.text)
         return shape.text, check_token_ids(token_ids, vocab_size, max_model_len)
@@ -201,10 +187,11 @@ class EngineClient:
         if params.stop and self._tokenizer is None:
             raise BadRequest(
                 f"stop is {list(params.stop)}, but the checkpoint has no tokenizer that this "
-                f"process can read. Use "
-                "stop_token_ids."
+                "process can read. Use stop_token_ids."
             )
-        _check_options(request_id, options)
+        check_text("request_id", request_id)
+        options.check()
+
         return SubmitRequest(
             asking=self._next_asking(),
             request_id=RequestId(uuid.uuid4().hex if request_id is None else request_id),
@@ -224,6 +211,7 @@ class EngineClient:
             raise BadRequest(
                 f"request_id {request_id!r} is in use. Choose another one, or leave it out."
             )
+
         request = StreamedRequest(
             request_id=request_id,
             prompt=text,
@@ -233,6 +221,8 @@ class EngineClient:
             submitted_s=self._clock(),
         )
         live = _Live(submission.request_id, RequestStream(request, self._tokenizer))
+
+        # Only what was sent is live: sending may fail.
         self._ask(submission)
         self._live[submission.asking] = live
         return live
@@ -254,12 +244,11 @@ class EngineClient:
         self._in_use[message.request_id] = message.asking
 
     def _leave(self, submission: SubmitRequest, live: _Live) -> None:
-        """The caller listens no more: abort what still runs. What comes of it yet is dropped."""
+        """The caller listens no more: abort what still runs, and drop what may come of it."""
         del self._live[submission.asking]
-        if (
-            not live.stream.has_ended
-            and self._in_use.get(submission.request_id) == submission.asking
-        ):
+        # By now its id may stand for a later asking.
+        is_in_use = self._in_use.get(submission.request_id) == submission.asking
+        if is_in_use and not live.stream.has_ended:
             self.abort(submission.request_id)
 
     async def _read_frames(self) -> None:
@@ -272,9 +261,11 @@ class EngineClient:
                     f"the Scheduler sent a client a {type(frame).__name__}"
                 )
                 self._route(frame)
+
         except LinkClosed as error:
             reason = str(error) or "the link closed"
         finally:
+            # Whatever ended the reader, nobody may wait for it.
             self._end_all(
                 lambda: EngineDead(
                     f"The connection to the engine is lost: {reason}. Connect again."
@@ -283,24 +274,28 @@ class EngineClient:
 
     def _route(self, frame: TokenFrame) -> None:
         now_s = self._clock()
+
+        # Plain tokens come as columns, all else as deltas.
         for index, asking in enumerate(frame.askings):
             live = self._live.get(asking)
             if live is not None:
                 token_ids = frame.token_ids[index : index + 1]
                 delta = RequestDelta(asking=asking, request_id=live.request_id, token_ids=token_ids)
                 self._push(live, delta, now_s)
+
         for delta in frame.deltas:
             is_last = delta.finished is not None or delta.failure is not None
             if is_last:
                 self._unanswered.discard(delta.asking)
                 self._release_id(delta.request_id, delta.asking)
                 self._end_prefetch(delta)
+
             live = self._live.get(delta.asking)
             if live is not None:
                 self._push(live, delta, now_s)
 
     def _push(self, live: _Live, delta: RequestDelta, now_s: float) -> None:
-        """Hand news on to who listens; a stop string that appears in it ends the request."""
+        """Hand news to a caller who listens; a stop string in it ends the request."""
         stream = live.stream
         had_ended = stream.has_ended
         stream.push(delta, now_s)
@@ -340,37 +335,3 @@ class EngineClient:
         for answer in self._prefetches.values():
             if not answer.done():
                 answer.set_exception(error())
-
-
-def _check_options(request_id: str | None, options: RequestOptions) -> None:
-    """Refuse here what would fail in the Scheduler, which serves others, too. Raises BadRequest."""
-    for name, text in (
-        ("request_id", request_id),
-        ("cache_salt", options.cache_salt),
-        ("session_id", options.session_id),
-    ):
-        if text is not None and not (
-            isinstance(text, str) and 0 < len(text) <= _MAX_TEXT and is_unicode(text)
-        ):
-            raise BadRequest(
-                f"{name} is {text!r:.80}; expected a str of 1 to {_MAX_TEXT} characters, or None."
-            )
-    priority, deadline_s = options.priority, options.deadline_s
-    if (
-        not isinstance(priority, Integral)
-        or isinstance(priority, bool)
-        or not abs(priority) <= _MAX_PRIORITY
-    ):
-        raise BadRequest(
-            f"priority is {priority!r:.80}; expected a whole number from -2**31 to 2**31."
-        )
-    if deadline_s is None:
-        return
-    if (
-        not isinstance(deadline_s, Real)
-        or isinstance(deadline_s, bool)
-        or not 0 < deadline_s < math.inf
-    ):
-        raise BadRequest(
-            f"deadline_s is {deadline_s!r:.80}; expected more than 0 seconds, or None."
-        )

@@ -17,8 +17,9 @@ from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
 
 MAX_IN_FLIGHT = 256
-"""Requests of one `generate` that are with the engine at a time: fills its batches and stays far
-from `Overloaded`.
+"""Requests of one `generate` that are with the engine at a time.
+
+They fill its batches, and are far from so many that it would answer `Overloaded`.
 """
 
 MAX_PREFETCHES_IN_FLIGHT = 16
@@ -29,8 +30,7 @@ Params = SamplingParams | Mapping[str, Any]
 
 
 class LLM:
-    """An engine of one's own, with blocking calls. Its asyncio loop runs on a thread of this
-    object.
+    """An engine of one's own, with blocking calls; its asyncio loop runs on a thread.
 
     Ends with `shutdown`, with its `with` block, or with the process. May be used from several
     threads.
@@ -50,6 +50,7 @@ class LLM:
             target=self._loop.run_forever, name="raydix-llm", daemon=True
         )
         self._thread.start()
+
         try:
             self._engine = self._wait(
                 AsyncLLM.start(source, name=name, address=address, **sections)
@@ -84,16 +85,15 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to a list of conversations, as `generate` gives them; see
-        `AsyncLLM.chat`.
-        """
-        conversations = (
-            [messages] if all(isinstance(each, Mapping) for each in messages) else messages
-        )
+        """Answers to one conversation or a list of them, as by `generate`; see `AsyncLLM.chat`."""
+        is_one = all(isinstance(each, Mapping) for each in messages)
+        conversations: Any = [messages] if is_one else messages
+        variables = chat_template_kwargs or {}
         prompts = [
-            self._wait(self._engine.apply_chat_template(each, **(chat_template_kwargs or {})))  # type: ignore[arg-type]
-            for each in conversations
+            self._wait(self._engine.apply_chat_template(conversation, **variables))
+            for conversation in conversations
         ]
+
         return self._wait(
             self._generate_all(prompts, _list_params(sampling_params, len(prompts)), options)
         )
@@ -101,7 +101,7 @@ class LLM:
     def prefetch(
         self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None
     ) -> list[dict[str, int]]:
-        """Bring to L2 what L3 has of one prompt or of a list of prompts; see `AsyncLLM.prefetch`."""
+        """Bring to L2 what L3 has of a prompt or a list of them; see `AsyncLLM.prefetch`."""
         return self._wait(prefetch_all(self._engine, _list_prompts(prompts), cache_salt))
 
     def stats(self) -> dict[str, Any]:
@@ -162,10 +162,9 @@ class LLM:
         params: Sequence[SamplingParams],
         options: Mapping[str, Any],
     ) -> list[RequestOutput]:
-        """Run a bounded window of requests; the workers share one iterator, so that each prompt is
-        taken once.
-        """
+        """Run a bounded window of requests; outputs come in the order of the prompts."""
         outputs: dict[int, RequestOutput] = {}
+        # All workers share one iterator, so that each prompt is taken once.
         remaining = iter(enumerate(zip(prompts, params, strict=True)))
 
         async def work() -> None:
@@ -189,15 +188,14 @@ class LLM:
                 async with aclosing(self._engine.generate(prompt, params, **options)) as outputs:
                     return await anext(outputs)
             except Overloaded as error:
-                # Others fill the engine. Nothing of this request has run, so that it can be sent
-                # again.
+                # Others fill the engine. Nothing of this request has run: it can be sent again.
                 await asyncio.sleep(error.retry_after_s)
 
 
 async def prefetch_all(
     engine: AsyncLLM, prompts: Sequence[Prompt], cache_salt: str | None
 ) -> list[dict[str, int]]:
-    """`AsyncLLM.prefetch` of each prompt, a bounded number at a time, in the order of the prompts."""
+    """`AsyncLLM.prefetch` of each prompt, a bounded number at a time; results in their order."""
     admitted = asyncio.Semaphore(MAX_PREFETCHES_IN_FLIGHT)
 
     async def prefetch(prompt: Prompt) -> dict[str, int]:
@@ -218,9 +216,7 @@ async def prefetch_all(
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a str, a dict and a list of ints are one. An empty list is no
-    prompt at all.
-    """
+    """Tell one prompt from several: a str, a dict and a list of ints are one; [] is none."""
     if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -236,7 +232,7 @@ def _list_params(
         listed = [SamplingParams.of(each) for each in params]
     if len(listed) != num_prompts:
         raise BadRequest(
-            f"There are {len(listed)} sampling_params for {num_prompts} prompts; expected one for "
-            f"each."
+            f"There are {len(listed)} sampling_params for {num_prompts} prompts; "
+            "expected one for each."
         )
     return [replace(each, output_kind=OutputKind.FINAL) for each in listed]

@@ -7,12 +7,11 @@ from raydix.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural log-probability of one token at one output position, from raw logits. `rank` counts
-    from 1.
-    """
+    """Natural log-probability of one token at one output position, from raw logits."""
 
     logprob: float
     rank: int
+    """1 for the likeliest token."""
     decoded_token: str | None = None
 
 
@@ -29,9 +28,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    """Sum over the sampled tokens of this output (all of them when cumulative); None without
-    `logprobs`.
-    """
+    """Sum over the sampled tokens that this output holds; None without `logprobs`."""
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     """`stop`, `length` or `abort`; None while it runs."""
@@ -46,16 +43,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Figures of one request. Durations are seconds on the client's monotonic clock; None: not yet
-    known.
-    """
+    """Figures of one request, None while not known; durations are by the client's clock."""
 
     cached_tokens_by_source: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens by `l1`, `l2`, `l3` and `computed:REASON`; the values sum to the prompt's
-    length.
-    """
+    """Prompt tokens by `l1`, `l2`, `l3` and `computed:REASON`; they sum to the whole prompt."""
     queued_s: float | None = None
-    """Arrival at the Scheduler to first admission, on the Scheduler's clock."""
+    """Arrival at the Scheduler to first admission, by the Scheduler's clock."""
     time_to_first_token_s: float | None = None
     latency_s: float | None = None
     """Submission to the last token."""
@@ -64,9 +57,7 @@ class RequestMetrics:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One request's output: cumulative, new or final, as its `output_kind` says. Exactly one has
-    `finished`.
-    """
+    """One request's output: cumulative, new or final, as its `output_kind` says."""
 
     request_id: RequestId
     prompt: str | None
@@ -74,6 +65,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    """True for exactly one output of a request, its last."""
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed: the sum of `l1`, `l2` and `l3`."""

@@ -32,8 +32,9 @@ class TokenPrompt:
 
 
 def read_prompt(prompt: Prompt) -> TextPrompt | TokenPrompt:
-    """Tell text from token ids. Raises BadRequest for any other shape, and for text that is not
-    Unicode.
+    """Tell text from token ids.
+
+    Raises BadRequest for any other shape, and for text that is not Unicode.
     """
     if isinstance(prompt, str):
         return _read_text(prompt)
@@ -78,22 +79,24 @@ def _read_mapping(prompt: Mapping[str, Any]) -> TextPrompt | TokenPrompt:
 
 
 def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) -> Int32Array:
-    """The prompt as an int32 array. Raises BadRequest if it is empty or has an id outside [0,
-    vocab_size).
+    """The prompt as an int32 array.
 
-    Raises PromptTooLong if it leaves no room for one token in `max_model_len`.
+    Raises BadRequest if it is empty or has an id outside [0, vocab_size), and PromptTooLong if it
+    leaves no room for one token in `max_model_len`.
     """
     try:
         array = np.asarray(token_ids)
     except ValueError as error:
         raise BadRequest(f"The prompt is no flat list of token ids ({error}).") from error
+
     if array.size == 0:
         raise BadRequest("The prompt is empty; expected at least one token.")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise BadRequest(
-            f"The prompt holds {array.dtype} values in {array.ndim} dimensions; expected a list "
-            f"of ints."
+            f"The prompt holds {array.dtype} values in {array.ndim} dimensions; "
+            "expected a list of ints."
         )
+
     lowest, highest = int(array.min()), int(array.max())
     if lowest < 0 or highest >= vocab_size:
         wrong = lowest if lowest < 0 else highest
@@ -103,8 +106,7 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int, max_model_len: int) ->
     if len(array) >= max_model_len:
         raise PromptTooLong(
             f"The prompt has {len(array)} tokens; expected at most {max_model_len - 1}, as the "
-            f"model's context is "
-            f"{max_model_len} tokens and one must be left for output. Shorten the prompt or raise "
-            f"model.max_model_len."
+            f"model's context is {max_model_len} tokens and one must be left for output. "
+            "Shorten the prompt or raise model.max_model_len."
         )
     return int32_array(array)

@@ -34,7 +34,7 @@ class StreamedRequest:
 
 @dataclass(slots=True)
 class _Output:
-    """Output that was received; the whole of it, and how much of it has been taken."""
+    """All output that was received, and how much of it the caller has taken."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -44,10 +44,15 @@ class _Output:
     num_taken_characters: int = 0
     taken_logprob: float = 0.0
 
+    def note_taken(self) -> None:
+        """The caller has taken all that there is."""
+        self.num_taken_tokens = len(self.token_ids)
+        self.num_taken_characters = len(self.text)
+        self.taken_logprob = self.cumulative_logprob
+
 
 class RequestStream:
-    """Turns deltas into outputs: detokenises, looks for stop strings, merges what was not taken in
-    time.
+    """Turns deltas into outputs: detokenises, finds stop strings, merges what was not taken yet.
 
     Owns: the output of one request as the client knows it. `push` takes deltas, `take` gives the
     next output; deltas that arrive between two takes come as one output. Exactly one output is
@@ -69,6 +74,7 @@ class RequestStream:
             if params.stop
             else None
         )
+
         self._output = _Output()
         self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
@@ -96,11 +102,10 @@ class RequestStream:
         )
 
     def push(self, delta: RequestDelta, now_s: float) -> None:
-        """Take in a delta. Ignored once the stream has ended, so that tokens past a stop string are
-        dropped.
-        """
+        """Take in a delta. Once the stream has ended (by a stop string, say) it is ignored."""
         if self.has_ended:
             return
+
         if delta.cached_tokens_by_source is not None:
             self._note_admission(delta, now_s)
         token_ids = delta.token_ids.tolist()
@@ -108,6 +113,8 @@ class RequestStream:
             self._append_all(token_ids, delta)
         else:
             self._append_until_stop_string(token_ids, delta)
+
+        # A stop string among these tokens has ended the stream already, whatever followed it.
         if delta.failure is not None and not self.has_ended:
             self.failure = error_of(delta.failure, partial=self._wrap(self._cumulative()))
         elif delta.finished is not None and not self.has_ended:
@@ -134,34 +141,24 @@ class RequestStream:
         if not token_ids:
             return
         self._append_tokens(token_ids, delta.logprobs)
+
         if self._detokenizer is not None:
-            ends_by_token = (
-                delta.finished is FinishReason.STOP
-                and token_ids[-1] in self._request.ending_token_ids
-            )
-            shown = (
-                token_ids[:-1]
-                if ends_by_token and not self._params.include_stop_str_in_output
-                else token_ids
-            )
-            self._output.text += self._detokenizer.push(shown)
+            if self._hides_last(token_ids, delta):
+                token_ids = token_ids[:-1]
+            self._output.text += self._detokenizer.push(token_ids)
 
     def _append_until_stop_string(self, token_ids: list[int], delta: RequestDelta) -> None:
-        """One by one: the output ends with the token that completes a stop string, however the
-        deltas were merged.
-        """
+        """Append tokens up to the one that completes a stop string."""
         assert self._detokenizer is not None, "stop strings are refused without text"
         assert self._finder is not None, "the caller checked"
         last = len(token_ids) - 1
+
+        # One by one: the output must end with the same token however deltas were merged.
         for i, token_id in enumerate(token_ids):
             self._append_tokens([token_id], delta.logprobs[i : i + 1])
-            is_ending = (
-                i == last
-                and delta.finished is FinishReason.STOP
-                and token_id in self._request.ending_token_ids
-            )
-            if is_ending and not self._params.include_stop_str_in_output:
+            if i == last and self._hides_last(token_ids, delta):
                 return
+
             text = self._detokenizer.push([token_id])
             if len(self._output.token_ids) <= self._params.min_tokens:
                 self._output.text += self._finder.push_unchecked(text)
@@ -170,6 +167,13 @@ class RequestStream:
             if self._finder.matched is not None:
                 self._finish_by_stop_string(self._finder.matched)
                 return
+
+    def _hides_last(self, token_ids: list[int], delta: RequestDelta) -> bool:
+        """Whether the last token ended the output, and is not to be shown in its text."""
+        is_ending = (
+            delta.finished is FinishReason.STOP and token_ids[-1] in self._request.ending_token_ids
+        )
+        return is_ending and not self._params.include_stop_str_in_output
 
     def _append_tokens(
         self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None]
@@ -200,8 +204,10 @@ class RequestStream:
     def _finish(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:
             self._flush_text(self._detokenizer.flush())
+        # The text that was held back may have completed a stop string.
         if self._finish_reason is not None:
             return
+
         self._finish_reason = reason
         self._has_news = True
         token_ids = self._output.token_ids
@@ -265,19 +271,17 @@ class RequestStream:
     def _take_delta(self) -> CompletionOutput:
         output = self._output
         has_logprobs = self._params.logprobs is not None
+        new_logprob = output.cumulative_logprob - output.taken_logprob
         delta = CompletionOutput(
             text=output.text[output.num_taken_characters :],
             token_ids=output.token_ids[output.num_taken_tokens :],
-            cumulative_logprob=output.cumulative_logprob - output.taken_logprob
-            if has_logprobs
-            else None,
+            cumulative_logprob=new_logprob if has_logprobs else None,
             logprobs=output.logprobs[output.num_taken_tokens :] if has_logprobs else None,
             finish_reason=self._finish_reason.value if self._finish_reason is not None else None,
             stop_reason=self._stop_reason,
         )
-        output.num_taken_characters = len(output.text)
-        output.num_taken_tokens = len(output.token_ids)
-        output.taken_logprob = output.cumulative_logprob
+
+        output.note_taken()
         return delta
 
     def _wrap(self, completion: CompletionOutput) -> RequestOutput:

@@ -11,30 +11,53 @@ from typing import Any, Self
 from raydix.errors import BadRequest
 from raydix.runtime.messages.plan import DeviceSampling
 
-_MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20
+_MAX_INT32 = 2**31 - 1
+_MAX_INT64 = 2**63 - 1
 # Logits times, or over, such numbers stay within float32.
 _MAX_TEMPERATURE = 1e6
 _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
-    [
-        "allowed_token_ids",
-        "bad_words",
-        "best_of",
-        "beam_width",
-        "extra_args",
-        "flat_logprobs",
-        "guided_decoding",
-    ]
-    + [
-        "logit_bias",
-        "logits_processors",
-        "prompt_logprobs",
-        "response_format",
-        "structured_outputs",
-    ]
-    + ["truncate_prompt_tokens", "use_beam_search"]
-)
+    (
+        "allowed_token_ids", "bad_words", "beam_width", "best_of", "extra_args", "flat_logprobs",
+        "guided_decoding", "logit_bias", "logits_processors", "prompt_logprobs", "response_format",
+        "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The values that a number may have, both ends among them, and how to tell a user."""
+
+    lowest: float
+    highest: float
+    expected: str
+
+    def require(self, name: str, number: float) -> None:
+        """Raise BadRequest unless `number` is one of them."""
+        _require(self.lowest <= number <= self.highest, name, number, self.expected)
+
+
+_RANGES = {
+    "n": _Range(1, 1, "1. Send one request per sample; they share the prompt's pages"),
+    "temperature": _Range(0, _MAX_TEMPERATURE, f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}"),
+    "top_k": _Range(-1, _MAX_INT32, "1 or more, or 0 or -1 to keep all tokens"),
+    # From the first float above 0: a top_p of 0 would keep no token at all.
+    "top_p": _Range(math.ulp(0.0), 1, "a number in (0, 1]. Set 1 to keep all tokens"),
+    "min_p": _Range(0, 1, "a number in [0, 1]"),
+    "repetition_penalty": _Range(
+        _MIN_REPETITION,
+        _MAX_REPETITION,
+        f"a number in [{_MIN_REPETITION:g}, {_MAX_REPETITION:g}]. Set 1 for none",
+    ),
+    "presence_penalty": _Range(-2, 2, "a number in [-2, 2]"),
+    "frequency_penalty": _Range(-2, 2, "a number in [-2, 2]"),
+    "seed": _Range(0, _MAX_INT64, "0 to 2**63 - 1. Leave it out for a random one"),
+    "max_tokens": _Range(1, _MAX_INT64, "1 or more. Set None for the rest of the context"),
+    "min_tokens": _Range(0, _MAX_INT32, "0 or more"),
+    "logprobs": _Range(0, MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
+}
 
 
 class OutputKind(StrEnum):
@@ -47,10 +70,10 @@ class OutputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one request, with vLLM's names and meanings. Raises BadRequest for what cannot be
-    honoured.
+    """Sampling of one request, with vLLM's names and meanings.
 
-    `max_new_tokens` is another name for `max_tokens`. The noise of output token i depends on `seed`
+    Raises BadRequest for what cannot be honoured. `max_new_tokens` is another name for
+    `max_tokens`. The noise of output token i depends on `seed`
     and i alone; without a seed the client draws one per request. Penalties: repetition counts
     prompt and output, presence and frequency count output alone.
     """
@@ -69,8 +92,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop: Sequence[str] = ()
-    """One string or several that end the output; kept as a tuple. The text ends before the match.
-    """
+    """One string or several that end the output, the text before the match; kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     """Keep the matched stop string, or the text of the stopping token, in the text."""
@@ -89,9 +111,7 @@ class SamplingParams:
     max_new_tokens: InitVar[int | None] = None
 
     def __new__(cls, **values: Any) -> Self:
-        """Refuse unknown names here: the generated `__init__` would raise a TypeError without the
-        nearest name.
-        """
+        """Refuse unknown names: the generated `__init__` would not tell the nearest one."""
         _refuse_unknown_names(values)
         return object.__new__(cls)
 
@@ -101,15 +121,13 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "output_kind", _output_kind(self.output_kind))
-        self._check_types()
-        self._check_ranges()
+        self._check_numbers()
+        self._check_switches()
         self._check_contradictions()
 
     @classmethod
     def of(cls, value: "SamplingParams | Mapping[str, Any] | None") -> "SamplingParams":
-        """`value` itself, or the parameters that a mapping (by name) or None (all defaults) stands
-        for.
-        """
+        """`value` itself, the parameters that a mapping names, or for None all defaults."""
         if value is None:
             return cls()
         if isinstance(value, SamplingParams):
@@ -117,18 +135,19 @@ class SamplingParams:
         if isinstance(value, Mapping):
             return cls(**value)
         raise BadRequest(
-            f"sampling_params is a {type(value).__name__}; expected a SamplingParams, a dict or "
-            f"None."
+            f"sampling_params is a {type(value).__name__}; "
+            "expected a SamplingParams, a dict or None."
         )
 
     def ending_token_ids(self, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """The ids that end this request's output: `stop_token_ids`, and EOS unless ignored. Sorted,
-        without repeats.
-        """
+        """The ids that end the output: `stop_token_ids`, and EOS unless that is ignored; sorted."""
         return tuple(sorted({*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}))
 
     def to_device(self, eos_token_ids: Iterable[int], seed: int) -> DeviceSampling:
         """The part that the device needs. `seed` stands in where the user gave none."""
+        # What would end the output, and EOS even where it is ignored, as vLLM and transformers do.
+        masked_ids = sorted({*self.stop_token_ids, *eos_token_ids}) if self.min_tokens else ()
+
         return DeviceSampling(
             seed=seed if self.seed is None else self.seed,
             temperature=float(self.temperature),
@@ -139,11 +158,7 @@ class SamplingParams:
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             min_tokens=self.min_tokens,
-            # Those that would end the output, and EOS if that is ignored, too: as vLLM and
-            # transformers do.
-            masked_until_min_tokens=tuple(sorted({*self.stop_token_ids, *eos_token_ids}))
-            if self.min_tokens
-            else (),
+            masked_until_min_tokens=tuple(masked_ids),
             num_logprobs=self.logprobs,
         )
 
@@ -151,20 +166,24 @@ class SamplingParams:
         if self.max_tokens is not None and self.max_tokens != max_new_tokens:
             raise BadRequest(
                 f"max_tokens is {self.max_tokens!r} and max_new_tokens is {max_new_tokens!r}; "
-                f"they name one limit. "
-                "Set one of them."
+                "they name one limit. Set one of them."
             )
         object.__setattr__(self, "max_tokens", max_new_tokens)
 
-    def _check_types(self) -> None:
+    def _check_numbers(self) -> None:
         for name, number in (("n", self.n), ("top_k", self.top_k), ("min_tokens", self.min_tokens)):
             _require(_is_int(number), name, number, "a whole number")
+            _RANGES[name].require(name, number)
+
         for name, limit in (
             ("seed", self.seed),
             ("max_tokens", self.max_tokens),
             ("logprobs", self.logprobs),
         ):
-            _require(limit is None or _is_int(limit), name, limit, "a whole number or None")
+            if limit is not None:
+                _require(_is_int(limit), name, limit, "a whole number or None")
+                _RANGES[name].require(name, limit)
+
         for name, real in (
             ("temperature", self.temperature),
             ("top_p", self.top_p),
@@ -173,10 +192,11 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ):
-            is_finite = (
-                isinstance(real, Real) and not isinstance(real, bool) and math.isfinite(real)
-            )
-            _require(is_finite, name, real, "a finite number")
+            is_number = isinstance(real, Real) and not isinstance(real, bool)
+            _require(is_number and math.isfinite(real), name, real, "a finite number")
+            _RANGES[name].require(name, real)
+
+    def _check_switches(self) -> None:
         for name, switch in (
             ("include_stop_str_in_output", self.include_stop_str_in_output),
             ("ignore_eos", self.ignore_eos),
@@ -185,81 +205,16 @@ class SamplingParams:
         ):
             _require(isinstance(switch, bool), name, switch, "True or False")
 
-    def _check_ranges(self) -> None:
-        _require(
-            self.n == 1,
-            "n",
-            self.n,
-            "1. Send one request per sample; they share the prompt's pages",
-        )
-        is_temperature = 0 <= self.temperature <= _MAX_TEMPERATURE
-        _require(
-            is_temperature,
-            "temperature",
-            self.temperature,
-            f"0 (greedy) or more, up to {_MAX_TEMPERATURE:g}",
-        )
-        _require(
-            -1 <= self.top_k <= _MAX_INT32,
-            "top_k",
-            self.top_k,
-            "1 or more, or 0 or -1 to keep all tokens",
-        )
-        _require(
-            0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]. Set 1 to keep all tokens"
-        )
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
-        is_penalty = _MIN_REPETITION <= self.repetition_penalty <= _MAX_REPETITION
-        limits = f"a number in [{_MIN_REPETITION:g}, {_MAX_REPETITION:g}]. Set 1 for none"
-        _require(is_penalty, "repetition_penalty", self.repetition_penalty, limits)
-        _require(
-            -2 <= self.presence_penalty <= 2,
-            "presence_penalty",
-            self.presence_penalty,
-            "a number in [-2, 2]",
-        )
-        _require(
-            -2 <= self.frequency_penalty <= 2,
-            "frequency_penalty",
-            self.frequency_penalty,
-            "a number in [-2, 2]",
-        )
-        if self.seed is not None:
-            _require(
-                0 <= self.seed < 2**63,
-                "seed",
-                self.seed,
-                "0 to 2**63 - 1. Leave it out for a random one",
-            )
-        if self.max_tokens is not None:
-            is_limit = 1 <= self.max_tokens < 2**63
-            _require(
-                is_limit,
-                "max_tokens",
-                self.max_tokens,
-                "1 or more. Set None for the rest of the context",
-            )
-        _require(0 <= self.min_tokens <= _MAX_INT32, "min_tokens", self.min_tokens, "0 or more")
-        if self.logprobs is not None:
-            _require(
-                0 <= self.logprobs <= MAX_LOGPROBS,
-                "logprobs",
-                self.logprobs,
-                f"None or 0 to {MAX_LOGPROBS}",
-            )
-
     def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}; expected "
-                f"min_tokens <= "
-                "max_tokens. Raise max_tokens or lower min_tokens."
+                "min_tokens <= max_tokens. Raise max_tokens or lower min_tokens."
             )
         if self.stop and not self.detokenize:
             raise BadRequest(
                 f"stop is {list(self.stop)} and detokenize is False; stop strings are looked for "
-                f"in the text. "
-                "Set detokenize=True or use stop_token_ids."
+                "in the text. Set detokenize=True or use stop_token_ids."
             )
 
 
@@ -274,6 +229,7 @@ def _refuse_unknown_names(values: Mapping[str, Any]) -> None:
             raise BadRequest(
                 f"The sampling parameter {name!r} is not supported by this version. Leave it out."
             )
+
         nearest = difflib.get_close_matches(str(name), _VALID_NAMES, n=1, cutoff=0.5)
         advice = (
             f"Did you mean {nearest[0]!r}?"
@@ -303,20 +259,14 @@ def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(token_ids: Iterable[int] | None) -> tuple[int, ...]:
-    _require(
-        token_ids is None or isinstance(token_ids, Iterable),
-        "stop_token_ids",
-        token_ids,
-        "a list of token ids",
-    )
+    name = "stop_token_ids"
+    is_list = token_ids is None or isinstance(token_ids, Iterable)
+    _require(is_list, name, token_ids, "a list of token ids")
+
     ids = () if token_ids is None else tuple(token_ids)
     for each in ids:
-        _require(
-            _is_int(each) and each >= 0,
-            "stop_token_ids",
-            list(ids),
-            "token ids, which are whole numbers from 0",
-        )
+        is_id = _is_int(each) and each >= 0
+        _require(is_id, name, list(ids), "token ids, which are whole numbers from 0")
     return tuple(int(each) for each in ids)
 
 

@@ -19,15 +19,15 @@ class StopStringFinder:
         """The stop string that was found; nothing is released after it."""
 
     def push(self, text: str) -> str:
-        """Take the next piece; return what may be shown. Sets `matched` if a stop string ends
-        within this piece.
-        """
+        """Take the next piece; return what may be shown. A whole stop string sets `matched`."""
         buffer = self._held + text
         best: tuple[int, int, str] | None = None
         for each in self._stop_strings:
+            # Only a match that ends in the new text counts: any other was judged before.
             start = buffer.find(each, max(0, len(self._held) - len(each) + 1))
             if start >= 0 and (best is None or (start + len(each), start) < best[:2]):
                 best = (start + len(each), start, each)
+
         if best is None:
             return self._release(buffer)
         end, start, self.matched = best

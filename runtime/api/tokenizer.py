@@ -1,5 +1,6 @@
-"""A checkpoint's tokenizer and chat template. `transformers` is imported when one is loaded, which
-takes seconds.
+"""A checkpoint's tokenizer and chat template.
+
+`transformers` takes seconds to import: it is imported when a tokenizer is loaded.
 """
 
 import functools
@@ -27,9 +28,8 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer | None":
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise CheckpointError(
             f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}: {error}). "
-            f"Expected the files that "
-            "transformers' save_pretrained writes. Repair them, or remove them to work with token "
-            "ids alone."
+            "Expected the files that transformers' save_pretrained writes. Repair them, or remove "
+            "them to work with token ids alone."
         ) from error
     return Tokenizer(loaded)
 
@@ -66,19 +66,18 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:
-        """Ids of a conversation under the chat template. Raises BadRequest if there is none or it
-        refuses.
+        """Ids of a conversation under the chat template.
 
         `template_arguments` go to transformers' `apply_chat_template`: `tools`,
         `add_generation_prompt` (True unless given), `enable_thinking` and whatever else the
-        template knows.
+        template knows. Raises BadRequest if there is no template, or if it refuses.
         """
         from jinja2 import TemplateError
 
         if self._wrapped.chat_template is None:
             raise BadRequest(
-                "This checkpoint has no chat template; chat needs one. Pass a prompt to generate "
-                "instead."
+                "This checkpoint has no chat template; chat needs one. "
+                "Pass a prompt to generate instead."
             )
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
@@ -91,8 +90,8 @@ class Tokenizer:
         """Text of all `token_ids` at once. Ids that the tokenizer does not know have no text."""
         text: str
         if self._wrapped.is_fast:
-            # The same as below at a third of the time, which the window detokenizer spends twice
-            # per token.
+            # A third of the time that the other takes; the window detokenizer spends it twice a
+            # token.
             text = self._wrapped.backend_tokenizer.decode(
                 token_ids, skip_special_tokens=skip_special_tokens
             )
@@ -126,9 +125,8 @@ class Tokenizer:
 
 
 def _bytes_of_name(name: str) -> bytes:
-    """Undo the byte-level alphabet. As in the tokenizers library, a name with any other character
-    stands for itself.
-    """
+    """Undo the byte-level alphabet."""
+    # As in the tokenizers library, a name with any other character stands for itself.
     alphabet = _byte_level_alphabet()
     if all(character in alphabet for character in name):
         return bytes(alphabet[character] for character in name)
@@ -137,9 +135,8 @@ def _bytes_of_name(name: str) -> bytes:
 
 @functools.cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character to byte: GPT-2 shows printable Latin-1 bytes as themselves and the others from
-    U+0100 on.
-    """
+    """Character to byte, as GPT-2 defined it."""
+    # Printable Latin-1 bytes stand for themselves, the others for characters from U+0100 on.
     shown = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -42,7 +42,7 @@ def stats(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where prompt tokens came from, and what tiers and storage hold and did.
+    """Say where prompt tokens came from, what each tier holds, and what storage did.
 
     JSON has every figure.
     """

@@ -1,6 +1,4 @@
-"""A small Qwen3-MoE checkpoint with random weights and a byte-level tokenizer, as transformers
-would have saved it.
-"""
+"""A small Qwen3-MoE checkpoint with random weights, in the files that transformers would save."""
 
 import json
 from collections.abc import Iterator
@@ -21,12 +19,13 @@ NUM_EXPERTS_PER_TOKEN = 2
 EXPERT_SIZE = 32
 MAX_POSITIONS = 4096
 INITIALIZER_RANGE = 0.3
-"""Wide enough for a wrong page to change the tokens; with the customary 0.02 it can go unnoticed.
-"""
+"""Wide enough for a wrong page to change tokens; with the customary 0.02 it can go unnoticed."""
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -39,6 +38,7 @@ def write_demo_checkpoint(folder: Path, *, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = _vocabulary()
     end_id = vocabulary["<|im_end|>"]
+
     _write_tokenizer(folder, vocabulary)
     _write_json(folder / "config.json", _config(len(vocabulary), end_id))
     _write_json(folder / "generation_config.json", {"eos_token_id": end_id, "do_sample": False})
@@ -59,6 +59,7 @@ def _write_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.save(str(folder / "tokenizer.json"))
+
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -113,6 +114,7 @@ def _tensors(
         return np.ones(size, np.float32)
 
     yield "model.embed_tokens.weight", matrix(vocab_size, HIDDEN_SIZE)
+
     for layer in range(NUM_LAYERS):
         prefix = f"model.layers.{layer}"
         for name, heads in (("q", NUM_HEADS), ("k", NUM_KV_HEADS), ("v", NUM_KV_HEADS)):
@@ -122,17 +124,14 @@ def _tensors(
             yield f"{prefix}.self_attn.{name}.weight", ones(HEAD_DIM)
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}.{name}.weight", ones(HIDDEN_SIZE)
+
         yield f"{prefix}.mlp.gate.weight", matrix(NUM_EXPERTS, HIDDEN_SIZE)
         for expert in range(NUM_EXPERTS):
+            names = f"{prefix}.mlp.experts.{expert}"
             for name in ("gate_proj", "up_proj"):
-                yield (
-                    f"{prefix}.mlp.experts.{expert}.{name}.weight",
-                    matrix(EXPERT_SIZE, HIDDEN_SIZE),
-                )
-            yield (
-                f"{prefix}.mlp.experts.{expert}.down_proj.weight",
-                matrix(HIDDEN_SIZE, EXPERT_SIZE),
-            )
+                yield f"{names}.{name}.weight", matrix(EXPERT_SIZE, HIDDEN_SIZE)
+            yield f"{names}.down_proj.weight", matrix(HIDDEN_SIZE, EXPERT_SIZE)
+
     yield "model.norm.weight", ones(HIDDEN_SIZE)
     yield "lm_head.weight", matrix(vocab_size, HIDDEN_SIZE)
 

@@ -19,7 +19,7 @@ _FUSE_TYPE = "fuse.hf3fs"
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """What a backend needs is there, or what is missing."""
+    """Whether a backend can be used here, and what it needs or lacks."""
 
     name: str
     is_usable: bool
@@ -28,15 +28,16 @@ class BackendReport:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What the adapter of a backend imports, what to do where that fails, and what else the backend
-    needs.
-    """
+    """The library that a backend's adapter imports."""
 
     backend: str
     package: str
     statement: str
+    """Fails where the adapter would."""
     remedy: str
+    """What to do where the statement fails."""
     needs: str
+    """What else the backend needs."""
 
 
 _START_NIXL = (
@@ -81,9 +82,7 @@ _LIBRARIES = (
 
 
 def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]:
-    """Try each backend's library in a process of its own. The file backend, which needs none, is
-    not among them.
-    """
+    """Try the library of each backend that needs one, in a process of its own."""
     installed = [
         library for library in _LIBRARIES if importlib.util.find_spec(library.package) is not None
     ]
@@ -91,6 +90,7 @@ def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]
     errors = _import_errors(
         [*(library.statement for library in installed), *map(_import_of, plugins)]
     )
+
     reports = [_redis()]
     for library in _LIBRARIES:
         if library not in installed:
@@ -105,6 +105,8 @@ def examine_backends(mounts: Path = Path("/proc/mounts")) -> list[BackendReport]
             reports.append(_hf3fs(mounts))
         else:
             reports.append(BackendReport(library.backend, True, f"usable, with {library.needs}"))
+
+    # The errors that are left are those of the plugins, which were tried last.
     for point, error in zip(plugins, errors, strict=True):
         detail = f"usable; {point.value}" if error is None else error
         reports.append(BackendReport(f"plugin {point.name}", error is None, detail))
@@ -116,15 +118,15 @@ def _import_of(point: EntryPoint) -> str:
 
 
 def _import_errors(statements: Sequence[str]) -> list[str | None]:
-    """The last line of each statement's error output, None if it succeeds. Native libraries may
-    even abort.
-    """
+    """The last line of each statement's error output; None if it succeeds."""
+    # In other processes, all at once: a native library may hang, or abort the process.
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", statement], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         for statement in statements
     ]
+
     errors: list[str | None] = []
     for process in processes:
         try:
@@ -134,10 +136,12 @@ def _import_errors(statements: Sequence[str]) -> list[str | None]:
             process.communicate()
             errors.append(f"its import takes more than {_IMPORT_TIMEOUT_S:.0f} s")
             continue
-        lines = output.decode(errors="replace").strip().splitlines() or [
-            f"its import ends with {process.returncode}"
-        ]
-        errors.append(lines[-1] if process.returncode else None)
+
+        if process.returncode == 0:
+            errors.append(None)
+            continue
+        lines = output.decode(errors="replace").strip().splitlines()
+        errors.append(lines[-1] if lines else f"its import ends with {process.returncode}")
     return errors
 
 

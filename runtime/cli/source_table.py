@@ -14,7 +14,7 @@ _TITLES = {
 
 
 def by_tier(tokens_by_source: Mapping[str, int]) -> dict[str, int]:
-    """Fold `computed:REASON` into `computed`; all four parts are there, zero or not."""
+    """Tokens of each tier and those `computed` for any reason; all four are there, even if zero."""
     totals = dict.fromkeys(_TITLES, 0)
     for source, num_tokens in tokens_by_source.items():
         totals[source.partition(":")[0]] += num_tokens
@@ -22,12 +22,16 @@ def by_tier(tokens_by_source: Mapping[str, int]) -> dict[str, int]:
 
 
 def source_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
-    """A row per tier, and per column of `tokens_by_source` its tokens and their share."""
+    """A row per tier with its tokens and their share in each column.
+
+    columns: titles, and for each the tokens by source.
+    """
     totals = {title: by_tier(tokens) for title, tokens in columns.items()}
     table = Table(title="Prompt tokens by source")
     table.add_column("source")
     for title in totals:
         table.add_column(title, justify="right")
+
     for tier, label in _TITLES.items():
         table.add_row(
             label, *(_cell(column[tier], sum(column.values())) for column in totals.values())

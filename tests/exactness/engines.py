@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.api.engine_client import RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import InProcessEngine

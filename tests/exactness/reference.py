@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from raydix.runtime.api.engine_client import EngineClient, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import MIN_TOP2_GAP
 

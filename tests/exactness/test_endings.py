@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import Cancelled, DeadlineExceeded, Overloaded
-from raydix.runtime.api.engine_client import EngineClient, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import assert_all_exact, engine_config, make_prompts, run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from raydix.runtime.api.engine_client import RequestOptions
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (

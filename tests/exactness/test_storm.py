@@ -11,8 +11,8 @@ from typing import Any
 
 from raydix.errors import DeadlineExceeded
 from raydix.runtime.actors.supervision.spawn import ActorKind
-from raydix.runtime.api.engine_client import RequestOptions
 from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine

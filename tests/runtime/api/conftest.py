@@ -1,6 +1,9 @@
 import pytest
 
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.tokenizer import Tokenizer
+from tests.runtime.api.fake_engine import FakeLink
+from tests.runtime.api.small_client import LIMITS, TOKENIZER
 from tests.runtime.api.small_tokenizers import byte_level_backend, sentencepiece_backend
 
 
@@ -12,3 +15,15 @@ def byte_level() -> Tokenizer:
 @pytest.fixture(scope="session")
 def sentencepiece() -> Tokenizer:
     return Tokenizer(sentencepiece_backend())
+
+
+@pytest.fixture
+async def link():
+    return FakeLink()
+
+
+@pytest.fixture
+async def client(link):
+    client = EngineClient(link, LIMITS, TOKENIZER)
+    yield client
+    await client.close()

@@ -1,9 +1,7 @@
-"""An engine that is a script: the client's side of a link, with the Scheduler's part played by the
-test.
-"""
+"""An engine that is a script: a client's link, with the Scheduler's part played by the test."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,9 +24,7 @@ CLOSED = object()
 
 
 class FakeLink:
-    """Keeps what was sent; `deliver` gives the client a frame, `break_off` ends the link from the
-    other side.
-    """
+    """Keeps what was sent; `deliver` brings a frame, `break_off` ends the other side."""
 
     def __init__(self, answer: Callable[["FakeLink", Any], None] | None = None) -> None:
         self.sent: list[Any] = []
@@ -53,9 +49,7 @@ class FakeLink:
         self.is_closed = True
 
     def deliver(self, *deltas: RequestDelta) -> None:
-        """News of the latest asking of each request id, as `delta` makes them; or of the asking
-        that they name.
-        """
+        """News, as `delta` makes them, of the asking that each names, else of its id's latest."""
         named = [
             each if each.asking else replace(each, asking=self.asking_of(each.request_id))
             for each in deltas
@@ -78,9 +72,7 @@ class FakeLink:
 def delta(
     request_id: str, token_ids: Sequence[int] = (), *, asking: int = 0, **fields: Any
 ) -> RequestDelta:
-    """News of a request; without an `asking` the link that delivers it finds the latest one of the
-    request's id.
-    """
+    """News of a request; without an `asking` they are of the latest under the request's id."""
     return RequestDelta(
         asking=AskingId(asking),
         request_id=RequestId(request_id),
@@ -98,35 +90,35 @@ def failed(
 
 
 def echo(link: FakeLink, message: Any) -> None:
-    """Answer each request with its own prompt, one token a frame, and each abort with its last
-    delta.
-    """
+    """Answer each request with its own prompt, and each prefetch and abort with its last delta."""
     match message:
         case SubmitRequest():
-            token_ids = message.token_ids.tolist()
-            for i, token_id in enumerate(token_ids):
-                is_last = i == len(token_ids) - 1
-                sources = {"l1": 0, "computed:not_found": len(token_ids)} if i == 0 else None
-                reason = FinishReason.LENGTH if is_last else None
-                link.deliver(
-                    delta(
-                        message.request_id,
-                        [token_id],
-                        cached_tokens_by_source=sources,
-                        finished=reason,
-                    )
-                )
+            for each in _echoes(message.request_id, message.token_ids.tolist()):
+                link.deliver(each)
+
         case PrefetchPrompt():
             sources = {"l3": len(message.token_ids)}
-            link.deliver(
-                delta(
-                    message.request_id,
-                    cached_tokens_by_source=sources,
-                    finished=FinishReason.PREFETCH,
-                )
+            last = delta(
+                message.request_id, cached_tokens_by_source=sources, finished=FinishReason.PREFETCH
             )
+            link.deliver(last)
+
         case AbortRequest():
             link.deliver(delta(message.request_id, finished=FinishReason.ABORT))
+
+
+def _echoes(request_id: str, token_ids: Sequence[int]) -> Iterator[RequestDelta]:
+    """A delta per token: the first tells the sources, the last ends the request."""
+    for i, token_id in enumerate(token_ids):
+        is_last = i == len(token_ids) - 1
+        yield delta(
+            request_id,
+            [token_id],
+            cached_tokens_by_source={"l1": 0, "computed:not_found": len(token_ids)}
+            if i == 0
+            else None,
+            finished=FinishReason.LENGTH if is_last else None,
+        )
 
 
 @dataclass
@@ -151,7 +143,7 @@ class FakeHandle:
 
 
 class FakeCluster:
-    """Stands in for the launching side: engines by name, and the links that clients opened to them."""
+    """Stands in for what starts and finds engines; keeps the links that clients opened to them."""
 
     def __init__(self, model_path: str) -> None:
         self.handle = FakeHandle(model_path)

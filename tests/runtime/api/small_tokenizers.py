@@ -7,8 +7,11 @@ from transformers import PreTrainedTokenizerFast
 from raydix.runtime.api.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-    "<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}"
+    "{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<|{{ m['role'] }}|>{{ m['content'] }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
@@ -19,6 +22,7 @@ def byte_level_backend() -> PreTrainedTokenizerFast:
         "ll": 257,
         "Ġw": 258,
     }
+
     backend = BackendTokenizer(
         models.BPE(vocab=vocabulary, merges=[("h", "e"), ("l", "l"), ("Ġ", "w")])
     )
@@ -45,6 +49,7 @@ def sentencepiece_backend() -> PreTrainedTokenizerFast:
     ]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [("▁", "a"), ("b", "c"), ("▁", "▁")]
+
     backend = BackendTokenizer(
         models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token="<unk>")
     )

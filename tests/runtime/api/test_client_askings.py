@@ -2,24 +2,9 @@
 
 import asyncio
 
-import pytest
-
-from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.messages.client import AbortRequest, FinishReason, StopRequest, SubmitRequest
-from tests.runtime.api.fake_engine import FakeLink, delta
-from tests.runtime.api.test_engine_client import LIMITS, TOKENIZER, collect, submitted, turns
-
-
-@pytest.fixture
-async def link():
-    return FakeLink()
-
-
-@pytest.fixture
-async def client(link):
-    client = EngineClient(link, LIMITS, TOKENIZER)
-    yield client
-    await client.close()
+from tests.runtime.api.fake_engine import delta
+from tests.runtime.api.small_client import TOKENIZER, collect, submitted, turns
 
 
 async def test_an_id_used_again_after_an_abort_hears_nothing_of_its_earlier_use(client, link):

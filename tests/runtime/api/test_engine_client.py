@@ -14,13 +14,13 @@ from raydix.errors import (
 )
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect, listen
-from raydix.runtime.api.engine_client import EngineClient, ModelLimits, RequestOptions
+from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import (
     AbortRequest,
     FailureKind,
     FinishReason,
-    PrefetchPrompt,
     StopRequest,
     SubmitRequest,
     TokenFrame,
@@ -28,40 +28,7 @@ from raydix.runtime.messages.client import (
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import TokenLogprobs
 from tests.runtime.api.fake_engine import FakeLink, delta, echo, failed
-from tests.runtime.api.small_tokenizers import byte_token_tokenizer
-
-TOKENIZER = byte_token_tokenizer()
-LIMITS = ModelLimits(max_model_len=16, vocab_size=257, eos_token_ids=(256,))
-
-
-@pytest.fixture
-async def link():
-    return FakeLink()
-
-
-@pytest.fixture
-async def client(link):
-    client = EngineClient(link, LIMITS, TOKENIZER)
-    yield client
-    await client.close()
-
-
-async def turns(count=5):
-    """Let other tasks run until they all wait."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def submitted(link, count=1):
-    """Wait until the client has sent `count` requests (text is tokenised on a thread)."""
-    async with asyncio.timeout(5):
-        while len(link.sent_of(SubmitRequest)) < count:
-            await asyncio.sleep(0)
-    return link.sent_of(SubmitRequest)[-1]
-
-
-async def collect(outputs):
-    return [each async for each in outputs]
+from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted, turns
 
 
 async def test_a_request_is_sent_once_with_all_that_was_asked(client, link):
@@ -119,6 +86,7 @@ async def test_requests_and_tokens_survive_a_real_socket(tmp_path):
         with contextlib.suppress(LinkClosed):
             while True:
                 request = await link.receive()
+
                 sources = {"computed:not_found": len(request.token_ids)}
                 entry = TokenLogprobs(
                     token_ids=(int(request.token_ids[0]),), logprobs=(-0.5,), ranks=(1,)
@@ -346,58 +314,3 @@ async def test_a_stream_holds_no_more_than_its_output_however_slow_the_caller(cl
     rest = [await first, *await collect(outputs)]
     assert sum(len(each.outputs[0].token_ids) for each in rest) == 1000
     assert len(rest) <= 2
-
-
-async def prefetching(client, link):
-    """A prefetch that was sent and not answered: its task and its id."""
-    task = asyncio.create_task(client.prefetch([1, 2, 3], "salt"))
-    await turns()
-    [message] = link.sent_of(PrefetchPrompt)
-    assert (message.token_ids.tolist(), message.cache_salt) == ([1, 2, 3], "salt")
-    return task, message.request_id
-
-
-async def test_a_prefetch_tells_where_the_tokens_were(client, link):
-    task, request_id = await prefetching(client, link)
-    assert client.num_requests == 1
-    sources = {"l3": 2, "computed:partial_page": 1}
-    link.deliver(delta(request_id, cached_tokens_by_source=sources, finished=FinishReason.PREFETCH))
-    assert await task == sources
-    assert client.num_requests == 0
-    assert not link.sent_of(AbortRequest)
-
-
-async def test_a_cancelled_prefetch_is_aborted_and_its_last_delta_frees_the_id(client, link):
-    task, request_id = await prefetching(client, link)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert link.sent_of(AbortRequest) == [AbortRequest(asking=1, request_id=request_id)]
-    link.deliver(delta(request_id, finished=FinishReason.ABORT))
-    await turns()
-    assert client.num_requests == 0
-
-
-async def test_a_refused_prefetch_raises_its_error(client, link):
-    task, request_id = await prefetching(client, link)
-    link.deliver(failed(request_id, FailureKind.OVERLOADED, "full", retry_after_s=2.0))
-    with pytest.raises(Overloaded, match="full") as caught:
-        await task
-    assert caught.value.retry_after_s == 2.0
-
-
-async def test_a_prefetch_fails_with_the_link(client, link):
-    task, _ = await prefetching(client, link)
-    link.break_off()
-    with pytest.raises(EngineDead):
-        await task
-    with pytest.raises(EngineDead):
-        await client.prefetch([1])
-
-
-async def test_a_prompt_that_cannot_be_is_not_prefetched(client, link):
-    for prompt in ([], [999], list(range(16))):
-        with pytest.raises(BadRequest):
-            await client.prefetch(prompt)
-    with pytest.raises(BadRequest, match="cache_salt"):
-        await client.prefetch([1], "")
-    assert not link.sent

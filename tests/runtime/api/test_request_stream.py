@@ -166,6 +166,7 @@ def test_sources_and_times_are_reported():
     first = stream.take()
     stream.push(delta("b", finished=FinishReason.LENGTH), now_s=12.0)
     last = stream.take()
+
     assert first.num_cached_tokens == last.num_cached_tokens == 12
     assert first.metrics.cached_tokens_by_source == sources
     assert (

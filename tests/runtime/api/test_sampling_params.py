@@ -9,6 +9,7 @@ from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 
 def test_defaults_are_those_of_vllm_without_its_limit_of_16_tokens():
     params = SamplingParams()
+
     assert (params.n, params.temperature, params.top_k, params.top_p, params.min_p) == (
         1,
         1.0,

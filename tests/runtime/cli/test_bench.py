@@ -39,6 +39,7 @@ class FakeEngine:
         ]
         num_cached = PAGE_SIZE * sum(page in self._seen for page in pages)
         self._seen.update(pages)
+
         sources = {"l1": num_cached, "computed:not_found": len(token_ids) - num_cached}
         for count in range(1, (params.max_tokens or 1) + 1):
             yield RequestOutput(

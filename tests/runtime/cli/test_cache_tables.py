@@ -33,7 +33,9 @@ def test_explanation_says_for_every_range_why() -> None:
             {"start": 240, "end": 253, "source": "computed:partial_page"},
         ],
     }
+
     text = shown(explanation_table(explanation))
+
     assert "128 of 253 prompt tokens were cached" in text
     assert "128 to 239" in text
     for source in (PageSource.L3, PageSource.BAD_OBJECT, PageSource.PARTIAL_PAGE):
@@ -71,7 +73,9 @@ def storage() -> dict[str, object]:
 def test_stats_show_sources_tiers_and_what_storage_did() -> None:
     host = HOST | {"l3_breaker": "open", "l3_breaker_trips": 2, "l3_writes_dropped_full": 5}
     scheduler = SCHEDULER | {"prompt_tokens_computed:not_found": 50}
+
     text = shown(*stats_tables({"scheduler": scheduler, "host": host, "storage": storage()}))
+
     assert "100 (66.7%)" in text
     assert MEANINGS[PageSource.NOT_FOUND] in text
     assert "6 pages, 6 MiB" in text
@@ -86,7 +90,7 @@ def test_stats_show_sources_tiers_and_what_storage_did() -> None:
     assert [cell.strip() for cell in read.split("│")[2:7]] == ["1", "4", "1", "1", "1"]
 
 
-def test_stats_of_a_service_without_bound_and_of_actors_that_are_made_again() -> None:
+def test_stats_of_a_service_without_bound_and_of_actors_that_restart() -> None:
     counts = OrderCounts().figures()
     redis = {"idle_connections": 1, "active_batches": 0, "backend": "redis"} | counts
     assert "bounded by its service" in shown(

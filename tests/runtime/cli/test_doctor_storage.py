@@ -32,7 +32,9 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
         library("aborts", "json", "import os; os.abort()"),
     )
     monkeypatch.setattr(doctor_storage, "_LIBRARIES", libraries)
+
     found = reports()
+
     assert found["absent"].detail == "not installed; do this"
     assert found["broken"].detail == "ImportError: libxyz.so is missing; do this"
     assert found["aborts"].detail == "its import ends with -6; do this"
