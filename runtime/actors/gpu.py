@@ -1,5 +1,6 @@
-"""The GPU actor: carries out the Scheduler's plans on one device, in threads; its event loop does
-control calls only.
+"""The GPU actor: carries out the Scheduler's plans on one device, in threads.
+
+Its event loop serves control calls only.
 
 The launcher thread reads plans and enqueues their work. The completer thread waits for steps and
 reports them. The reporter thread reports loads and backups, also when no step runs. Imports no
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_STEPS_IN_FLIGHT = 8
 """Steps enqueued and not yet reported; the Scheduler plans one ahead."""
 RECONNECT_S = 120.0
-"""How long a GPU actor waits for the Scheduler to be made again."""
+"""How long a GPU actor waits for the Scheduler to be restarted."""
 
 BuildModel = Callable[[EngineConfig, int], GpuModel]
 """Loads a model on the CUDA device of that index, or on the cpu."""
@@ -73,8 +74,9 @@ def build_torch_model(config: EngineConfig, device_index: int) -> GpuModel:
 
 
 class GpuActor:
-    """Owns: one device's model, KV pools, block tables and requests' state, which the launcher
-    alone changes.
+    """Owns: one device's model, KV pools, block tables and state of requests.
+
+    The launcher thread alone changes them.
     """
 
     def __init__(
@@ -87,9 +89,7 @@ class GpuActor:
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`name` is the engine's. `on_fatal` is called, after logging, from a thread that cannot go
-        on.
-        """
+        """`name` is the engine's. A thread that cannot go on logs why and calls `on_fatal`."""
         self._config = config
         self._name = name
         self._rank = rank
@@ -115,8 +115,6 @@ class GpuActor:
     def __repr__(self) -> str:
         return f"GpuActor({self._name}, rank {self._rank}, {self._config.model.device})"
 
-    # Control calls --------------------------------------------------------------------------------
-
     def use_device(self, index: int) -> None:
         """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
         self._device_index = index
@@ -131,14 +129,14 @@ class GpuActor:
         return self._model.report
 
     async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
-        """Map the arena; where it is to be had in this process, should its HostMemory end.
+        """Map the arena. Returns where this process offers it, should its HostMemory end.
 
         Attaching the arena that is mapped already, at its new HostMemory, changes nothing.
         """
         return await asyncio.to_thread(self._attach, location)
 
     async def start(self, setup: GpuSetup) -> None:
-        """Connect to the Scheduler, and again whenever it is made again, and carry out its plans."""
+        """Connect to the Scheduler, and to each that follows it, and carry out its plans."""
         hello = Hello(
             secret=setup.secret,
             role=Role.GPU,
@@ -225,8 +223,6 @@ class GpuActor:
         with self._transfers_lock:
             self._end_transfers()
 
-    # Launcher thread ------------------------------------------------------------------------------
-
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
         self._model.enter_thread()
@@ -253,7 +249,7 @@ class GpuActor:
             link.close()
 
     def _connect(self, dial: Dial) -> BlockingLink | None:
-        """A link; None when stopping. A Scheduler that hangs up on us is being made again."""
+        """A link to the Scheduler; None when stopping."""
         give_up_s = time.monotonic() + RECONNECT_S
         delay_s = 0.01
         while not self._stop.is_set():
@@ -305,8 +301,9 @@ class GpuActor:
             timer.resume()
 
     def _forget_requests(self) -> None:
-        """The Scheduler that knew them is gone. Its copies end first: the next one must find no
-        page in motion.
+        """Drop every request, because the Scheduler that knew them is gone.
+
+        Its copies end first: the next Scheduler must find no page in motion.
         """
         self._drain()
         if self._slots:
@@ -316,8 +313,6 @@ class GpuActor:
             )
             self._slots.clear()
         self._next_step = None
-
-    # Completer and reporter threads ---------------------------------------------------------------
 
     def _complete(self) -> None:
         assert self._model is not None
@@ -344,8 +339,6 @@ class GpuActor:
             if link is not None:
                 _send(link, message)
             self._reports.sent()
-
-    # All threads ----------------------------------------------------------------------------------
 
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -1,5 +1,6 @@
 """What a GPU actor drives: a model behind small protocols, so that a sleeping one can stand in.
-Imports no torch.
+
+Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 """
 
 import time

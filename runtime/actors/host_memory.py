@@ -56,9 +56,7 @@ _DRAIN_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemorySetup:
-    """What a HostMemory starts with; the same for each of its incarnations but for whether storage
-    will attach.
-    """
+    """What a HostMemory starts with; its incarnations differ only in whether there is L3."""
 
     settings: HostSettings
     scheduler_address: str
@@ -68,8 +66,7 @@ class HostMemorySetup:
 
 
 class HostMemoryActor:
-    """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler
-    and storage.
+    """Owns: the node's `HostMemoryCore`, the arena's generation table, and its links.
 
     All state changes in a turn, which runs on the actor's event loop and never waits. Links are
     numbered as they come: an answer made for one never goes to the next.
@@ -105,21 +102,18 @@ class HostMemoryActor:
     def __repr__(self) -> str:
         return f"HostMemory({self._name}, incarnation {self._incarnation})"
 
-    # Control calls --------------------------------------------------------------------------------
-
     async def create_arena(
         self, layout: KvLayout, size_bytes: int, folder: str | None = None
     ) -> ArenaLocation:
-        """Make a new arena, with a file that fits into `folder`. Raises ConfigError if the memory
-        is not there.
+        """Make a new arena. Raises ConfigError if its memory is not there.
+
+        Its file fits into `folder`, where it could be given a name; None: into no folder.
         """
         self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
         return self._arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
-        """Take the arena of an earlier incarnation from a process that still maps it. Raises
-        OSError if it ended.
-        """
+        """Take over an earlier arena from a process that maps it. Raises OSError if that ended."""
         self._arena = HostArena.attach(location)
         self._is_adopted = True
         return self._arena.location
@@ -144,9 +138,7 @@ class HostMemoryActor:
         await self._storage_attached.wait()
 
     async def retire_storage(self, timeout_s: float) -> bool:
-        """Order nothing more from L3 and wait until nothing is under way. False: something is after
-        `timeout_s`.
-        """
+        """Order nothing more from L3. Returns whether all that was ordered ended in time."""
         self._storage_retired.clear()
         self._turns.post(RetireStorage())
         try:
@@ -166,8 +158,9 @@ class HostMemoryActor:
         return {**self._running_core().stats(), "incarnation": self._incarnation}
 
     async def flush(self) -> int:
-        """Drop all of L2 that nobody reads or writes; returns the number of pages, of all flushes
-        that ran at once.
+        """Drop all of L2 that nobody reads or writes.
+
+        Returns the number of pages; flushes that run at once all return their sum.
         """
         flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._flushes.append(flush)
@@ -207,8 +200,6 @@ class HostMemoryActor:
             await self._listener.close()
         if self._arena is not None:
             self._arena.close()
-
-    # Links ----------------------------------------------------------------------------------------
 
     def _hello(self, secret: bytes) -> Hello:
         return Hello(
@@ -281,8 +272,6 @@ class HostMemoryActor:
         self._watched.discard(pid)
         self._turns.post(ProcessExited(pid))
 
-    # Effects --------------------------------------------------------------------------------------
-
     def _carry_out(self, effect: HostEffect) -> None:
         match effect:
             case SetGenerations():
@@ -307,9 +296,7 @@ class HostMemoryActor:
                 assert_never(effect)
 
     def _end_flushes(self, num_pages: int) -> None:
-        """All that were asked for: each made the walk over the index start anew, and it has come to
-        its end.
-        """
+        """Answer every flush that waits: each began the walk over the index anew; it is done."""
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
             if not flush.done():

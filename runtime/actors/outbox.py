@@ -1,5 +1,6 @@
-"""News for one client: merged while it does not read, in frames of bounded size, given up when it
-is too much.
+"""News for one client, in frames of bounded size.
+
+While the client does not read, its news is merged; when it is too much, its link is closed.
 """
 
 import logging
@@ -31,8 +32,9 @@ _CHARACTER_BYTES = 4
 
 
 class _News:
-    """Owns: what one asking's client has not been sent. Taking a delta costs what it holds, however
-    many wait.
+    """Owns: what the client of one asking has not been sent.
+
+    Taking a delta costs what that delta holds, however many wait.
     """
 
     def __init__(self, delta: RequestDelta) -> None:
@@ -44,8 +46,9 @@ class _News:
         self.num_bytes = _DELTA_BYTES + _CHARACTER_BYTES * len(delta.request_id)
 
     def add(self, delta: RequestDelta) -> None:
-        """Take what is newer. Only the first delta with sources counts for them, as it tells of the
-        admission.
+        """Take newer news.
+
+        Of several deltas with sources the first one counts, as it tells of the admission.
         """
         self._last = delta
         self._tokens += delta.token_ids.astype("<i4", copy=False).tobytes()
@@ -92,8 +95,7 @@ def _size_of_news(delta: RequestDelta) -> int:
 
 
 class ClientOutbox:
-    """Owns: what one client has not been sent yet: single tokens in columns, then one delta per
-    asking at most.
+    """Owns: what one client has not been sent yet.
 
     Tokens are kept in columns while nothing else is due for their askings; what comes later of
     those is a delta.

@@ -1,5 +1,6 @@
-"""Short folders for sockets and for a private cluster's files, and the removal of those that a
-killed owner left.
+"""Folders with short paths for sockets and for a private cluster's files.
+
+A new one first removes those whose owner was killed.
 """
 
 import contextlib

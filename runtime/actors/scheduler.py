@@ -1,6 +1,4 @@
-"""The Scheduler actor: a shell around `SchedulerCore` that joins its links into one stream of
-events.
-"""
+"""The Scheduler actor: a shell around `SchedulerCore`, which joins its links into one stream."""
 
 import asyncio
 import gc
@@ -76,8 +74,7 @@ class SchedulerSetup:
 
 
 class SchedulerActor:
-    """Owns: a replica's `SchedulerCore`, the links of all who speak with it, and what clients have
-    not been sent.
+    """Owns: a replica's `SchedulerCore`, all its links, and what clients have not been sent.
 
     All state changes in a turn, which runs on the actor's event loop and never waits.
     """
@@ -116,8 +113,6 @@ class SchedulerActor:
 
     def __repr__(self) -> str:
         return f"Scheduler({self._name}, incarnation {self._incarnation})"
-
-    # Control calls --------------------------------------------------------------------------------
 
     async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
         """Listen; returns the addresses, with the ports that were chosen."""
@@ -161,9 +156,7 @@ class SchedulerActor:
         }
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Where the prompt tokens of a recent request came from, by token range; None if it is not
-        known.
-        """
+        """Where the prompt of a recent request came from, by token range; None if not known."""
         return self._running_core().explain(RequestId(request_id))
 
     def flush(self) -> int:
@@ -173,8 +166,7 @@ class SchedulerActor:
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until no request and no copy is in flight, then for what `write_back` has yet to
-        copy to L2.
+        """Wait until nothing is in flight and `write_back` has copied what it owes to L2.
 
         Lasts `timeout_s` at most. False: something was left.
         """
@@ -199,8 +191,6 @@ class SchedulerActor:
         self._turns.stop()
         for listener in self._listeners:
             await listener.close()
-
-    # Links ----------------------------------------------------------------------------------------
 
     async def _serve(self, link: Link) -> None:
         match link.hello.role:
@@ -271,7 +261,7 @@ class SchedulerActor:
         self._turns.post(HostLost(connection=self._forget(link)))
 
     def _number(self, link: Link) -> ConnectionId:
-        """Count a new link to a rank or to HostMemory; what is for it goes to it alone."""
+        """Number a new link to a rank or to HostMemory: what is for it goes to it alone."""
         self._num_connections += 1
         connection = ConnectionId(self._num_connections)
         self._links[connection] = link
@@ -309,12 +299,8 @@ class SchedulerActor:
             if num_taken % _CLIENT_BURST == 0:
                 await asyncio.sleep(0)
 
-    # Turns ----------------------------------------------------------------------------------------
-
     def _finish_turn(self, now_s: float) -> float | None:
-        """Send what is new to clients and check what must hold. Returns when a slow client is tried
-        again.
-        """
+        """Send clients their news and check invariants. Returns when to try a slow one again."""
         core = self._running_core()
         if core.is_attached:
             self._attached.set()

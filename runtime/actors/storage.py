@@ -1,6 +1,4 @@
-"""The storage actor: a shell around `StorageWorker`, which moves objects between the arena and one
-backend.
-"""
+"""The storage actor: a shell around `StorageWorker`, with a link to HostMemory."""
 
 import asyncio
 import logging
@@ -49,8 +47,9 @@ class StorageSetup:
 
 
 class StorageActor:
-    """Owns: the node's `StorageWorker` and the link to HostMemory. Holds nothing that a new one
-    would miss.
+    """Owns: the node's `StorageWorker` and the link to HostMemory.
+
+    Keeps nothing that its next incarnation would miss.
     """
 
     def __init__(
@@ -121,8 +120,9 @@ class StorageActor:
             self._arena.close()
 
     async def _follow_host(self, setup: StorageSetup, worker: StorageWorker) -> None:
-        """Stay connected to whichever HostMemory listens at the address; a new one finds nothing in
-        motion.
+        """Stay connected to whichever HostMemory listens at the address.
+
+        Each one finds nothing under way that an earlier one ordered.
         """
         own = Hello(
             secret=setup.secret,

@@ -11,8 +11,9 @@ from raydix.runtime.tiers.transfers import TransferDone
 
 
 class TransferReports:
-    """Owns: transfers that are complete and not yet reported. Bounded by what the Scheduler has in
-    flight.
+    """Owns: transfers that are complete and not yet reported.
+
+    The Scheduler has so many in flight at most.
     """
 
     def __init__(self, rank: int) -> None:
@@ -89,9 +90,7 @@ class TransferReports:
         )
 
     def _count_busy_s(self, loads: Sequence[TransferDone]) -> float:
-        """Time in which at least one of these loads was under way and none that was reported
-        before.
-        """
+        """Time in which one of these loads was under way that no earlier report has counted."""
         busy_s = 0.0
         for done in sorted(loads, key=lambda done: done.started_s):
             began_s = max(done.started_s, self._counted_until_s)

@@ -1,5 +1,4 @@
-"""The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the
-next turn.
+"""The one loop of an actor around a core: events wait, a turn takes all of them.
 
 A deadline is judged only after the actor has listened: what its peers had sent by then is taken
 first, however long the actor itself was busy. Time that passes in its own turn is nobody's silence:
@@ -40,8 +39,7 @@ class Core(Protocol[Event, Effect]):
 
 
 class Turns(Generic[Event, Effect]):
-    """Owns: the events that wait for a core, and what brings the next turn. Nothing awaits during a
-    turn.
+    """Owns: the events that wait for a core, and the timer that brings the next turn.
 
     The tick comes alone in its turn, after passes of the event loop that have brought no event.
     """
@@ -81,9 +79,7 @@ class Turns(Generic[Event, Effect]):
         self._core = core
 
     def post(self, event: Event) -> None:
-        """Let the next turn take an event; it comes once the loop is through with what is ready
-        now.
-        """
+        """Let the next turn take an event: as soon as the loop has done what is ready now."""
         self._waiting.append(event)
         self._has_heard = True
         if not self._is_due:
@@ -130,7 +126,7 @@ class Turns(Generic[Event, Effect]):
             self._not_before_s = ended_s + (ended_s - began_s)
 
     def _await_next(self, wanted_s: float | None) -> None:
-        """Listen if a deadline of the core is to be judged, and set the timer for what is to come."""
+        """Listen if a deadline of the core has come, and set the timer for the next one."""
         judged_s = self._judged_s()
         if judged_s is not None and judged_s <= time.monotonic():
             judged_s = None
@@ -166,9 +162,7 @@ class Turns(Generic[Event, Effect]):
             asyncio.get_running_loop().call_soon(self._pass)
 
     def _pass(self) -> None:
-        """Count a pass of the event loop; after enough of them that brought nothing, the tick may
-        be judged.
-        """
+        """Count a pass of the event loop; judge the deadline after enough that brought nothing."""
         self._num_passes += 1
         self._num_quiet = 0 if self._has_heard else self._num_quiet + 1
         self._has_heard = False

@@ -13,9 +13,7 @@ Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def int32_array(values: Iterable[int] | np.ndarray[Any, Any]) -> Int32Array:
-    """Copy `values` into a read-only one-dimensional int32 array. Raises OverflowError if one does
-    not fit.
-    """
+    """Copy `values` into a read-only int32 column. Raises OverflowError if one does not fit."""
     if isinstance(values, np.ndarray):
         array = values.astype(np.int32)
         # numpy wraps around without a word what comes in another width.

@@ -36,8 +36,9 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds
-    one.
+    """A new request.
+
+    Stop strings stay with the client, which sends `StopRequest` when it finds one.
 
     Never stale: it begins an asking. Refused if another request of this id lives, whichever client
     asked for that one.
@@ -59,8 +60,7 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchPrompt:
-    """A hint: requests with this prompt may follow, so bring to L2 what L3 has of it. Nothing is
-    computed.
+    """A hint that requests with this prompt may follow: bring to L2 what L3 has of it.
 
     Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have
     found them. `AbortRequest` ends it. Never stale, as `SubmitRequest`.

@@ -1,5 +1,4 @@
-"""Messages to bytes and back: msgpack arrays `[tag, field, ...]`, fields in the order of their
-definition.
+"""Messages to bytes and back: msgpack arrays of a tag and the fields, as defined.
 
 int32 columns travel as an extension type of raw little-endian bytes and come back as read-only
 views; enums travel by value, nested dataclasses as arrays of their fields. Both ends must run the
@@ -206,9 +205,7 @@ def _pack_default(value: Any) -> Any:
 
 
 def encode(message: Message) -> bytes:
-    """The frame body of a message. Raises MessageError for other types and for fields that cannot
-    travel.
-    """
+    """The frame body of a message. Raises MessageError if it, or a field, cannot travel."""
     cls = type(message)
     tag = _TAGS.get(cls)
     if tag is None:
@@ -221,9 +218,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The message of a frame body. Raises MessageError for anything that `encode` of this build
-    does not make.
-    """
+    """The message of a frame body. Raises MessageError for what this build does not encode."""
     try:
         values = msgpack.unpackb(body, ext_hook=_int32_view, use_list=False, strict_map_key=False)
         tag = values[0]

@@ -18,8 +18,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who speaks. The connecting end sends it first; the listener answers with its own once the
-    secret is right.
+    """Who speaks.
+
+    The connecting end sends it first; the listener answers with its own once the secret is right.
     """
 
     secret: bytes = field(repr=False)

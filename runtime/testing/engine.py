@@ -1,5 +1,6 @@
-"""A whole engine in one process, without Ray: the real actors, links, threads and files. For tests
-and benchmarks.
+"""A whole engine in one process, without Ray, for tests and benchmarks.
+
+Actors, links, threads and files are the real ones.
 """
 
 import asyncio
@@ -36,9 +37,7 @@ _BUSY_HOST = ("lookups", "pages_reading", "leases", "l3_writes_pending", "pages_
 
 
 class InProcessEngine:
-    """A running engine and one client of it. Every method belongs to the loop that the engine runs
-    on.
-    """
+    """A running engine and its clients. Every method belongs to the engine's own loop."""
 
     def __init__(
         self, supervisor: SupervisorActor, spawner: InProcessSpawner, facts: EngineFacts
@@ -124,8 +123,9 @@ class InProcessEngine:
         return previous
 
     async def check(self) -> dict[str, Any]:
-        """Settle, let every owner prove its invariants, and demand that nothing is held; the
-        figures.
+        """Settle, let every owner prove its invariants, and demand that nothing is held.
+
+        Returns the figures.
 
         Raises AccountingError.
         """
@@ -167,8 +167,9 @@ def _unsettled(figures: dict[str, Any]) -> dict[str, Any]:
 async def in_process_engine(
     config: EngineConfig, build_model: BuildModel = build_torch_model, drain_timeout_s: float = 10.0
 ) -> AsyncIterator[InProcessEngine]:
-    """Start an engine in this process; at the end L3 writes drain for `drain_timeout_s` at most and
-    everything stops.
+    """Start an engine in this process, and stop it at the end.
+
+    Writes to L3 then drain for `drain_timeout_s` at most.
 
     `build_model`: what each GPU actor drives. An actor that cannot go on ends the engine, whose
     clients then fail.

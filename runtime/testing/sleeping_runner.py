@@ -27,9 +27,7 @@ class SleepingOutput:
 
 
 class SleepingRunner:
-    """Takes `step_s` for any step with rows; each token is a function of the row's slot and
-    position alone.
-    """
+    """Takes `step_s` for any step with rows; a token depends on slot and position alone."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s

@@ -1,6 +1,4 @@
-"""Joining a Ray cluster: an initialised one, the one named, the job's, else a private one that ends
-with us.
-"""
+"""Which Ray cluster a process joins: one that runs already, or a private one of its own."""
 
 import json
 import logging
@@ -130,8 +128,9 @@ def _require_listener(address: str) -> None:
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
-    """Call `start` on a thread that never ends: the kernel ends Ray's processes with the thread
-    that made them.
+    """Call `start` on a thread that never ends.
+
+    The kernel ends Ray's processes with the thread that started them.
     """
     result: Future[object] = Future()
 
@@ -160,7 +159,7 @@ def _registered_address(engine: str) -> str | None:
 
 
 def _address_of(engine: str, content: bytes) -> str | None:
-    """The address in what `PrivateCluster.register` wrote; None if it is another engine's, or odd."""
+    """The address that `PrivateCluster.register` wrote; None for another engine's, or nonsense."""
     try:
         entry = json.loads(content)
     except (ValueError, RecursionError):

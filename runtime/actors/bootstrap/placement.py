@@ -28,8 +28,9 @@ class Placement:
 
 
 def bundles_for(config: EngineConfig) -> list[dict[str, float]]:
-    """The resources that an engine reserves, together on one node: one bundle per rank after that
-    of the others.
+    """The resources that an engine reserves, all on one node.
+
+    The first bundle is for the control actors; one for each rank follows.
     """
     rank = {"CPU": _CONTROL_CPUS, **({"GPU": 1.0} if config.model.device == "cuda" else {})}
     return [{"CPU": _CONTROL_CPUS}] + [
@@ -40,7 +41,7 @@ def bundles_for(config: EngineConfig) -> list[dict[str, float]]:
 def require_node(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]
 ) -> None:
-    """Raise ConfigError unless one of `nodes` (its resources in all) can hold all bundles together."""
+    """Raise ConfigError unless one of `nodes`, given by whole resources, holds all bundles."""
     needed: dict[str, float] = {}
     for bundle in bundles:
         for resource, amount in bundle.items():
@@ -62,9 +63,7 @@ def require_node(
 
 
 def place(config: EngineConfig) -> Placement:
-    """Use the placement group that the caller runs in, else make one. Raises ConfigError if it
-    cannot be had.
-    """
+    """Use the caller's placement group, or make one. Raises ConfigError if there is no room."""
     bundles = bundles_for(config)
     given = ray.util.get_current_placement_group()
     if given is not None:

@@ -1,5 +1,6 @@
-"""Ends what a private Ray cluster leaves behind when its driver is killed. Run as a script, without
-imports of ours.
+"""Ends what a private Ray cluster leaves behind when its driver is killed.
+
+Runs as a script and imports nothing of Raydix.
 
 Ray's own agents notice the loss of their node only after half a minute. This process notices the
 driver's end through its standard input, which the driver holds open, and then kills every process
@@ -49,9 +50,7 @@ def _target(link: str) -> str:
 
 
 def reap(folder: str, driver: int) -> None:
-    """Wait for the driver, a pidfd, to end or to let go; then end what is left of its cluster and
-    remove `folder`.
-    """
+    """Wait until the driver, a pidfd, ends or closes our input; then end its cluster."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     poll.register(driver, select.POLLIN)

@@ -96,9 +96,7 @@ class BlockingSocketLink:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _next_body(self, deadline_s: float | None = None) -> bytes:
-        """The next frame's body. Raises OSError past the deadline, however often the peer sends a
-        byte.
-        """
+        """The next frame's body. Raises OSError past the deadline, even if bytes trickle in."""
         while (body := self._reader.take()) is None:
             if deadline_s is not None:
                 # Not 0, which would mean not to wait.

@@ -11,9 +11,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameTooLarge(RaydixError):
-    """A frame that no message needs: what the peer announces, as it speaks something else, or what
-    is to be sent.
-    """
+    """A frame that no message needs: the peer announces it, or it is to be sent."""
 
 
 def frame(body: bytes) -> bytes:

@@ -18,9 +18,7 @@ INBOX_BYTES = 1 << 20
 
 
 class LinkClosed(RaydixError):
-    """The link is closed: by either end, by the peer's death, because the peer did not read or was
-    sent too much.
-    """
+    """The link was closed, its peer died, did not read, or was sent too much."""
 
 
 class LinkRefused(LinkClosed):
@@ -62,8 +60,9 @@ class Link(Protocol):
         """
 
     async def receive(self) -> Message:
-        """The next message. Raises LinkClosed: at once after `close`, after the last message if the
-        peer ended.
+        """The next message. Raises LinkClosed.
+
+        After `close` it raises at once; if the peer has ended, after its last message.
         """
 
     def close(self) -> None:
@@ -99,6 +98,4 @@ class BlockingLink(Protocol):
         """Wait for the next message. Raises LinkClosed as `Link.receive` does."""
 
     def close(self) -> None:
-        """End the link and wake whoever waits in `send` or `receive`. Thread-safe; may be called
-        twice.
-        """
+        """End the link and wake those in `send` or `receive`. Thread-safe; may be called twice."""

@@ -70,9 +70,7 @@ class SocketLink(asyncio.Protocol):
         on_open: Callable[["SocketLink"], None],
         max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
     ) -> None:
-        """`on_open` is called once, when the peer is trusted. If it never is, the connection is
-        dropped.
-        """
+        """`on_open` is called once the peer is trusted; otherwise the connection is dropped."""
         self._own = own
         self._max_client_frame_bytes = max_client_frame_bytes
         self._on_open = on_open
@@ -152,8 +150,6 @@ class SocketLink(asyncio.Protocol):
         self._inbox.drop(reason)
         if self._transport is not None:
             self._transport.abort()
-
-    # asyncio.Protocol -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the peer's hello, but not for long."""
@@ -238,8 +234,9 @@ class Listener:
         """Where to connect, as a string that travels."""
 
     async def open(self, address: str) -> None:
-        """Bind. A dead listener's socket file is replaced. Raises AddressTaken, or OSError if it
-        cannot be bound.
+        """Bind; a dead listener's socket file is replaced.
+
+        Raises AddressTaken, or OSError if the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         parsed = parse_address(address)
@@ -319,8 +316,7 @@ async def listen(
     on_link: Callable[[Link], Awaitable[None]],
     max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
 ) -> Listener:
-    """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it
-    to its end.
+    """Accept links from peers that know `own.secret`; `on_link` runs once for each.
 
     `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells
     which. Raises AddressTaken if another listener lives there. A client that sends a frame of more

@@ -1,6 +1,4 @@
-"""The settings that actors start with, derived from the configuration and from what the GPU actors
-report. Pure.
-"""
+"""Settings of the cores, from the configuration and what GPU actors have loaded. Pure."""
 
 from raydix.runtime.cache.host.events import HostSettings, StorageSettings
 from raydix.runtime.config.engine import EngineConfig

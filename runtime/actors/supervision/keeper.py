@@ -1,6 +1,4 @@
-"""Keeps one actor of an engine alive: makes it, brings it up, watches it, and makes it again when
-it ends.
-"""
+"""Keeps one actor of an engine alive: starts it, brings it up, watches it, restarts it."""
 
 import asyncio
 import logging
@@ -35,8 +33,9 @@ class Keeper:
         on_end: Callable[[], None],
         supervision: Supervision,
     ) -> None:
-        """`on_end` is called when an incarnation is found dead or condemned, before its process has
-        ended.
+        """`on_end` is called when an incarnation is found dead or is condemned.
+
+        Its process may still live then.
         """
         self.label = label
         self.incarnation = 0
@@ -58,7 +57,7 @@ class Keeper:
 
     @property
     def num_restarts(self) -> int:
-        """How often it had to be made again."""
+        """How often it had to be restarted."""
         return max(self.incarnation - 1, 0)
 
     async def serving(self) -> RunningActor:
@@ -70,22 +69,23 @@ class Keeper:
         return self.actor
 
     def condemn(self, reason: str, incarnation: int | None = None) -> None:
-        """End the current incarnation, if it is still the one meant; it will be made again."""
+        """End the current incarnation, if it is still the one meant; the next one follows."""
         if incarnation not in (None, self.incarnation):
             return
         if self._condemned is not None and not self._condemned.done():
             self._condemned.set_result(reason)
 
     async def end(self, reason: str) -> None:
-        """Condemn the current incarnation, if there is one, and wait until its process has ended."""
+        """Condemn the current incarnation, if any, and wait until its process has ended."""
         gone = self._gone
         if self._condemned is not None:
             self.condemn(reason)
             await gone.wait()
 
     async def run(self) -> None:
-        """Keep the actor until cancelled. Raises EngineDead if it ends too often, and its error if
-        it never served.
+        """Keep the actor until cancelled.
+
+        Raises EngineDead if it ends too often, and its own error if it never served.
         """
         try:
             await self._keep()
@@ -119,7 +119,7 @@ class Keeper:
             await asyncio.sleep(delay_s)
 
     async def _live(self) -> Exception:
-        """One incarnation, from its start to the end of its process. Returns why it ended."""
+        """Live through one incarnation, from start to end of its process. Returns why it ended."""
         self._condemned = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
         self._made = None
@@ -154,9 +154,7 @@ class Keeper:
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
-        """Do `work` unless the incarnation is condemned or its process ends first, which raises
-        EngineDead.
-        """
+        """Do `work`. Raises EngineDead if the incarnation is condemned or ends before that."""
         assert self._condemned is not None
         doing = asyncio.ensure_future(work)
         ended = None if actor is None else asyncio.ensure_future(actor.wait_ended())

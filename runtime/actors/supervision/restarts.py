@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
-    """How the Supervisor watches and re-creates actors. All durations in seconds."""
+    """How the Supervisor watches and restarts actors. All durations in seconds."""
 
     heartbeat_interval_s: float = 2.0
     heartbeat_deadline_s: float = 20.0
@@ -34,9 +34,7 @@ class CrashHistory:
         self._times_s: list[float] = []
 
     def record(self, now_s: float) -> float | None:
-        """Note an end. Returns the seconds to wait before the actor is made again; None: it ended
-        too often.
-        """
+        """Note an end. Returns the seconds until the restart; None if it ended too often."""
         settings = self._supervision
         self._times_s = [
             time_s for time_s in self._times_s if now_s - time_s < settings.crash_window_s

@@ -86,8 +86,7 @@ class Driver:
     async def generate(
         self, slot: int, prompt: Int32Array, pages: list[int], load: list[int] | None = None
     ) -> list[int]:
-        """Greedy tokens of a request in `pages`; with `load`, all of its prompt's pages come from
-        these host pages.
+        """Greedy tokens of a request in `pages`; with `load`, they come from these host pages.
 
         Then only the prompt's last token is computed, and its KV goes to the padding page.
         """

@@ -1,6 +1,4 @@
-"""The Scheduler actor with its real links: what one peer does or leaves undone is nobody else's
-trouble.
-"""
+"""The Scheduler actor with its real links: one peer's trouble is nobody else's."""
 
 import asyncio
 import os
@@ -51,9 +49,7 @@ def submit(
 
 
 class Bench:
-    """A Scheduler, and a rank that samples 5 and brings wide logprobs if any of its requests wants
-    some.
-    """
+    """A Scheduler, and a rank that samples 5, with wide logprobs for requests that want some."""
 
     def __init__(self, folder: str) -> None:
         self.address = f"unix:{folder}/s"

@@ -1,6 +1,4 @@
-"""Transfer engines with a codec: the arena holds what the plain PyTorch twin says, on the CPU and
-on a GPU.
-"""
+"""Transfer engines with a codec: the arena holds what the plain PyTorch twin says."""
 
 import queue
 from collections.abc import Callable, Iterator

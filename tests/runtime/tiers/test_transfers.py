@@ -1,6 +1,4 @@
-"""What every transfer engine promises, shown on the CPU engine; the CUDA one joins where there is a
-GPU.
-"""
+"""What every transfer engine promises; the CUDA one joins where there is a GPU."""
 
 import threading
 from collections.abc import Iterator
@@ -178,9 +176,6 @@ def test_closing_finishes_what_has_begun() -> None:
 
     assert tiers.done.get().transfer_id == 1
     assert tiers.page(1, 0) == payload
-
-
-# The CPU engine alone -----------------------------------------------------------------------------
 
 
 def test_transfers_end_out_of_order_as_the_seed_says() -> None:

@@ -1,6 +1,4 @@
-"""An actor that was busy itself hears what its peers have said before it judges them, over every
-kind of link.
-"""
+"""A busy actor hears what its peers have said before it judges them, over every link."""
 
 import asyncio
 import time
