@@ -50,10 +50,13 @@ class MetricsExporter:
                 PREFIX + metric.name, metric.description, tag_keys=(*metric.labels, "engine")
             )
             self._metrics[metric.name] = exported
+
         tags = {**dict(zip(metric.labels, sample.labels, strict=True)), "engine": self._engine}
         if isinstance(exported, Gauge):
             exported.set(sample.value, tags)
             return
+
+        # Ray's counters take increments.
         key = (metric.name, sample.labels)
         grown = sample.value - self._published.get(key, 0.0)
         self._published[key] = sample.value

@@ -64,6 +64,7 @@ class StorageActor:
         self._incarnation = incarnation
         self._exporter = exporter
         self._on_fatal = on_fatal
+
         self._arena: HostArena | None = None
         self._setup: StorageSetup | None = None
         self._worker: StorageWorker | None = None
@@ -131,6 +132,7 @@ class StorageActor:
             incarnation=self._incarnation,
             pid=os.getpid(),
         )
+
         try:
             while True:
                 try:
@@ -140,6 +142,7 @@ class StorageActor:
                     continue
                 except LinkClosed:
                     continue
+
                 await self._serve(link, worker)
                 await asyncio.to_thread(worker.quiesce)
         except Exception:
@@ -156,6 +159,7 @@ class StorageActor:
                 ):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break
+
                 worker.submit(message)
         except LinkClosed:
             pass
@@ -169,7 +173,7 @@ class StorageActor:
         self._loop.call_soon_threadsafe(self._answer, done)
 
     def _answer(self, done: ObjectsDone) -> None:
-        """Tell whoever is connected; one that did not order the batch ignores it."""
+        """Tell whichever HostMemory is connected; one that did not order the batch ignores it."""
         if self._link is None:
             return
         try:

@@ -22,7 +22,7 @@ from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 
 class CudaTimer:
-    """A `StepTimer` on the current stream, which a load's events hold up and not the host."""
+    """A `StepTimer` on the current stream, which is what waits for loads, not the host."""
 
     def __init__(self) -> None:
         self._stretches: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -75,6 +75,7 @@ def load_gpu_model(
     step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, shard, step_bytes, device)
     pools = make_pools(shard, [num_pages] * len(layout.groups), device)
+
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_pages)
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.capture_graphs()
@@ -142,6 +143,7 @@ def _warm_up(
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
     scheduler = config.scheduler
     chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
+
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_reserved(device)
@@ -149,8 +151,9 @@ def _warm_up(
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.warm_up(chunk)
     torch.cuda.synchronize(device)
-    # What the allocator took, for steps of many sizes leave gaps.
+    # Reserved, not allocated, memory counts, because steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
+
     # Graphs keep the memory of captured steps; a prompt's step needs its own beside that.
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_reserved(device)
@@ -168,6 +171,7 @@ def _num_pages(config: EngineConfig, shard: KvShard, step_bytes: int, device: to
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     torch.cuda.empty_cache()
     total_bytes = torch.cuda.get_device_properties(device).total_memory
+
     free_bytes = (
         int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
     )
@@ -183,7 +187,7 @@ def _num_pages(config: EngineConfig, shard: KvShard, step_bytes: int, device: to
 
 
 def _require_memory(num_pages: int, shard: KvShard) -> None:
-    """Memory on the cpu is handed out before it is there: ask first."""
+    """Ask first, because the system hands out memory that it may not have."""
     page_bytes = shard.layout.page_size * shard.token_bytes
     available = available_memory_bytes()
     if num_pages * page_bytes > available:

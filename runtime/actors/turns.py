@@ -14,15 +14,15 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _QUIET_PASSES = 4
-"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in
-the next; and one.
+"""Passes of the event loop that brought nothing. One reads the sockets, one wakes their readers,
+whose events count in the next; and one to spare.
 """
 _MAX_PASSES = 16
-"""Peers that never stop talking do not put a deadline off for ever."""
+"""Peers that never stop talking put a deadline off by so many passes, not for ever."""
 _LONG_TURN_S = 0.01
-"""Shorter turns cost a peer no time worth counting."""
+"""A shorter turn costs a peer no time worth counting."""
 _MAX_GRACE_S = 0.5
-"""Nor do long turns put a deadline off for longer."""
+"""Long turns put a deadline off by so long at most."""
 
 Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
@@ -52,7 +52,7 @@ class Turns(Generic[Event, Effect]):
         finish: Callable[[float], float | None] = lambda now_s: None,
         on_fatal: Callable[[], None],
     ) -> None:
-        """`tick`: the event for a deadline that has come, all that was heard before it being taken.
+        """`tick`: the event that tells the core of a deadline, when all heard before is taken.
 
         `finish(now_s)` ends each turn and may ask for the next one. A turn that raises is the
         actor's end: `on_fatal`.
@@ -62,12 +62,14 @@ class Turns(Generic[Event, Effect]):
         self._carry_out = carry_out
         self._finish = finish
         self._on_fatal = on_fatal
+
         self._waiting: list[Event] = []
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
         self._not_before_s = 0.0
         """Until then peers may answer what a long turn asked of them."""
+
         self._is_listening = False
         self._has_heard = False
         self._num_passes = 0

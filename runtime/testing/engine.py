@@ -24,7 +24,7 @@ from raydix.runtime.testing.spawner import InProcessSpawner
 
 _POLL_S = 0.002
 _NUM_QUIET_POLLS = 3
-"""So many equal looks in a row: a message between two actors is delivered within one."""
+"""So many polls in a row must find the same: a message between two actors arrives within one."""
 _CHANGING_FIGURES = ("scheduler_cpu_s",)
 _BUSY_SCHEDULER = (
     "num_requests_running",
@@ -60,6 +60,7 @@ class InProcessEngine:
             secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid()
         )
         link = await connect(facts.client_address, hello)
+
         limits = ModelLimits(
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
@@ -108,6 +109,7 @@ class InProcessEngine:
                 raise AccountingError(
                     f"the engine is not idle after {timeout_s} s: {_unsettled(previous)}"
                 )
+
             await asyncio.sleep(_POLL_S)
             stats = await self.stats()
             figures = {
@@ -118,6 +120,8 @@ class InProcessEngine:
                 }
                 for who, own in stats.items()
             }
+
+            # A message under way shows as a change, or as something unsettled.
             num_quiet = num_quiet + 1 if figures == previous and not _unsettled(figures) else 0
             previous = figures
         return previous
@@ -134,8 +138,10 @@ class InProcessEngine:
             actor = self.spawner.latest(kind)
             if actor is not None:
                 await actor.call("check")
+
         if stats["scheduler"]["l1_locked_pages"]:
             raise AccountingError(f"L1 pages are locked in an idle engine: {stats['scheduler']}")
+
         host = stats.get("host")
         in_stock = stats["scheduler"]["l2_granted_pages"]
         if host is not None and not host["pages_filling"] == host["pages_granted"] == in_stock:
@@ -180,6 +186,7 @@ async def in_process_engine(
     supervisor = SupervisorActor(
         name="in-process", config=config, spawner=spawner, supervision=supervision
     )
+
     try:
         engine = InProcessEngine(supervisor, spawner, await supervisor.start())
         try:

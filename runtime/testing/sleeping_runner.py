@@ -51,6 +51,7 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
     num_pages = config.cache.l1.num_pages
     if num_pages is None:
         raise ValueError("a sleeping model needs cache.l1.num_pages")
+
     group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
     report = LoadReport(
         pid=os.getpid(),
@@ -65,6 +66,7 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(),
     )
+
     return GpuModel(
         report=report,
         runner=SleepingRunner(step_s),

@@ -35,7 +35,7 @@ class InProcessActor:
         self._stop: Stop | None = None
 
     def bind(self, actor: object, stop: Stop) -> None:
-        """Tell which object this is. Called once, when it was made with `fail` as its way out."""
+        """Tell which object this is. Called once; the object calls `fail` when it cannot go on."""
         self.plain = actor
         self._stop = stop
 
@@ -49,6 +49,7 @@ class InProcessActor:
         result = getattr(self.plain, method)(*arguments)
         if not isinstance(result, Awaitable):
             return result
+
         doing = asyncio.ensure_future(result)
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -104,6 +105,7 @@ class InProcessSpawner:
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
         """See `Spawner`."""
         running = self._latest[kind] = InProcessActor(name)
+
         match kind:
             case ActorKind.SCHEDULER:
                 scheduler = SchedulerActor(**arguments, on_fatal=running.fail)

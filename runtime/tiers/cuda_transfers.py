@@ -45,12 +45,12 @@ RUN_BYTES = 8 << 20
 one must still come early.
 """
 RUN_PIECE_BYTES = 128 << 10
-"""They go on sharing it until they take so many bytes of each page: the copy engine is fast only for
-large pieces.
+"""They go on sharing it until they take so many bytes of each page: the copy engine is fast only
+for large pieces.
 """
 MIN_RUNS = 8
-"""For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long as
-its load then has just the last run left to compute when the load ends.
+"""For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
+as its load then has just the last run left to compute when the load ends.
 """
 
 

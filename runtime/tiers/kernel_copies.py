@@ -47,7 +47,7 @@ class KernelCopies:
     def __init__(
         self, shard: KvShard, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
     ) -> None:
-        """`pools` are made by `make_pools` and aligned; `slabs`: uint8, the arena from slab 0 on."""
+        """`pools`: of `make_pools`, aligned. `slabs`: uint8, the arena from its first slab on."""
         codec = shard.layout.codec
         self._shard = shard
         self._codec = codec

@@ -190,7 +190,7 @@ class TransferTable:
         slab_pages = np.array(
             [self._geometry.slab_pages(group) for group in range(self._geometry.num_groups)]
         )
-        # Host page ids count as if every slab held the most pages; groups of large pages hold fewer.
+        # Ids count as if every slab held the most pages; slabs of large pages hold fewer.
         indices = copies.host_page_ids % self._geometry.pages_per_slab
         if (indices >= slab_pages[copies.groups]).any():
             raise AccountingError(

@@ -57,6 +57,7 @@ class EngineHandle:
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
         self.facts = facts
+
         self._supervisor = supervisor
         self._placement = placement
         self._cluster = cluster
@@ -80,6 +81,7 @@ class EngineHandle:
         except RayError as error:
             raise typed_error(error, f"engine {self.name}") from error
         finally:
+            # A private cluster takes the placement group with it.
             if self._cluster is not None:
                 self._cluster.stop()
             elif self._placement is not None:
@@ -88,7 +90,7 @@ class EngineHandle:
     async def _ends_cleanly(self) -> bool:
         """Ask the Supervisor to stop the engine. False if its process ended meanwhile.
 
-        Ray tells of that only if it lives itself: a signal to the whole process group ends a
+        Ray tells of that only while it lives itself, and a signal to the whole process group ends a
         private cluster, too.
         """
         stopping = asyncio.ensure_future(self._supervisor.shutdown.remote())
@@ -97,6 +99,7 @@ class EngineHandle:
             await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
                 return False
+
             await stopping
             return True
         finally:

@@ -64,6 +64,7 @@ def start_engine(
         if cluster is not None:
             cluster.stop()
         raise
+
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
     return EngineHandle(facts, supervisor, placement, cluster)
 
@@ -82,12 +83,13 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 def _start_supervisor(
     config: EngineConfig, name: str, spawner: "RaySpawner", supervision: Supervision
 ) -> tuple[Any, EngineFacts]:
-    """The Supervisor's Ray handle, which must be kept, and what it tells once the engine serves."""
+    """The Supervisor's Ray handle, which must be kept, and the facts of the running engine."""
     supervisor = _make_supervisor(
         spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
         name,
         {"name": name, "config": config, "spawner": spawner, "supervision": supervision},
     )
+
     try:
         facts: EngineFacts = ray.get(supervisor.start.remote())
     except RayError as error:

@@ -46,11 +46,13 @@ def require_node(
     for bundle in bundles:
         for resource, amount in bundle.items():
             needed[resource] = needed.get(resource, 0.0) + amount
+
     if any(
         all(node.get(resource, 0.0) >= amount for resource, amount in needed.items())
         for node in nodes
     ):
         return
+
     asked = ", ".join(f"{amount:g} {resource}" for resource, amount in sorted(needed.items()))
     has = "; ".join(
         ", ".join(f"{node.get(resource, 0.0):g} {resource}" for resource in sorted(needed))
@@ -69,8 +71,11 @@ def place(config: EngineConfig) -> Placement:
     if given is not None:
         _require_group(bundles, given)
         return Placement(given, is_own=False)
+
     require_node(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     group = placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_PACK")
+
+    # A node is large enough, but others may hold what it has.
     if not group.wait(_TIMEOUT_S):
         remove_placement_group(group)
         raise ConfigError(

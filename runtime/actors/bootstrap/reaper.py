@@ -19,7 +19,7 @@ PATIENCE_S = 30.0
 
 
 def left_over(folder: str) -> list[int]:
-    """Ray's daemons and workers that have a file below `folder` open.
+    """The pids of Ray's daemons and workers that have a file below `folder` open.
 
     The driver and other clients of the cluster have log files there, too; they are no part of it
     and are spared.
@@ -28,6 +28,7 @@ def left_over(folder: str) -> list[int]:
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
             continue
+
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command = file.read()
@@ -38,6 +39,7 @@ def left_over(folder: str) -> list[int]:
             ):
                 pids.append(int(entry))
         except OSError:
+            # It has ended meanwhile, or belongs to another user.
             continue
     return pids
 
@@ -55,6 +57,8 @@ def reap(folder: str, driver: int) -> None:
     poll.register(sys.stdin.fileno(), select.POLLIN)
     poll.register(driver, select.POLLIN)
     poll.poll()
+
+    # Most of Ray ends by itself, and more cleanly.
     time.sleep(GRACE_S)
     deadline_s = time.monotonic() + PATIENCE_S
     while (pids := left_over(folder)) and time.monotonic() < deadline_s:

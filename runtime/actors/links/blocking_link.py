@@ -35,6 +35,7 @@ class BlockingSocketLink:
         self._is_closed = False
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
+
         try:
             connection.settimeout(HANDSHAKE_S)
             connection.sendall(frame(encode(own)))
@@ -43,6 +44,7 @@ class BlockingSocketLink:
         except (OSError, LinkClosed, FrameTooLarge) as error:
             connection.close()
             raise LinkRefused(f"the listener hung up on our hello: {error}") from error
+
         if hello is None:
             connection.close()
             raise LinkRefused("the listener's first frame does not show the secret")
@@ -120,6 +122,8 @@ def connect_blocking(
     """
     stop = threading.Event() if stop is None else stop
     parsed = parse_address(address)
+
+    # The last attempt has no delay after it.
     for delay_s in [*retry_delays_s(timeout_s), None]:
         try:
             connection = open_connection(parsed, HANDSHAKE_S)

@@ -52,14 +52,17 @@ class FrameReader:
         buffer = self._buffer
         if len(buffer) < _LENGTH.size:
             return None
+
         (length,) = _LENGTH.unpack_from(buffer)
         if length > self._max_bytes:
             raise FrameTooLarge(
                 f"peer announces a frame of {length} bytes; at most {self._max_bytes} are accepted"
             )
+
         end = _LENGTH.size + length
         if len(buffer) < end:
             return None
+
         body = bytes(memoryview(buffer)[_LENGTH.size : end])
         del buffer[:end]
         return body

@@ -74,6 +74,7 @@ class SocketLink(asyncio.Protocol):
         self._own = own
         self._max_client_frame_bytes = max_client_frame_bytes
         self._on_open = on_open
+
         self._reader = FrameReader(MAX_HELLO_BYTES)
         self._inbox = Inbox(self._resume_reading)
         self._hello: Hello | None = None
@@ -240,6 +241,7 @@ class Listener:
         """
         loop = asyncio.get_running_loop()
         parsed = parse_address(address)
+
         match parsed:
             case UnixAddress(path):
                 self._socket_file = SocketFile(path)
@@ -251,7 +253,9 @@ class Listener:
                     raise
             case TcpAddress(host, port):
                 self._server = await _serve_tcp(self._accept, host, port)
+                # Port 0 let the kernel choose.
                 parsed = TcpAddress(host, self._server.sockets[0].getsockname()[1])
+
         self.address = str(parsed)
 
     async def close(self) -> None:
@@ -267,8 +271,7 @@ class Listener:
         await asyncio.gather(*self._tasks)
 
     def _accept(self) -> SocketLink:
-        # Honest peers show the secret at once: those who keep a descriptor for nothing make room
-        # for them.
+        # Honest peers show the secret at once. Whoever holds a connection without it makes room.
         if len(self._strangers) >= _MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -333,6 +336,7 @@ async def connect(address: str, own: Hello, timeout_s: float = 10.0) -> Link:
     Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for
     `timeout_s`.
     """
+    # The last attempt has no delay after it.
     for delay_s in [*retry_delays_s(timeout_s), None]:
         try:
             return await _connect_once(address, own)
@@ -357,6 +361,8 @@ async def _connect_once(address: str, own: Hello) -> SocketLink:
         _, link = await loop.create_connection(
             lambda: SocketLink(own, opened.set_result), parsed.host, parsed.port
         )
+
+    # The listener answers, which opens the link, or hangs up.
     link.greet()
     events: list[asyncio.Future[Any]] = [opened, link.lost]
     try:
@@ -364,6 +370,7 @@ async def _connect_once(address: str, own: Hello) -> SocketLink:
     except asyncio.CancelledError:
         link.close()
         raise
+
     if not opened.done():
         raise LinkRefused(f"{address} hung up on our hello")
     return opened.result()

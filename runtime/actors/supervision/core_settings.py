@@ -23,6 +23,7 @@ def scheduler_settings(
     """Settings of the Scheduler's core. `num_pages`: usable L1 pages per rank."""
     cache, scheduler = config.cache, config.scheduler
     chunk = scheduler.chunked_prefill_tokens
+
     return SchedulerSettings(
         layout=layout,
         num_lanes=config.parallel.dp,

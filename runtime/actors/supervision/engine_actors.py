@@ -78,6 +78,7 @@ class EngineActors:
         """What a client needs to know, once every rank has loaded."""
         report, num_pages = await self._loaded.agreed()
         arena_bytes = host_bytes_per_node(self._config, report.layout, num_pages, len(self.gpus))
+
         return EngineFacts(
             name=self._name,
             supervisor_pid=os.getpid(),

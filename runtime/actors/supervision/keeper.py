@@ -41,11 +41,13 @@ class Keeper:
         self.incarnation = 0
         self.actor: RunningActor | None = None
         """The incarnation that serves; None while there is none."""
+
         self._make = make
         self._bring_up = bring_up
         self._on_end = on_end
         self._supervision = supervision
         self._history = CrashHistory(supervision)
+
         self._serving = asyncio.Event()
         self._made: RunningActor | None = None
         """The current incarnation, from its start on."""
@@ -111,7 +113,7 @@ class Keeper:
                     f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}"
                 ) from error
             logger.error(
-                "%s, incarnation %d, ended (%s); it is made again",
+                "%s, incarnation %d, ended (%s); it is restarted",
                 self.label,
                 self.incarnation,
                 error,
@@ -135,7 +137,7 @@ class Keeper:
 
             await self._unless_ended(self._beat(actor), actor)
             raise AssertionError("unreachable: the heartbeat never ends by itself")
-        except Exception as error:  # noqa: BLE001  whatever the cluster, the actor or its end raises; cancellation passes
+        except Exception as error:  # noqa: BLE001  whatever the cluster or the actor raises
             return error
         finally:
             self.actor = None
@@ -149,16 +151,17 @@ class Keeper:
                 self._gone.set()
 
     async def _start(self) -> RunningActor:
-        # Noted here: whoever waits for this may be cancelled in the moment in which it is done.
+        # Noted here, because whoever waits for this may be cancelled just when it is done.
         self._made = await self._make(self.incarnation)
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
         """Do `work`. Raises EngineDead if the incarnation is condemned or ends before that."""
-        assert self._condemned is not None
+        assert self._condemned is not None, "an incarnation lives"
         doing = asyncio.ensure_future(work)
         ended = None if actor is None else asyncio.ensure_future(actor.wait_ended())
         tasks: list[asyncio.Future[Any]] = [doing, *([] if ended is None else [ended])]
+
         try:
             await asyncio.wait([*tasks, self._condemned], return_when=asyncio.FIRST_COMPLETED)
             if self._condemned.done():

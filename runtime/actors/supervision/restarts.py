@@ -13,9 +13,7 @@ class Supervision:
     bring_up_timeout_s: float = 1800.0
     """For loading weights, taking the arena's memory and attaching."""
     open_timeout_s: float = 60.0
-    """For a storage backend that is attached to a running engine to open; then for each answer that
-    its use needs.
-    """
+    """For a backend to open that is attached to a running engine, and for each later step."""
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = 10.0
@@ -40,8 +38,10 @@ class CrashHistory:
             time_s for time_s in self._times_s if now_s - time_s < settings.crash_window_s
         ]
         self._times_s.append(now_s)
+
         if len(self._times_s) > settings.max_crashes:
             return None
+        # A first end is an accident; later ones double the wait.
         if len(self._times_s) == 1:
             return 0.0
         return min(

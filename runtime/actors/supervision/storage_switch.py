@@ -50,6 +50,7 @@ class AttachedStorage:
         self.section = section
         self._open_backend = open_backend
         self._on_failure = on_failure
+
         self._opened = asyncio.Event()
         self._may_serve = asyncio.Event()
         label = ActorKind.STORAGE.value
@@ -60,7 +61,7 @@ class AttachedStorage:
 
     @property
     def has_ended(self) -> bool:
-        """It was ended or given up."""
+        """Whether it was ended or given up."""
         return self._task is not None and self._task.done()
 
     def start(self) -> None:
@@ -110,6 +111,8 @@ class AttachedStorage:
             await asyncio.wait({doing, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
+
+            # It has ended: with the error that made it end, if there was one.
             if not self._task.cancelled():
                 self._task.result()
             raise EngineDead(
@@ -217,11 +220,11 @@ class StorageSwitch:
             try:
                 await self._forget()
             except RaydixError as also:
-                # It will see that no storage actor comes, and goes on without one.
+                # It goes on without, as no storage actor connects to it.
                 logger.error("HostMemory was not told that there is no storage: %s", also)
             return
 
-        # A new actor in any case: HostMemory may have stopped to order anything of the old one.
+        # A new actor in any case: HostMemory may have stopped to give orders to the old one.
         self.current = self._attached(former.section)
         self.current.start_again()
 
@@ -294,7 +297,7 @@ class StorageSwitch:
             logger.error("HostMemory was not told that there is no storage: %s", error)
 
     async def _forget(self) -> None:
-        # First, so that a HostMemory which is being made now knows it.
+        # First, so that a HostMemory which starts just now knows it.
         self.current = None
         await self._bounded(
             self._engine.tell_host("detach_storage"),

@@ -36,6 +36,7 @@ class SupervisorActor:
             supervision=supervision,
             folder=self._folder.path,
         )
+
         self._facts: EngineFacts | None = None
         self._failure: BaseException | None = None
         self._guard: asyncio.Task[None] | None = None
