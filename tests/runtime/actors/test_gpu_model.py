@@ -94,6 +94,7 @@ class Driver:
         columns: dict[str, Any] = (
             {} if load is None else {"loads": self._pages(pages[: len(load)], load), "copies": 1}
         )
+
         request = AddedRequest(
             slot=Slot(slot),
             request_id=RequestId(f"r{slot}"),
@@ -107,15 +108,18 @@ class Driver:
             counts=int32_array([len(pages)]),
             page_ids=int32_array(pages),
         )
+
         wait_for = -1 if load is None else self._transfer
         write_start = start if load is None else len(prompt)
         row = (start, len(prompt) - start, write_start, 0, wait_for)
         result = await self._run(added=(request,), tables=(table,), **_row(slot, *row), **columns)
+
         tokens = result.token_ids.tolist()
         while len(tokens) < NUM_TOKENS:
             position = len(prompt) + len(tokens) - 1
             result = await self._run(**_row(slot, position, 1, position, len(tokens), -1))
             tokens += result.token_ids.tolist()
+
         await self._run(removed_slots=int32_array([slot]))
         return tokens
 

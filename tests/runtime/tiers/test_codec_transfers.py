@@ -41,14 +41,17 @@ class Tiers:
         torch.manual_seed(3)
         self.codec = codec
         self.layout = replace(LAYOUT, codec=codec)
+
         shard = KvShard(layout=self.layout)
         num_pages = [NUM_PAGES] * len(self.layout.groups)
         self.pools = make_pools(shard, num_pages, torch.device(device))
         for pool in self.pools:
             pool.normal_()
+
         self.arena = HostArena.create(self.layout, 40_000, num_threads=1)
         self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
+
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
         self.engine = make(
             shard, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append
