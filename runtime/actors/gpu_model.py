@@ -47,7 +47,7 @@ class StepTimer(Protocol):
         """The rows have been run or enqueued."""
 
     def wait_s(self) -> float:
-        """Wait until the rows are done; the time they took but for the pauses."""
+        """Wait until the rows are done. Returns the time that they took, without the pauses."""
 
 
 class HostTimer:

@@ -110,7 +110,7 @@ class HostMemoryActor:
     ) -> ArenaLocation:
         """Make a new arena. Raises ConfigError if its memory is not there.
 
-        Its file fits into `folder`, where it could be given a name; None: into no folder.
+        With `folder`, on a tmpfs, its file can be given a name there.
         """
         self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
         return self._arena.location

@@ -18,7 +18,7 @@ from raydix.runtime.messages.plan import TokenLogprobs
 logger = logging.getLogger(__name__)
 
 BUSY_BYTES = 256 << 10
-"""With so much unsent, further news is merged instead of queued as frames of their own."""
+"""With so much unsent, further news is merged instead of queued in frames of its own."""
 FRAME_BYTES = 1 << 20
 """A frame takes deltas up to this size; only one delta alone may exceed it."""
 
@@ -97,8 +97,8 @@ def _size_of_news(delta: RequestDelta) -> int:
 class ClientOutbox:
     """Owns: what one client has not been sent yet.
 
-    Tokens are kept in columns while nothing else is due for their askings; what comes later of
-    those is a delta.
+    Single tokens go into columns. Once an asking has a delta waiting, all that follows of it joins
+    the delta.
     """
 
     def __init__(self, link: Link) -> None:
@@ -129,8 +129,7 @@ class ClientOutbox:
             return
 
         if self._news:
-            # A delta that waits goes after the columns, so that what follows it cannot go into
-            # them.
+            # Deltas go out after the columns, so a token that follows a waiting delta must join it.
             waits = np.isin(askings, np.fromiter(self._news, dtype=np.int64))
             for asking, token in zip(
                 askings[waits].tolist(), token_ids[waits].tolist(), strict=True
@@ -208,7 +207,6 @@ class ClientOutbox:
         except LinkClosed:
             return
         except MessageError:
-            # What a client asked for came back as something that cannot travel: its trouble, and
-            # nobody else's.
+            # What this client asked for cannot travel: that ends its link and nobody else's.
             logger.exception("closing the link to %s", self.link.hello)
             self.link.close()

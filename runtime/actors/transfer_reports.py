@@ -51,7 +51,7 @@ class TransferReports:
         return None
 
     def sent(self) -> None:
-        """What was taken last has been sent, or has nobody to go to."""
+        """Note that what was taken last has been sent, or that nobody is there to take it."""
         with self._changed:
             self._num_sent = self._num_taken
             self._changed.notify_all()

@@ -52,7 +52,7 @@ class Turns(Generic[Event, Effect]):
         finish: Callable[[float], float | None] = lambda now_s: None,
         on_fatal: Callable[[], None],
     ) -> None:
-        """`tick`: the event that tells the core of a deadline, when all heard before is taken.
+        """`tick`: the event for a deadline that has come; what was heard before is taken first.
 
         `finish(now_s)` ends each turn and may ask for the next one. A turn that raises is the
         actor's end: `on_fatal`.

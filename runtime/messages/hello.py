@@ -27,7 +27,7 @@ class Hello:
     role: Role
     name: str
     incarnation: int
-    """Counts re-creations of the named actor; a link belongs to one pair of incarnations."""
+    """Counts the starts of the named actor; a link belongs to one pair of incarnations."""
     pid: int
     rank: Rank | None = None
     """For GPU actors alone."""

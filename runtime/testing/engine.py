@@ -79,7 +79,7 @@ class InProcessEngine:
         return await self._supervisor.flush(l3)
 
     async def flush_l1(self) -> int:
-        """Drop what L1 holds and no request uses; the number of pages."""
+        """Drop what L1 holds and no request uses. Returns the number of pages."""
         scheduler = self.spawner.latest(ActorKind.SCHEDULER)
         assert scheduler is not None, "an engine that runs has one"
         return int(await scheduler.call("flush"))
@@ -97,7 +97,7 @@ class InProcessEngine:
         return await self._supervisor.explain(request_id)
 
     async def settle(self, timeout_s: float = 30.0) -> dict[str, Any]:
-        """Wait until nothing is in flight between any two actors; the figures then.
+        """Wait until nothing is in flight between any two actors. Returns the figures.
 
         Raises AccountingError, with what is left, after `timeout_s`.
         """

@@ -76,7 +76,7 @@ class InProcessLink:
         self.inbox = Inbox(on_taken)
 
     def join(self, peer: _Peer) -> None:
-        """Tell the other end; once, before use."""
+        """Name the other end. Called once, before use."""
         self._peer = peer
 
     @property

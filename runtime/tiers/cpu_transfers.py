@@ -221,7 +221,7 @@ class CpuTransfers:
         return encode_pages(kv_XH2SD, self._codec).numpy()
 
     def _write_layer(self, copy: LayerCopy, page_ids: Int32Array, layer_bytes: Bytes) -> None:
-        """The way back."""
+        """Fill one layer of pages of the pool from what the arena holds."""
         if self._codec is Codec.NONE:
             self._pool_bytes[copy.group][page_ids, _pool_range(copy)] = layer_bytes
             return

@@ -68,7 +68,7 @@ class PrivateCluster:
 
 
 def join_cluster(address: str | None) -> PrivateCluster | None:
-    """Make this process part of a cluster; the private one is returned, for its end.
+    """Make this process part of a cluster. A private one is returned, so that it can be ended.
 
     Raises ConfigError if the named cluster cannot be reached.
     """
@@ -115,7 +115,7 @@ def _connect(address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself tries for two minutes."""
+    """Raise ConfigError if nobody listens there; Ray itself would try for two minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return
@@ -146,7 +146,7 @@ def _on_lasting_thread(start: Callable[[], object]) -> None:
 
 
 def _job_address() -> str | None:
-    """Ray's own variable; a submitted job has it."""
+    """The cluster of a submitted job, from the variable that Ray sets for it."""
     return os.environ.get("RAY_ADDRESS") or None
 
 

@@ -90,8 +90,8 @@ class EngineHandle:
     async def _ends_cleanly(self) -> bool:
         """Ask the Supervisor to stop the engine. False if its process ended meanwhile.
 
-        Ray tells of that only while it lives itself, and a signal to the whole process group ends a
-        private cluster, too.
+        Ray may not live to tell of that: a signal to the whole process group ends a private
+        cluster, too.
         """
         stopping = asyncio.ensure_future(self._supervisor.shutdown.remote())
         ended = asyncio.create_task(wait_for_exit(self.facts.supervisor_pid))

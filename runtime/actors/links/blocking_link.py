@@ -61,7 +61,7 @@ class BlockingSocketLink:
         try:
             data = frame(encode(message))
         except FrameTooLarge as error:
-            # What the peer would miss cannot be made up for: it starts anew with the next link.
+            # The peer would miss a message for good; with the next link it starts anew.
             logger.error("closing the link to %s: %s", self._hello, error)
             self.close()
             raise LinkClosed(str(error)) from error

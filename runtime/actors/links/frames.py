@@ -11,7 +11,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameTooLarge(RaydixError):
-    """A frame that no message needs: the peer announces it, or it is to be sent."""
+    """A frame larger than any message needs: the peer announces it, or it was to be sent."""
 
 
 def frame(body: bytes) -> bytes:

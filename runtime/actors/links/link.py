@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 CLIENT_MAX_BUFFERED_BYTES = 8 << 20
 ACTOR_MAX_BUFFERED_BYTES = 256 << 20
 CLIENT_MAX_FRAME_BYTES = 16 << 20
-"""Of what a client sends, unless the listener says less: a prompt of four million tokens."""
+"""The largest frame of a client, unless its listener allows less: four million prompt tokens."""
 INBOX_BYTES = 1 << 20
 """Received and not yet taken by the reader; past this the sender is made to wait."""
 

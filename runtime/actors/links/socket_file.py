@@ -16,8 +16,8 @@ _MAX_ATTEMPTS = 100
 class SocketFile:
     """Owns: the right to put a socket at a path, until `remove` or the end of the process.
 
-    A socket that an owner left there when it died may be replaced. Whether one lives is not asked
-    of the socket: that of a stopped or busy process may refuse a connection, too. Raises
+    A socket that an owner left there when it died may be replaced. The socket itself cannot tell
+    whether one lives: that of a stopped or busy process may refuse a connection, too. Raises
     AddressTaken.
     """
 

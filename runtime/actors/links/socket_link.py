@@ -114,7 +114,7 @@ class SocketLink(asyncio.Protocol):
         try:
             data = frame(encode(message))
         except FrameTooLarge as error:
-            # What the peer would miss cannot be made up for: it starts anew with the next link.
+            # The peer would miss a message for good; with the next link it starts anew.
             logger.error("closing the link to %s: %s", self.hello, error)
             self.abort(str(error))
             raise LinkClosed(str(error)) from error

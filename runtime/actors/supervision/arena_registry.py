@@ -7,7 +7,7 @@ from raydix.runtime.tiers.host_arena import ArenaLocation
 
 
 class ArenaRegistry:
-    """Owns: where the arena is to be had now, and which GPU actors map it.
+    """Owns: where the arena is found now, and which GPU actors map it.
 
     A new arena makes every mapping of an older one worthless; the registry never mixes the two.
     """

@@ -63,7 +63,7 @@ class Keeper:
         return max(self.incarnation - 1, 0)
 
     async def serving(self) -> RunningActor:
-        """The actor, once it serves. Raises what ended the keeping if it is not kept any more."""
+        """The actor, once it serves. Raises the reason if it is not kept any more."""
         while self.actor is None:
             if self._over is not None:
                 raise self._over

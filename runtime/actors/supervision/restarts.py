@@ -13,7 +13,7 @@ class Supervision:
     bring_up_timeout_s: float = 1800.0
     """For loading weights, taking the arena's memory and attaching."""
     open_timeout_s: float = 60.0
-    """For a backend to open that is attached to a running engine, and for each later step."""
+    """For a newly attached backend to open, and for each later step of attaching it."""
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = 10.0
@@ -41,7 +41,7 @@ class CrashHistory:
 
         if len(self._times_s) > settings.max_crashes:
             return None
-        # A first end is an accident; later ones double the wait.
+        # A single end counts as an accident, with no wait; each further one doubles it.
         if len(self._times_s) == 1:
             return 0.0
         return min(

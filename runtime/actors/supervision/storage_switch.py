@@ -224,7 +224,7 @@ class StorageSwitch:
                 logger.error("HostMemory was not told that there is no storage: %s", also)
             return
 
-        # A new actor in any case: HostMemory may have stopped to give orders to the old one.
+        # A new actor in any case: HostMemory may have stopped giving orders to the old one.
         self.current = self._attached(former.section)
         self.current.start_again()
 
