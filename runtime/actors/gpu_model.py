@@ -83,14 +83,11 @@ class HostTimer:
 class LoadReport:
     """What a GPU actor tells the Supervisor once its model is loaded."""
 
-    pid: int
-    device: str
     fingerprint: bytes
     """32 bytes: equal on ranks whose KV pages are interchangeable."""
     layout: KvLayout
     num_pages: int
     """Usable L1 pages."""
-    weight_bytes: int
     max_position_embeddings: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -1,6 +1,5 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -95,7 +94,7 @@ def load_gpu_model(
         )
 
     return GpuModel(
-        report=_report(loaded, shard, num_pages, device),
+        report=_report(loaded, shard, num_pages),
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
@@ -198,16 +197,11 @@ def _require_memory(num_pages: int, shard: KvShard) -> None:
         )
 
 
-def _report(
-    loaded: LoadedModel, shard: KvShard, num_pages: int, device: torch.device
-) -> LoadReport:
+def _report(loaded: LoadedModel, shard: KvShard, num_pages: int) -> LoadReport:
     return LoadReport(
-        pid=os.getpid(),
-        device=str(device),
         fingerprint=loaded.fingerprint,
         layout=shard.layout,
         num_pages=num_pages,
-        weight_bytes=sum(parameter.nbytes for parameter in loaded.decoder.parameters()),
         max_position_embeddings=loaded.max_position_embeddings,
         vocab_size=loaded.spec.vocab_size,
         eos_token_ids=loaded.eos_token_ids,

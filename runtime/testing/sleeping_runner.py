@@ -1,6 +1,5 @@
 """A model that only sleeps, to measure everything around a model."""
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -54,14 +53,11 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
 
     group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
     report = LoadReport(
-        pid=os.getpid(),
-        device="none",
         fingerprint=bytes(32),
         layout=KvLayout(
             page_size=config.cache.page_size, dtype="float32", dtype_bytes=4, groups=(group,)
         ),
         num_pages=num_pages,
-        weight_bytes=0,
         max_position_embeddings=MAX_POSITIONS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(),

@@ -128,10 +128,6 @@ class HostArena:
         """The canonical page alone."""
         return self.page(host_page_id, group)[OBJECT_HEADER_BYTES:]
 
-    def payload_offset(self, host_page_id: HostPageId, group: int) -> int:
-        """Byte offset in the arena of the canonical page."""
-        return self.geometry.page_offset(host_page_id, group) + OBJECT_HEADER_BYTES
-
     def close(self) -> None:
         """Close the descriptor and drop the mapping, which ends with the last view of it."""
         if self.fd >= 0:

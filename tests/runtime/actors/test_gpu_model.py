@@ -204,7 +204,7 @@ async def test_an_l1_larger_than_memory_is_refused_with_what_would_fit(tmp_path:
         await actor.load()
 
 
-async def test_ranks_that_load_the_same_checkpoint_agree_on_its_facts(tmp_path: Path) -> None:
+async def test_ranks_that_load_the_same_checkpoint_report_the_same(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", Family.LLAMA, seed=5)
     other = make_checkpoint(tmp_path / "other", Family.LLAMA, seed=6)
     actors = [
@@ -217,4 +217,3 @@ async def test_ranks_that_load_the_same_checkpoint_agree_on_its_facts(tmp_path: 
     assert first == second
     assert first.fingerprint != third.fingerprint
     assert first.num_pages == 40
-    assert first.weight_bytes > 0

@@ -15,6 +15,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.tiers import cuda_transfers
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
@@ -99,12 +100,14 @@ def codec(request: pytest.FixtureRequest) -> Codec:
         pytest.param("cuda without Triton", marks=pytest.mark.gpu),
     ]
 )
-def tiers(request: pytest.FixtureRequest, codec: Codec) -> Iterator[Tiers]:
+def tiers(
+    request: pytest.FixtureRequest, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Tiers]:
+    if request.param == "cuda without Triton":
+        monkeypatch.setattr(cuda_transfers, "_make_kernel_copies", lambda *_: None)
     made = Tiers(request.param.split()[0], codec)
     if isinstance(made.engine, CudaTransfers):
         made.engine.wait_registered()
-        if request.param != "cuda":
-            made.engine._kernel_copies = None
     yield made
     made.engine.close()
     assert made.errors == []
