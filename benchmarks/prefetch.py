@@ -10,7 +10,6 @@ only a load that starts early can hide.
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -121,12 +120,9 @@ def build_model(
         )
 
     report = LoadReport(
-        pid=os.getpid(),
-        device="none",
         fingerprint=bytes(32),
         layout=layout,
         num_pages=(num_pages,),
-        weight_bytes=0,
         max_position_embeddings=MAX_POSITIONS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(),

@@ -67,7 +67,9 @@ def shared_engine(ray_cluster: PrivateCluster, checkpoint: Path) -> Iterator[Sha
             },
         }
     )
+
     handle = start_engine(config, "shared", supervision=IMPATIENT)
     yield SharedEngine(handle, config)
+
     asyncio.run(handle.shutdown())
     shutil.rmtree(storage)

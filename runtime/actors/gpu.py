@@ -1,9 +1,10 @@
-"""The GPU actor: carries out the Scheduler's plans on one device, in threads; its event loop does
-control calls only.
+"""The GPU actor: carries out the Scheduler's plans on one device, in threads.
+
+Its event loop serves control calls only.
 
 The launcher thread reads plans and enqueues their work. The completer thread waits for steps and
-reports them. The reporter thread reports loads and backups, also when no step runs. Imports no
-torch until a model is loaded: the processes that only create this actor do without.
+reports them. The reporter thread reports loads and backups, also when no step runs. Torch is
+imported only when a model is loaded: processes that merely start this actor do without it.
 """
 
 import asyncio
@@ -34,15 +35,14 @@ from raydix.runtime.tiers.transfers import TransferEngine
 logger = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 8
-"""Steps enqueued and not yet reported; the Scheduler plans one ahead."""
+"""Steps that are enqueued and not yet reported; the Scheduler plans one ahead."""
 RECONNECT_S = 120.0
-"""How long a GPU actor waits for the Scheduler to be made again."""
+"""How long a GPU actor waits for the Scheduler to be restarted."""
 
 BuildModel = Callable[[EngineConfig, int], GpuModel]
 """Loads a model on the CUDA device of that index, or on the cpu."""
 Dial = Callable[[threading.Event], BlockingLink]
-"""Connects to the Scheduler; raises LinkClosed if that cannot be, or if the event is set meanwhile.
-"""
+"""Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,9 @@ def build_torch_model(config: EngineConfig, device_index: int) -> GpuModel:
 
 
 class GpuActor:
-    """Owns: one device's model, KV pools, block tables and requests' state, which the launcher
-    alone changes.
+    """Owns: one device's model, KV pools, block tables and state of requests.
+
+    The launcher thread alone changes them.
     """
 
     def __init__(
@@ -87,9 +88,7 @@ class GpuActor:
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`name` is the engine's. `on_fatal` is called, after logging, from a thread that cannot go
-        on.
-        """
+        """`name` is the engine's. A thread that cannot go on logs why and calls `on_fatal`."""
         self._config = config
         self._name = name
         self._rank = rank
@@ -97,17 +96,22 @@ class GpuActor:
         self._build_model = build_model
         self._on_fatal = on_fatal
         self._device_index = rank
+
         self._model: GpuModel | None = None
         self._arena: HostArena | None = None
         self._transfers: TransferEngine | None = None
         self._transfers_lock = threading.Lock()
+        """Held to start copies and to replace the engine, which two threads do."""
+
         self._link: BlockingLink | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._steps: queue.Queue[_Step | None] = queue.Queue(MAX_STEPS_IN_FLIGHT)
         self._reports = TransferReports(rank)
         self._slots: set[int] = set()
+        """Those that hold a request; the launcher alone knows them."""
         self._next_step: int | None = None
+
         self._num_steps = 0
         self._num_links = 0
         self._compute_s = 0.0
@@ -115,30 +119,28 @@ class GpuActor:
     def __repr__(self) -> str:
         return f"GpuActor({self._name}, rank {self._rank}, {self._config.model.device})"
 
-    # Control calls --------------------------------------------------------------------------------
-
     def use_device(self, index: int) -> None:
-        """Load on this CUDA device, not on the one numbered as the rank. Before `load`."""
+        """Load on this CUDA device instead of the one that is numbered like the rank."""
         self._device_index = index
 
     async def load(self, num_pages: tuple[int, ...] | None = None) -> LoadReport:
         """Load the model and make its pools. Raises CheckpointError or ConfigError.
 
-        `num_pages`: what the Scheduler counts on already; None: as the configuration has it.
+        `num_pages`: as many as the Scheduler counts on; None: as the configuration says.
         """
         config = self._config if num_pages is None else self._config.with_num_pages(min(num_pages))
         self._model = await asyncio.to_thread(self._build_model, config, self._device_index)
         return self._model.report
 
     async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
-        """Map the arena; where it is to be had in this process, should its HostMemory end.
+        """Map the arena. Returns where this process offers it, should its HostMemory end.
 
-        Attaching the arena that is mapped already, at its new HostMemory, changes nothing.
+        If it is mapped already, and only its HostMemory is a new one, nothing changes.
         """
         return await asyncio.to_thread(self._attach, location)
 
     async def start(self, setup: GpuSetup) -> None:
-        """Connect to the Scheduler, and again whenever it is made again, and carry out its plans."""
+        """Connect to the Scheduler, and to each that follows it, and carry out its plans."""
         hello = Hello(
             secret=setup.secret,
             role=Role.GPU,
@@ -150,20 +152,22 @@ class GpuActor:
         self.serve(lambda stop: connect_blocking(setup.scheduler_address, hello, RECONNECT_S, stop))
 
     def serve(self, dial: Dial) -> None:
-        """`start`, with any way to reach a Scheduler."""
+        """Start with any way to reach a Scheduler."""
         if self._model is None or self._threads:
             raise AccountingError(f"{self!r} is started without a model, or twice")
+
         bodies = {"launcher": self._launch, "completer": self._complete, "reporter": self._report}
         for name, body in bodies.items():
             arguments = (body, dial) if body == self._launch else (body,)
             self._threads.append(
                 threading.Thread(target=self._guard, args=arguments, name=name, daemon=True)
             )
+
         for thread in self._threads:
             thread.start()
 
     async def drain(self) -> None:
-        """Return once every step and copy received so far has ended and has been reported."""
+        """Return once every step and copy received so far has ended and been reported."""
         await asyncio.to_thread(self._drain)
 
     async def stats(self) -> dict[str, Any]:
@@ -186,8 +190,9 @@ class GpuActor:
 
     def _attach(self, location: ArenaLocation) -> ArenaLocation:
         assert self._model is not None, "load comes first"
-        # This thread is any of a pool's, and its device the first.
+        # The thread may be any of a pool's, which starts on the first device.
         self._model.enter_thread()
+
         if self._arena is None or not self._arena.is_at(location):
             if self._model.make_transfers is None:
                 raise AccountingError(f"{self!r} has no KV to copy")
@@ -198,6 +203,7 @@ class GpuActor:
                 self._transfers = self._model.make_transfers(
                     arena, self._reports.add, self._copies_failed
                 )
+
         return self._arena.location
 
     def _end_transfers(self) -> None:
@@ -216,7 +222,7 @@ class GpuActor:
 
     def _shutdown(self) -> None:
         self._stop.set()
-        # Read once: the launcher may set it to None meanwhile.
+        # Read once: the launcher may clear it meanwhile.
         link = self._link
         if link is not None:
             link.close()
@@ -224,8 +230,6 @@ class GpuActor:
             thread.join()
         with self._transfers_lock:
             self._end_transfers()
-
-    # Launcher thread ------------------------------------------------------------------------------
 
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
@@ -243,7 +247,7 @@ class GpuActor:
         self._num_links += 1
         self._link = link
         try:
-            # A shutdown that looked for the link just before it was there has left it open.
+            # A shutdown that looked for the link just before it was set has not closed it.
             while not self._stop.is_set():
                 self._carry_out(link.receive(), link)
         except LinkClosed as closed:
@@ -253,13 +257,14 @@ class GpuActor:
             link.close()
 
     def _connect(self, dial: Dial) -> BlockingLink | None:
-        """A link; None when stopping. A Scheduler that hangs up on us is being made again."""
+        """A link to the Scheduler; None when stopping. Raises LinkClosed if there is none."""
         give_up_s = time.monotonic() + RECONNECT_S
         delay_s = 0.01
         while not self._stop.is_set():
             try:
                 return dial(self._stop)
             except LinkClosed:
+                # One that hangs up on us is being restarted.
                 if time.monotonic() > give_up_s:
                     raise
             self._stop.wait(delay_s)
@@ -271,13 +276,18 @@ class GpuActor:
             raise AccountingError(f"{self!r} received a {type(plan).__name__}; expected a StepPlan")
         if self._next_step is not None and plan.step != self._next_step:
             raise AccountingError(f"{self!r} received plan {plan.step}; expected {self._next_step}")
+
         assert self._model is not None
         self._next_step = plan.step + 1
         self._model.runner.apply(plan)
+
+        # Removed first: a slot may be given to another request in the same plan.
         if len(plan.removed_slots):
             self._slots.difference_update(plan.removed_slots.tolist())
         if plan.added:
             self._slots.update(int(request.slot) for request in plan.added)
+
+        # Begun before the rows, which wait for what these loads bring.
         if len(plan.loads) or len(plan.backups):
             self._start_copies(plan)
         self._steps.put(self._run_rows(plan, link))
@@ -299,14 +309,16 @@ class GpuActor:
         return _Step(plan.step, link, output, timer)
 
     def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
+        """Wait for a load, which does not count as the step's own time."""
         if self._transfers is not None:
             timer.pause()
             self._transfers.wait_layer(transfer_id, layer)
             timer.resume()
 
     def _forget_requests(self) -> None:
-        """The Scheduler that knew them is gone. Its copies end first: the next one must find no
-        page in motion.
+        """Drop every request, because the Scheduler that knew them is gone.
+
+        Its copies end first: the next Scheduler must find no page in motion.
         """
         self._drain()
         if self._slots:
@@ -316,8 +328,6 @@ class GpuActor:
             )
             self._slots.clear()
         self._next_step = None
-
-    # Completer and reporter threads ---------------------------------------------------------------
 
     def _complete(self) -> None:
         assert self._model is not None
@@ -345,8 +355,6 @@ class GpuActor:
                 _send(link, message)
             self._reports.sent()
 
-    # All threads ----------------------------------------------------------------------------------
-
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
         try:
             body(*arguments)
@@ -359,7 +367,7 @@ class GpuActor:
         self._give_up()
 
     def _give_up(self) -> None:
-        # Read once: the launcher may set it to None meanwhile.
+        # Read once: the launcher may clear it meanwhile.
         link = self._link
         if link is not None:
             link.close()
@@ -367,7 +375,7 @@ class GpuActor:
 
 
 def _send(link: BlockingLink, message: Any) -> None:
-    """Send, unless the link is gone: the launcher notices that by itself."""
+    """Send, unless the link is gone, which the launcher notices by itself."""
     try:
         link.send(message)
     except LinkClosed as closed:

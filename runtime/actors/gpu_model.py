@@ -1,5 +1,6 @@
 """What a GPU actor drives: a model behind small protocols, so that a sleeping one can stand in.
-Imports no torch.
+
+Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 """
 
 import time
@@ -46,7 +47,7 @@ class StepTimer(Protocol):
         """The rows have been run or enqueued."""
 
     def wait_s(self) -> float:
-        """Wait until the rows are done; the time they took but for the pauses."""
+        """Wait until the rows are done. Returns the time that they took, without the pauses."""
 
 
 class HostTimer:
@@ -82,14 +83,11 @@ class HostTimer:
 class LoadReport:
     """What a GPU actor tells the Supervisor once its model is loaded."""
 
-    pid: int
-    device: str
     fingerprint: bytes
     """32 bytes: equal on ranks whose KV pages are interchangeable."""
     layout: KvLayout
     num_pages: tuple[int, ...]
     """Usable L1 pages."""
-    weight_bytes: int
     max_position_embeddings: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -56,9 +56,7 @@ _DRAIN_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemorySetup:
-    """What a HostMemory starts with; the same for each of its incarnations but for whether storage
-    will attach.
-    """
+    """What a HostMemory starts with; its incarnations differ only in whether there is L3."""
 
     settings: HostSettings
     scheduler_address: str
@@ -68,11 +66,10 @@ class HostMemorySetup:
 
 
 class HostMemoryActor:
-    """Owns: the node's `HostMemoryCore`, the arena's generation table, and the links to Scheduler
-    and storage.
+    """Owns: the node's `HostMemoryCore`, the arena's generation table, and its links.
 
-    All state changes in a turn, which runs on the actor's event loop and never waits. Links are
-    numbered as they come: an answer made for one never goes to the next.
+    State changes only in a turn, which runs on the actor's event loop and never waits. Links are
+    numbered as they come, so that what is meant for one never goes over the next.
     """
 
     def __init__(
@@ -89,6 +86,8 @@ class HostMemoryActor:
         self._arena: HostArena | None = None
         self._is_adopted = False
         self._core: HostMemoryCore | None = None
+        self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
+
         self._connections = itertools.count(1)
         self._links: dict[ConnectionId, Link] = {}
         """To the Scheduler and to storage, while they are open."""
@@ -96,7 +95,8 @@ class HostMemoryActor:
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched: set[int] = set()
-        self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
+        """Processes whose end is waited for."""
+
         self._storage_attached = asyncio.Event()
         self._flushes: list[asyncio.Future[int]] = []
         self._storage_flush: asyncio.Future[ObjectStatus] | None = None
@@ -105,21 +105,18 @@ class HostMemoryActor:
     def __repr__(self) -> str:
         return f"HostMemory({self._name}, incarnation {self._incarnation})"
 
-    # Control calls --------------------------------------------------------------------------------
-
     async def create_arena(
         self, layout: KvLayout, size_bytes: int, folder: str | None = None
     ) -> ArenaLocation:
-        """Make a new arena, with a file that fits into `folder`. Raises ConfigError if the memory
-        is not there.
+        """Make a new arena. Raises ConfigError if its memory is not there.
+
+        With `folder`, on a tmpfs, its file can be given a name there.
         """
         self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
         return self._arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
-        """Take the arena of an earlier incarnation from a process that still maps it. Raises
-        OSError if it ended.
-        """
+        """Take over an earlier arena from a process that maps it. Raises OSError if that ended."""
         self._arena = HostArena.attach(location)
         self._is_adopted = True
         return self._arena.location
@@ -128,9 +125,12 @@ class HostMemoryActor:
         """Listen for storage and connect to the Scheduler, whenever it is there."""
         if self._arena is None:
             raise AccountingError("HostMemory starts without an arena")
+
+        # An adopted arena's generations go on from where they are: old copies may be under way.
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
         self._turns.start(self._core)
+
         self._listener = await listen(
             setup.storage_address, self._hello(setup.secret), self._serve_storage
         )
@@ -144,9 +144,7 @@ class HostMemoryActor:
         await self._storage_attached.wait()
 
     async def retire_storage(self, timeout_s: float) -> bool:
-        """Order nothing more from L3 and wait until nothing is under way. False: something is after
-        `timeout_s`.
-        """
+        """Order nothing more from L3. Returns whether all that was ordered ended in time."""
         self._storage_retired.clear()
         self._turns.post(RetireStorage())
         try:
@@ -166,12 +164,13 @@ class HostMemoryActor:
         return {**self._running_core().stats(), "incarnation": self._incarnation}
 
     async def flush(self) -> int:
-        """Drop all of L2 that nobody reads or writes; returns the number of pages, of all flushes
-        that ran at once.
+        """Drop all of L2 that nobody reads or writes.
+
+        Returns the number of pages; flushes that run at once all return their sum.
         """
         flush: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._flushes.append(flush)
-        # Taken at once, so that a flush which ends before that does not answer for this one.
+        # Taken at once, so that an earlier flush which ends meanwhile does not answer for this one.
         self._turns.take_now(FlushHost())
         return await flush
 
@@ -180,11 +179,13 @@ class HostMemoryActor:
         if self._storage_flush is None:
             self._storage_flush = asyncio.get_running_loop().create_future()
             self._turns.post(FlushStorage())
+
+        # Shielded: others may wait for the same flush.
         status = await asyncio.shield(self._storage_flush)
         return status.name
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until every write to L3 is done, for `timeout_s` at most. False: some were left."""
+        """Wait until every write to L3 is done, or `timeout_s`. Returns whether they all are."""
         deadline_s = time.monotonic() + timeout_s
         core = self._running_core()
         while not core.is_drained and time.monotonic() < deadline_s:
@@ -208,8 +209,6 @@ class HostMemoryActor:
         if self._arena is not None:
             self._arena.close()
 
-    # Links ----------------------------------------------------------------------------------------
-
     def _hello(self, secret: bytes) -> Hello:
         return Hello(
             secret=secret,
@@ -229,6 +228,7 @@ class HostMemoryActor:
                 continue
             except LinkClosed:
                 continue
+
             connection = self._open(link)
             self._turns.post(SchedulerAttached(connection))
             try:
@@ -239,6 +239,7 @@ class HostMemoryActor:
                     self._turns.post(FromScheduler(connection, message))
             except LinkClosed:
                 pass
+
             self._close(connection)
             self._turns.post(SchedulerLost(connection))
 
@@ -246,10 +247,13 @@ class HostMemoryActor:
         if link.hello.role is not Role.STORAGE:
             link.close()
             return
+
+        # A new storage actor takes the place of one that has not been missed yet.
         self._close_storage()
         connection = self._storage = self._open(link)
         self._turns.post(StorageAttached(connection, link.hello.pid))
         self._storage_attached.set()
+
         try:
             while True:
                 message = await link.receive()
@@ -258,6 +262,7 @@ class HostMemoryActor:
                 self._turns.post(FromStorage(connection, message))
         except LinkClosed:
             pass
+
         if self._storage == connection:
             self._close_storage()
             self._turns.post(StorageLost(connection))
@@ -281,13 +286,10 @@ class HostMemoryActor:
         self._watched.discard(pid)
         self._turns.post(ProcessExited(pid))
 
-    # Effects --------------------------------------------------------------------------------------
-
     def _carry_out(self, effect: HostEffect) -> None:
         match effect:
             case SetGenerations():
-                if self._arena is None:
-                    raise AccountingError("generations are set without an arena")
+                assert self._arena is not None, "the core exists only with an arena"
                 self._arena.set_generations(effect.host_page_ids, effect.generations)
             case ToScheduler() | ToStorage():
                 send_if_open(self._links.get(effect.connection), effect.message)
@@ -295,6 +297,7 @@ class HostMemoryActor:
                 if effect.pid not in self._watched:
                     self._watched.add(effect.pid)
                     self._add_task(self._watch(effect.pid))
+
             case HostFlushed():
                 self._end_flushes(effect.num_pages)
             case StorageFlushed():
@@ -307,9 +310,7 @@ class HostMemoryActor:
                 assert_never(effect)
 
     def _end_flushes(self, num_pages: int) -> None:
-        """All that were asked for: each made the walk over the index start anew, and it has come to
-        its end.
-        """
+        """Answer every flush that waits: each began the walk over the index anew; it is done."""
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
             if not flush.done():

@@ -1,4 +1,4 @@
-"""Publishes an actor's counters and gauges through Ray's metrics agent, as `raydix_...`."""
+"""Publishes an actor's metrics through Ray's metrics agent, as `raydix_...`."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,9 @@ _INTERVAL_S = 1.0
 
 
 class MetricsExporter:
-    """Owns: the Ray metrics of one actor. Made outside the actor's process, it opens them at
-    `start`.
+    """Owns: the Ray metrics of one actor, which exist from `start` on.
+
+    The exporter itself is made by whoever starts the actor, and travels to it.
     """
 
     def __init__(self, engine: str) -> None:
@@ -49,10 +50,13 @@ class MetricsExporter:
                 PREFIX + metric.name, metric.description, tag_keys=(*metric.labels, "engine")
             )
             self._metrics[metric.name] = exported
+
         tags = {**dict(zip(metric.labels, sample.labels, strict=True)), "engine": self._engine}
         if isinstance(exported, Gauge):
             exported.set(sample.value, tags)
             return
+
+        # Ray's counters take increments.
         key = (metric.name, sample.labels)
         grown = sample.value - self._published.get(key, 0.0)
         self._published[key] = sample.value

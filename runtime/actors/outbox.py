@@ -1,5 +1,6 @@
-"""News for one client: merged while it does not read, in frames of bounded size, given up when it
-is too much.
+"""News for one client, in frames of bounded size.
+
+While the client does not read, its news is merged; when it is too much, its link is closed.
 """
 
 import logging
@@ -17,7 +18,7 @@ from raydix.runtime.messages.plan import TokenLogprobs
 logger = logging.getLogger(__name__)
 
 BUSY_BYTES = 256 << 10
-"""With so much unsent, further news is merged instead of queued as frames of their own."""
+"""With so much unsent, further news is merged instead of queued in frames of its own."""
 FRAME_BYTES = 1 << 20
 """A frame takes deltas up to this size; only one delta alone may exceed it."""
 
@@ -31,8 +32,9 @@ _CHARACTER_BYTES = 4
 
 
 class _News:
-    """Owns: what one asking's client has not been sent. Taking a delta costs what it holds, however
-    many wait.
+    """Owns: what the client of one asking has not been sent.
+
+    Taking a delta costs what that delta holds, however many wait.
     """
 
     def __init__(self, delta: RequestDelta) -> None:
@@ -44,8 +46,9 @@ class _News:
         self.num_bytes = _DELTA_BYTES + _CHARACTER_BYTES * len(delta.request_id)
 
     def add(self, delta: RequestDelta) -> None:
-        """Take what is newer. Only the first delta with sources counts for them, as it tells of the
-        admission.
+        """Take newer news.
+
+        Of several deltas with sources the first one counts, as it tells of the admission.
         """
         self._last = delta
         self._tokens += delta.token_ids.astype("<i4", copy=False).tobytes()
@@ -92,11 +95,10 @@ def _size_of_news(delta: RequestDelta) -> int:
 
 
 class ClientOutbox:
-    """Owns: what one client has not been sent yet: single tokens in columns, then one delta per
-    asking at most.
+    """Owns: what one client has not been sent yet.
 
-    Tokens are kept in columns while nothing else is due for their askings; what comes later of
-    those is a delta.
+    Single tokens go into columns. Once an asking has a delta waiting, all that follows of it joins
+    the delta.
     """
 
     def __init__(self, link: Link) -> None:
@@ -127,8 +129,7 @@ class ClientOutbox:
             return
 
         if self._news:
-            # A delta that waits goes after the columns, so that what follows it cannot go into
-            # them.
+            # Deltas go out after the columns, so a token that follows a waiting delta must join it.
             waits = np.isin(askings, np.fromiter(self._news, dtype=np.int64))
             for asking, token in zip(
                 askings[waits].tolist(), token_ids[waits].tolist(), strict=True
@@ -206,7 +207,6 @@ class ClientOutbox:
         except LinkClosed:
             return
         except MessageError:
-            # What a client asked for came back as something that cannot travel: its trouble, and
-            # nobody else's.
+            # What this client asked for cannot travel: that ends its link and nobody else's.
             logger.exception("closing the link to %s", self.link.hello)
             self.link.close()

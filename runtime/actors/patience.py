@@ -1,4 +1,4 @@
-"""How long others are waited for: in time that this process itself was awake to hear them."""
+"""Waiting for others, in time in which this process itself was awake to hear them."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _NUM_SLICES = 10
-"""A wait is made of so many; one in which this process was stopped or busy does not count."""
+"""Parts of a wait; one in which this process was stopped or busy does not count."""
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

@@ -1,5 +1,6 @@
-"""Short folders for sockets and for a private cluster's files, and the removal of those that a
-killed owner left.
+"""Folders with short paths for sockets and for a private cluster's files.
+
+A new one first removes those whose owner was killed.
 """
 
 import contextlib
@@ -20,12 +21,11 @@ _MAX_FILE_BYTES = 1 << 16
 
 
 class PrivateFolder:
-    """Owns: a folder that nobody else may enter, and in it a locked file: its owner lives.
+    """Owns: a folder that nobody else may enter, with a locked file that says its owner lives.
 
     The kernel keeps the lock: it ends with this process, however that ends, and holds for other pid
-    namespaces, too. What stands in the temporary folder under such a name, but is not this user's,
-    not closed to others or without that file, is neither believed nor removed: anybody may put it
-    there.
+    namespaces, too. Anybody may put something of such a name into the temporary folder: what is not
+    this user's, is open to others or lacks the file is neither believed nor removed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class PrivateFolder:
             lock = os.path.join(self.path, _LOCK)
             self._fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-            # Another process may have found it before it was locked, and have removed it till now.
+            # Another process may have found it before it was locked, and removed it.
             if os.path.exists(lock):
                 return
             os.close(self._fd)
@@ -93,7 +93,7 @@ class _Owner(Enum):
 
 @contextlib.contextmanager
 def _owner_of(folder: int) -> Iterator[_Owner]:
-    """Try the lock of a folder, and keep it for the block if it is to be had."""
+    """Try the lock of a folder; if it is free, hold it for the block."""
     try:
         fd = _open_in(folder, _LOCK)
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes of one host as actors see them: end with another one, wait for one to end, kill one."""
+"""Processes of one host as actors see them: end with another one, await its end, kill it."""
 
 import asyncio
 import ctypes
@@ -11,8 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessHandle:
-    """One process, told apart from later ones with the same pid. Raises ProcessLookupError if it is
-    gone already.
+    """One process, told apart from later ones with its pid. Raises ProcessLookupError if gone.
 
     Holds a descriptor until the process has been seen to end, or until `close`.
     """
@@ -92,7 +91,8 @@ def end_with(pid: int) -> None:
 
 
 def exit_process() -> None:
-    """End this process at once, without clean-up: its peers see the closed links, the Supervisor
-    the exit.
+    """End this process at once, without clean-up.
+
+    Its peers see their links close, and the Supervisor sees it end.
     """
     os._exit(1)

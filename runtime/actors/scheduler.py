@@ -1,6 +1,4 @@
-"""The Scheduler actor: a shell around `SchedulerCore` that joins its links into one stream of
-events.
-"""
+"""The Scheduler actor: a shell around `SchedulerCore`, which joins its links into one stream."""
 
 import asyncio
 import gc
@@ -54,12 +52,10 @@ logger = logging.getLogger(__name__)
 
 _SLOW_CLIENT_RETRY_S = 0.02
 _CLIENT_BURST = 64
-"""Messages of one client that are taken in a row: one that floods the Scheduler does not hold the
-others up.
-"""
+"""Messages of one client that are taken in a row: others get their turn even if it floods us."""
 _CLIENT_EXTRA_BYTES = 256 << 10
-"""What a request's frame may hold besides its prompt. A larger one would only cost time and memory
-to understand.
+"""What a request's frame may hold besides its prompt. To read a larger one would only cost time and
+memory.
 """
 _KILL_ORDERS = 64
 _DRAIN_POLL_S = 0.02
@@ -76,10 +72,9 @@ class SchedulerSetup:
 
 
 class SchedulerActor:
-    """Owns: a replica's `SchedulerCore`, the links of all who speak with it, and what clients have
-    not been sent.
+    """Owns: a replica's `SchedulerCore`, all its links, and what clients have not been sent.
 
-    All state changes in a turn, which runs on the actor's event loop and never waits.
+    State changes only in a turn, which runs on the actor's event loop and never waits.
     """
 
     def __init__(
@@ -94,21 +89,26 @@ class SchedulerActor:
         self._incarnation = incarnation
         self._exporter = exporter
         self._core: SchedulerCore | None = None
+        self._turns = Turns[Event, Effect](
+            Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
+        )
+        self._is_checked = True
+        """Invariants were checked since the core last became idle."""
+
         self._listeners: list[Listener] = []
         self._ranks: dict[int, Link] = {}
         self._host: Link | None = None
         self._links: dict[ConnectionId, Link] = {}
         """Those to ranks and to HostMemory, by the number under which the core knows them."""
         self._num_connections = 0
+        self._num_ranks = 0
+
         self._clients: dict[ClientId, ClientOutbox] = {}
         self._num_clients = 0
         self._num_slow_clients = 0
-        self._num_ranks = 0
         self._unsent: set[ClientId] = set()
-        self._turns = Turns[Event, Effect](
-            Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
-        )
-        self._is_checked = True
+        """Clients that have news waiting."""
+
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
         self._num_plans = 0
@@ -117,14 +117,13 @@ class SchedulerActor:
     def __repr__(self) -> str:
         return f"Scheduler({self._name}, incarnation {self._incarnation})"
 
-    # Control calls --------------------------------------------------------------------------------
-
     async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
         """Listen; returns the addresses, with the ports that were chosen."""
         self._core = SchedulerCore(setup.settings)
         self._turns.start(self._core)
         self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
         self._cpu_start_s = time.thread_time()
+
         own = Hello(
             secret=setup.secret,
             role=Role.SCHEDULER,
@@ -135,8 +134,10 @@ class SchedulerActor:
         max_client_frame_bytes = TOKEN_BYTES * setup.settings.max_model_len + _CLIENT_EXTRA_BYTES
         for address in setup.addresses:
             self._listeners.append(await listen(address, own, self._serve, max_client_frame_bytes))
+
+        # What is here stays: collections during steps need not walk it.
         gc.collect()
-        gc.freeze()  # what is here stays; collections during steps need not walk it
+        gc.freeze()
         if self._exporter is not None:
             self._exporter.start(lambda: read_samples(SCHEDULER_METRICS, self.stats()))
         return tuple(listener.address for listener in self._listeners)
@@ -146,7 +147,7 @@ class SchedulerActor:
         await self._attached.wait()
 
     async def next_kill(self) -> KillRank:
-        """Wait for the core to condemn a rank."""
+        """Wait until the core condemns a rank."""
         return await self._kill_orders.get()
 
     def stats(self) -> dict[str, Any]:
@@ -161,9 +162,7 @@ class SchedulerActor:
         }
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Where the prompt tokens of a recent request came from, by token range; None if it is not
-        known.
-        """
+        """Where the prompt of a recent request came from, by token range; None if not known."""
         return self._running_core().explain(RequestId(request_id))
 
     def flush(self) -> int:
@@ -173,8 +172,7 @@ class SchedulerActor:
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until no request and no copy is in flight, then for what `write_back` has yet to
-        copy to L2.
+        """Wait until nothing is in flight and `write_back` has copied what it owes to L2.
 
         Lasts `timeout_s` at most. False: something was left.
         """
@@ -182,6 +180,8 @@ class SchedulerActor:
         deadline_s = time.monotonic() + timeout_s
         while not core.is_idle and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
+
+        # One pass of the loop, in which the turn takes the event.
         self._turns.post(BackUpL1())
         await asyncio.sleep(0)
         while not (core.is_idle and core.is_backed_up) and time.monotonic() < deadline_s:
@@ -200,8 +200,6 @@ class SchedulerActor:
         for listener in self._listeners:
             await listener.close()
 
-    # Links ----------------------------------------------------------------------------------------
-
     async def _serve(self, link: Link) -> None:
         match link.hello.role:
             case Role.GPU:
@@ -219,7 +217,9 @@ class SchedulerActor:
         if hello.rank is None or not 0 <= hello.rank < self._num_ranks:
             logger.warning("%s is no rank of this engine", hello)
             return
+
         rank = int(hello.rank)
+        # A rank that comes back may not have been missed yet.
         older = self._ranks.get(rank)
         if older is not None:
             self._lose_rank(rank, older)
@@ -230,6 +230,7 @@ class SchedulerActor:
                 rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid
             )
         )
+
         try:
             while True:
                 message = await link.receive()
@@ -240,6 +241,7 @@ class SchedulerActor:
                 self._turns.post(RankMessage(rank=rank, connection=connection, message=message))
         except LinkClosed:
             pass
+
         if self._ranks.get(rank) is link:
             self._lose_rank(rank, link)
 
@@ -254,6 +256,7 @@ class SchedulerActor:
         self._host = link
         connection = self._number(link)
         self._turns.post(HostAttached(connection=connection))
+
         try:
             while True:
                 message = await link.receive()
@@ -262,6 +265,7 @@ class SchedulerActor:
                 self._turns.post(HostMessage(connection=connection, message=message))
         except LinkClosed:
             pass
+
         if self._host is link:
             self._lose_host(link)
 
@@ -271,7 +275,7 @@ class SchedulerActor:
         self._turns.post(HostLost(connection=self._forget(link)))
 
     def _number(self, link: Link) -> ConnectionId:
-        """Count a new link to a rank or to HostMemory; what is for it goes to it alone."""
+        """Number a new link to a rank or to HostMemory: what is for it goes to it alone."""
         self._num_connections += 1
         connection = ConnectionId(self._num_connections)
         self._links[connection] = link
@@ -309,12 +313,8 @@ class SchedulerActor:
             if num_taken % _CLIENT_BURST == 0:
                 await asyncio.sleep(0)
 
-    # Turns ----------------------------------------------------------------------------------------
-
     def _finish_turn(self, now_s: float) -> float | None:
-        """Send what is new to clients and check what must hold. Returns when a slow client is tried
-        again.
-        """
+        """Send clients their news and check invariants. Returns when to try a slow one again."""
         core = self._running_core()
         if core.is_attached:
             self._attached.set()
@@ -334,16 +334,19 @@ class SchedulerActor:
                 if outbox is not None:
                     outbox.add_tokens(effect.askings, effect.token_ids)
                     self._unsent.add(effect.client_id)
+
             case SendPlan():
                 self._num_plans += 1
                 for connection in effect.connections:
                     send_if_open(self._links.get(connection), effect.plan)
             case SendHost():
                 send_if_open(self._links.get(effect.connection), effect.message)
+
             case KillRank():
                 logger.error(
                     "rank %d, incarnation %d: %s", effect.rank, effect.incarnation, effect.reason
                 )
+                # Without a Supervisor nobody takes them, so their number is bounded.
                 if not self._kill_orders.full():
                     self._kill_orders.put_nowait(effect)
             case _:

@@ -14,6 +14,7 @@ from raydix.runtime.metrics import (
     members,
     number,
 )
+from raydix.runtime.scheduler.counters import Count, Duration
 
 _RANK = ("rank",)
 _ALL = ("all",)
@@ -82,14 +83,14 @@ _REQUESTS = (
         "request_retracted_total",
         Unit.COUNT,
         "Requests put back into the queue.",
-        Figure("retracted_requests", ("no_page",)),
+        Figure(Count.RETRACTED_REQUESTS, ("no_page",)),
         labels=("reason",),
     ),
     counter(
         "prompt_tokens_total",
         Unit.TOKENS,
         "Prompt tokens of admitted requests.",
-        Figure("prompt_tokens"),
+        Figure(Count.PROMPT_TOKENS),
     ),
     counter(
         "prompt_tokens_cached_by_source_total",
@@ -110,7 +111,9 @@ _REQUESTS = (
         "Prompt tokens that any tier had.",
         Derived(_prefix_cache_hits),
     ),
-    counter("generation_tokens_total", Unit.TOKENS, "Output tokens.", Figure("generation_tokens")),
+    counter(
+        "generation_tokens_total", Unit.TOKENS, "Output tokens.", Figure(Count.GENERATION_TOKENS)
+    ),
 )
 
 _LATENCIES = (
@@ -118,37 +121,37 @@ _LATENCIES = (
         "time_to_first_token_seconds_total",
         Unit.SECONDS,
         "Sum over requests; divide by the count.",
-        Figure("first_token_s"),
+        Figure(Duration.FIRST_TOKEN),
     ),
     counter(
         "time_to_first_token_count_total",
         Unit.COUNT,
         "Requests that gave a first token.",
-        Figure("first_tokens"),
+        Figure(Count.FIRST_TOKENS),
     ),
     counter(
         "inter_token_latency_seconds_total",
         Unit.SECONDS,
         "Sum over finished requests; divide by the count.",
-        Figure("later_tokens_s"),
+        Figure(Duration.LATER_TOKENS),
     ),
     counter(
         "inter_token_latency_count_total",
         Unit.COUNT,
         "Output tokens after the first, of finished requests.",
-        Figure("later_tokens"),
+        Figure(Count.LATER_TOKENS),
     ),
     counter(
         "e2e_request_latency_seconds_total",
         Unit.SECONDS,
         "Sum over finished requests; divide by the count.",
-        Figure("complete_requests_s"),
+        Figure(Duration.COMPLETE_REQUESTS),
     ),
     counter(
         "e2e_request_latency_count_total",
         Unit.COUNT,
         "Finished requests.",
-        Figure("complete_requests"),
+        Figure(Count.COMPLETE_REQUESTS),
     ),
 )
 
@@ -158,7 +161,7 @@ _STEPS = (
         "step_seconds_total",
         Unit.SECONDS,
         "Device time of model steps.",
-        Figure("compute_s", _ALL),
+        Figure(Duration.COMPUTE, _ALL),
         labels=_RANK,
     ),
     counter(
@@ -174,8 +177,8 @@ _PREDICTIONS = (
         "load_or_recompute_total",
         Unit.COUNT,
         "Requests that found pages in L2, by what was done.",
-        Figure("load_decisions", ("load",)),
-        Figure("recompute_decisions", ("recompute",)),
+        Figure(Count.LOAD_DECISIONS, ("load",)),
+        Figure(Count.RECOMPUTE_DECISIONS, ("recompute",)),
         labels=("decision",),
     ),
     counter(
@@ -246,49 +249,49 @@ _L1 = (
         "l1_evicted_pages_total",
         Unit.PAGES,
         "Pages that left L1.",
-        Figure("evicted_pages", _ALL),
+        Figure(Count.EVICTED_PAGES, _ALL),
         labels=_RANK,
     ),
     counter(
         "load_back_pages_total",
         Unit.PAGES,
         "Pages copied from L2 to L1.",
-        Figure("loaded_pages", _ALL),
+        Figure(Count.LOADED_PAGES, _ALL),
         labels=_RANK,
     ),
     counter(
         "promoted_pages_total",
         Unit.PAGES,
         "Those of them whose request still waited for L3.",
-        Figure("promoted_pages", _ALL),
+        Figure(Count.PROMOTED_PAGES, _ALL),
         labels=_RANK,
     ),
     counter(
         "copy_seconds_total",
         Unit.SECONDS,
         "Time in which pages were copied between L1 and L2.",
-        Figure("copy_s", _ALL),
+        Figure(Duration.COPY, _ALL),
         labels=_RANK,
     ),
     counter(
         "backup_pages_total",
         Unit.PAGES,
         "Pages copied from L1 to L2.",
-        Figure("backed_up_pages", _ALL),
+        Figure(Count.BACKED_UP_PAGES, _ALL),
         labels=_RANK,
     ),
     counter(
         "backup_dropped_pages_total",
         Unit.PAGES,
         "Pages that were evicted without a copy in L2.",
-        Figure("dropped_pages", _ALL),
+        Figure(Count.DROPPED_PAGES, _ALL),
         labels=_RANK,
     ),
     counter(
         "stale_loads_total",
         Unit.COUNT,
         "Loads whose host pages changed hands meanwhile.",
-        Figure("stale_loads", _ALL),
+        Figure(Count.STALE_LOADS, _ALL),
         labels=_RANK,
     ),
 )

@@ -1,6 +1,4 @@
-"""The storage actor: a shell around `StorageWorker`, which moves objects between the arena and one
-backend.
-"""
+"""The storage actor: a shell around `StorageWorker`, with a link to HostMemory."""
 
 import asyncio
 import logging
@@ -49,8 +47,9 @@ class StorageSetup:
 
 
 class StorageActor:
-    """Owns: the node's `StorageWorker` and the link to HostMemory. Holds nothing that a new one
-    would miss.
+    """Owns: the node's `StorageWorker` and the link to HostMemory.
+
+    Keeps nothing that its next incarnation would miss.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class StorageActor:
         self._incarnation = incarnation
         self._exporter = exporter
         self._on_fatal = on_fatal
+
         self._arena: HostArena | None = None
         self._setup: StorageSetup | None = None
         self._worker: StorageWorker | None = None
@@ -121,8 +121,9 @@ class StorageActor:
             self._arena.close()
 
     async def _follow_host(self, setup: StorageSetup, worker: StorageWorker) -> None:
-        """Stay connected to whichever HostMemory listens at the address; a new one finds nothing in
-        motion.
+        """Stay connected to whichever HostMemory listens at the address.
+
+        Each one finds nothing under way that an earlier one ordered.
         """
         own = Hello(
             secret=setup.secret,
@@ -131,6 +132,7 @@ class StorageActor:
             incarnation=self._incarnation,
             pid=os.getpid(),
         )
+
         try:
             while True:
                 try:
@@ -140,6 +142,7 @@ class StorageActor:
                     continue
                 except LinkClosed:
                     continue
+
                 await self._serve(link, worker)
                 await asyncio.to_thread(worker.quiesce)
         except Exception:
@@ -156,6 +159,7 @@ class StorageActor:
                 ):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break
+
                 worker.submit(message)
         except LinkClosed:
             pass
@@ -169,7 +173,7 @@ class StorageActor:
         self._loop.call_soon_threadsafe(self._answer, done)
 
     def _answer(self, done: ObjectsDone) -> None:
-        """Tell whoever is connected; one that did not order the batch ignores it."""
+        """Tell whichever HostMemory is connected; one that did not order the batch ignores it."""
         if self._link is None:
             return
         try:

@@ -1,6 +1,5 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -22,7 +21,7 @@ from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 
 class CudaTimer:
-    """A `StepTimer` on the current stream, which a load's events hold up and not the host."""
+    """A `StepTimer` on the current stream, which is what waits for loads, not the host."""
 
     def __init__(self) -> None:
         self._stretches: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -94,7 +93,7 @@ def load_gpu_model(
         )
 
     return GpuModel(
-        report=_report(loaded, shard, num_pages, device),
+        report=_report(loaded, shard, num_pages),
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
@@ -142,6 +141,7 @@ def _warm_up(
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
     scheduler = config.scheduler
     chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
+
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_reserved(device)
@@ -149,8 +149,9 @@ def _warm_up(
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.warm_up(chunk)
     torch.cuda.synchronize(device)
-    # What the allocator took, for steps of many sizes leave gaps.
+    # Reserved, not allocated, memory counts, because steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
+
     # Graphs keep the memory of captured steps; a prompt's step needs its own beside that.
     torch.cuda.empty_cache()
     before_bytes = torch.cuda.memory_reserved(device)
@@ -172,6 +173,7 @@ def _num_pages(
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     torch.cuda.empty_cache()
     total_bytes = torch.cuda.get_device_properties(device).total_memory
+
     free_bytes = (
         int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
     )
@@ -187,7 +189,7 @@ def _num_pages(
 
 
 def _require_memory(num_pages: int, shard: KvShard) -> None:
-    """Memory on the cpu is handed out before it is there: ask first."""
+    """Ask first, because the system hands out memory that it may not have."""
     page_bytes = shard.layout.page_size * shard.token_bytes
     available = available_memory_bytes()
     if num_pages * page_bytes > available:
@@ -198,16 +200,11 @@ def _require_memory(num_pages: int, shard: KvShard) -> None:
         )
 
 
-def _report(
-    loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...], device: torch.device
-) -> LoadReport:
+def _report(loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...]) -> LoadReport:
     return LoadReport(
-        pid=os.getpid(),
-        device=str(device),
         fingerprint=loaded.fingerprint,
         layout=shard.layout,
         num_pages=num_pages,
-        weight_bytes=sum(parameter.nbytes for parameter in loaded.decoder.parameters()),
         max_position_embeddings=loaded.max_position_embeddings,
         vocab_size=loaded.spec.vocab_size,
         eos_token_ids=loaded.eos_token_ids,

@@ -1,4 +1,4 @@
-"""Finished transfers on their way to the Scheduler, as many in one frame as have gathered."""
+"""Finished transfers on their way to the Scheduler: all that have gathered go in one frame."""
 
 import queue
 import threading
@@ -11,8 +11,9 @@ from raydix.runtime.tiers.transfers import TransferDone
 
 
 class TransferReports:
-    """Owns: transfers that are complete and not yet reported. Bounded by what the Scheduler has in
-    flight.
+    """Owns: transfers that are complete and not yet reported.
+
+    The Scheduler has so many in flight at most.
     """
 
     def __init__(self, rank: int) -> None:
@@ -34,7 +35,7 @@ class TransferReports:
         self._queue.put(done)
 
     def take(self) -> TransfersDone | None:
-        """Wait for news; all there is of it in one message. None after `close`."""
+        """Wait for finished transfers; returns all there are. None after `close`."""
         batch: list[TransferDone] = []
         item = self._queue.get()
         while item is not None:
@@ -42,13 +43,15 @@ class TransferReports:
             if self._queue.empty():
                 return self._message(batch)
             item = self._queue.get()
+
+        # Closed behind these: they go first, and the next call sees the end.
         if batch:
             self._queue.put(None)
             return self._message(batch)
         return None
 
     def sent(self) -> None:
-        """What was taken last has been sent, or has nobody to go to."""
+        """Note that what was taken last has been sent, or that nobody is there to take it."""
         with self._changed:
             self._num_sent = self._num_taken
             self._changed.notify_all()
@@ -60,7 +63,7 @@ class TransferReports:
             self._changed.wait_for(lambda: self._num_sent >= target)
 
     def close(self) -> None:
-        """Nothing will be added any more."""
+        """End `take` once it has returned what was added before."""
         self._queue.put(None)
 
     def stats(self) -> dict[str, Any]:
@@ -76,10 +79,12 @@ class TransferReports:
         loads = [done for done in batch if done.num_bytes]
         stale = [done.transfer_id for done in batch if done.is_stale]
         num_bytes, seconds = sum(done.num_bytes for done in loads), self._count_busy_s(loads)
+
         self._num_taken += len(batch)
         self._num_stale += len(stale)
         self._loaded_bytes += num_bytes
         self._loading_s += seconds
+
         return TransfersDone(
             rank=self._rank,
             transfer_ids=int32_array(done.transfer_id for done in batch),
@@ -89,9 +94,7 @@ class TransferReports:
         )
 
     def _count_busy_s(self, loads: Sequence[TransferDone]) -> float:
-        """Time in which at least one of these loads was under way and none that was reported
-        before.
-        """
+        """Time in which one of these loads was under way that no earlier report has counted."""
         busy_s = 0.0
         for done in sorted(loads, key=lambda done: done.started_s):
             began_s = max(done.started_s, self._counted_until_s)

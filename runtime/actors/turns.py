@@ -1,5 +1,4 @@
-"""The one loop of an actor around a core: events wait, a turn takes them all, a timer brings the
-next turn.
+"""The one loop of an actor around a core: events wait, a turn takes all of them.
 
 A deadline is judged only after the actor has listened: what its peers had sent by then is taken
 first, however long the actor itself was busy. Time that passes in its own turn is nobody's silence:
@@ -15,15 +14,15 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _QUIET_PASSES = 4
-"""Passes of the event loop: one reads the sockets, one wakes their readers, whose events count in
-the next; and one.
+"""Passes of the event loop that brought nothing. One reads the sockets, one wakes their readers,
+whose events count in the next; and one to spare.
 """
 _MAX_PASSES = 16
-"""Peers that never stop talking do not put a deadline off for ever."""
+"""Peers that never stop talking put a deadline off by so many passes, not for ever."""
 _LONG_TURN_S = 0.01
-"""Shorter turns cost a peer no time worth counting."""
+"""A shorter turn costs a peer no time worth counting."""
 _MAX_GRACE_S = 0.5
-"""Nor do long turns put a deadline off for longer."""
+"""Long turns put a deadline off by so long at most."""
 
 Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
@@ -40,8 +39,7 @@ class Core(Protocol[Event, Effect]):
 
 
 class Turns(Generic[Event, Effect]):
-    """Owns: the events that wait for a core, and what brings the next turn. Nothing awaits during a
-    turn.
+    """Owns: the events that wait for a core, and the timer that brings the next turn.
 
     The tick comes alone in its turn, after passes of the event loop that have brought no event.
     """
@@ -54,7 +52,7 @@ class Turns(Generic[Event, Effect]):
         finish: Callable[[float], float | None] = lambda now_s: None,
         on_fatal: Callable[[], None],
     ) -> None:
-        """`tick`: the event for a deadline that has come, all that was heard before it being taken.
+        """`tick`: the event for a deadline that has come; what was heard before is taken first.
 
         `finish(now_s)` ends each turn and may ask for the next one. A turn that raises is the
         actor's end: `on_fatal`.
@@ -64,12 +62,14 @@ class Turns(Generic[Event, Effect]):
         self._carry_out = carry_out
         self._finish = finish
         self._on_fatal = on_fatal
+
         self._waiting: list[Event] = []
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
         self._not_before_s = 0.0
         """Until then peers may answer what a long turn asked of them."""
+
         self._is_listening = False
         self._has_heard = False
         self._num_passes = 0
@@ -81,9 +81,7 @@ class Turns(Generic[Event, Effect]):
         self._core = core
 
     def post(self, event: Event) -> None:
-        """Let the next turn take an event; it comes once the loop is through with what is ready
-        now.
-        """
+        """Let the next turn take an event: as soon as the loop has done what is ready now."""
         self._waiting.append(event)
         self._has_heard = True
         if not self._is_due:
@@ -130,7 +128,7 @@ class Turns(Generic[Event, Effect]):
             self._not_before_s = ended_s + (ended_s - began_s)
 
     def _await_next(self, wanted_s: float | None) -> None:
-        """Listen if a deadline of the core is to be judged, and set the timer for what is to come."""
+        """Listen if a deadline of the core has come, and set the timer for the next one."""
         judged_s = self._judged_s()
         if judged_s is not None and judged_s <= time.monotonic():
             judged_s = None
@@ -166,9 +164,7 @@ class Turns(Generic[Event, Effect]):
             asyncio.get_running_loop().call_soon(self._pass)
 
     def _pass(self) -> None:
-        """Count a pass of the event loop; after enough of them that brought nothing, the tick may
-        be judged.
-        """
+        """Count a pass of the event loop; judge the deadline after enough that brought nothing."""
         self._num_passes += 1
         self._num_quiet = 0 if self._has_heard else self._num_quiet + 1
         self._has_heard = False

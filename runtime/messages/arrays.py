@@ -5,20 +5,18 @@ from typing import Any
 
 import numpy as np
 
-# Spelt out, as the codec asks for the origin of this type: from numpy 2.5 on, that of NDArray is an
-# alias.
+# Spelt out for the codec, which asks for the origin of this type: from numpy 2.5 on NDArray is an
+# alias without one.
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
-"""Within one process: only int32 columns travel."""
+"""Used within one process: only int32 columns travel."""
 
 
 def int32_array(values: Iterable[int] | np.ndarray[Any, Any]) -> Int32Array:
-    """Copy `values` into a read-only one-dimensional int32 array. Raises OverflowError if one does
-    not fit.
-    """
+    """Copy `values` into a read-only int32 column. Raises OverflowError if one does not fit."""
     if isinstance(values, np.ndarray):
         array = values.astype(np.int32)
-        # numpy wraps around without a word what comes in another width.
+        # numpy silently wraps around what does not fit.
         if values.dtype != np.int32 and not np.array_equal(array, values):
             raise OverflowError(
                 f"{values.dtype} column with values outside int32: {values.min()} to {values.max()}"

@@ -2,8 +2,8 @@
 
 A request id is the caller's name for a request, and may be used again once that request has ended.
 What is asked and what is answered is told apart by the asking: a number that the client uses once
-on its link. A link that has closed makes everything stale that went over it: the Scheduler ends
-what the client asked, and nothing is answered elsewhere.
+on its link. When a link closes, all that went over it is stale: the Scheduler ends what the client
+asked, and nothing is answered elsewhere.
 """
 
 from dataclasses import dataclass, field
@@ -36,8 +36,9 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """A new request. Stop strings stay with the client, which sends `StopRequest` when it finds
-    one.
+    """A new request.
+
+    Stop strings stay with the client, which sends `StopRequest` when it finds one.
 
     Never stale: it begins an asking. Refused if another request of this id lives, whichever client
     asked for that one.
@@ -59,8 +60,7 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchPrompt:
-    """A hint: requests with this prompt may follow, so bring to L2 what L3 has of it. Nothing is
-    computed.
+    """A hint that requests with this prompt may follow: bring to L2 what L3 has of it.
 
     Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have
     found them. `AbortRequest` ends it. Never stale, as `SubmitRequest`.
@@ -108,8 +108,8 @@ class RequestDelta:
     """What is new of one request. The last delta has `finished` or `failure`, never both.
 
     Stale once nobody listens to that asking any more: the client drops it, though its request id
-    may live on in a later asking. The last one ends the asking for the client's count of what the
-    Scheduler still has.
+    may live on in a later asking. With the last one the client knows that the Scheduler is done
+    with the asking.
     """
 
     asking: AskingId

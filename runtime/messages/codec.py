@@ -1,9 +1,8 @@
-"""Messages to bytes and back: msgpack arrays `[tag, field, ...]`, fields in the order of their
-definition.
+"""Messages to bytes and back: msgpack arrays of a tag and the fields, as defined.
 
 int32 columns travel as an extension type of raw little-endian bytes and come back as read-only
 views; enums travel by value, nested dataclasses as arrays of their fields. Both ends must run the
-same build: tags are positions in `Message`.
+same build, because a tag is a position in `Message`.
 """
 
 from collections.abc import Callable
@@ -64,8 +63,8 @@ _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
 _FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
-"""Their tuples are checked entry by entry, too: what a client makes up reaches actors that serve
-others.
+"""Their tuples are checked entry by entry, too: what one client makes up must not reach actors that
+serve others.
 """
 
 _MAX_ASKING = 2**63 - 1
@@ -102,11 +101,15 @@ class _Decoder:
         hints = get_type_hints(cls)
         self._cls = cls
         self._names = [field.name for field in fields(cls)]
+        self._types = [_types_of(hints[name]) for name in self._names]
+        self._askings = [i for i, name in enumerate(self._names) if hints[name] is AskingId]
+
+        # Most fields come as they are; only the others cost a call.
         converts = [(i, _convert_for(hints[name])) for i, name in enumerate(self._names)]
         self._converts: list[tuple[int, Convert]] = [
             (i, convert) for i, convert in converts if convert is not None
         ]
-        self._types = [_types_of(hints[name]) for name in self._names]
+
         tuples = [
             (name, get_args(hints[name])[0])
             for name in self._names
@@ -115,7 +118,6 @@ class _Decoder:
         self._entries = (
             [(name, _types_of(hint)) for name, hint in tuples] if cls in _FROM_CLIENTS else []
         )
-        self._askings = [i for i, name in enumerate(self._names) if hints[name] is AskingId]
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         if len(values) != len(self._names):
@@ -160,12 +162,16 @@ def _convert_for(hint: Any) -> Convert | None:
     """What turns an unpacked value into a field of type `hint`; None: it already is one."""
     if isinstance(hint, NewType):
         return _convert_for(hint.__supertype__)
+
+    # The only unions in messages are with None.
     if get_origin(hint) in (Union, UnionType):
         inner = [_convert_for(option) for option in get_args(hint) if option is not type(None)]
         return _optional(inner[0]) if inner[0] is not None else None
+
     if get_origin(hint) is tuple:
         inner_convert = _convert_for(get_args(hint)[0])
         return _each(inner_convert) if inner_convert is not None else None
+
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
     if is_dataclass(hint) and isinstance(hint, type):
@@ -206,9 +212,7 @@ def _pack_default(value: Any) -> Any:
 
 
 def encode(message: Message) -> bytes:
-    """The frame body of a message. Raises MessageError for other types and for fields that cannot
-    travel.
-    """
+    """The frame body of a message. Raises MessageError if it, or a field, cannot travel."""
     cls = type(message)
     tag = _TAGS.get(cls)
     if tag is None:
@@ -221,9 +225,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The message of a frame body. Raises MessageError for anything that `encode` of this build
-    does not make.
-    """
+    """The message of a frame body. Raises MessageError for what this build does not encode."""
     try:
         values = msgpack.unpackb(body, ext_hook=_int32_view, use_list=False, strict_map_key=False)
         tag = values[0]

@@ -18,15 +18,16 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who speaks. The connecting end sends it first; the listener answers with its own once the
-    secret is right.
+    """Who speaks.
+
+    The connecting end sends it first; the listener answers with its own once the secret is right.
     """
 
     secret: bytes = field(repr=False)
     role: Role
     name: str
     incarnation: int
-    """Counts re-creations of the named actor; a link belongs to one pair of incarnations."""
+    """Counts the starts of the named actor; a link belongs to one pair of incarnations."""
     pid: int
     rank: Rank | None = None
     """For GPU actors alone."""

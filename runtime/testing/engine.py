@@ -1,5 +1,6 @@
-"""A whole engine in one process, without Ray: the real actors, links, threads and files. For tests
-and benchmarks.
+"""A whole engine in one process, without Ray, for tests and benchmarks.
+
+Actors, links, threads and files are the real ones.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from raydix.runtime.testing.spawner import InProcessSpawner
 
 _POLL_S = 0.002
 _NUM_QUIET_POLLS = 3
-"""So many equal looks in a row: a message between two actors is delivered within one."""
+"""So many polls in a row must find the same: a message between two actors arrives within one."""
 _CHANGING_FIGURES = ("scheduler_cpu_s",)
 _BUSY_SCHEDULER = (
     "num_requests_running",
@@ -36,9 +37,7 @@ _BUSY_HOST = ("lookups", "pages_reading", "leases", "l3_writes_pending", "pages_
 
 
 class InProcessEngine:
-    """A running engine and one client of it. Every method belongs to the loop that the engine runs
-    on.
-    """
+    """A running engine and its clients. Every method belongs to the engine's own loop."""
 
     def __init__(
         self, supervisor: SupervisorActor, spawner: InProcessSpawner, facts: EngineFacts
@@ -61,6 +60,7 @@ class InProcessEngine:
             secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid()
         )
         link = await connect(facts.client_address, hello)
+
         limits = ModelLimits(
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
@@ -79,7 +79,7 @@ class InProcessEngine:
         return await self._supervisor.flush(l3)
 
     async def flush_l1(self) -> int:
-        """Drop what L1 holds and no request uses; the number of pages."""
+        """Drop what L1 holds and no request uses. Returns the number of pages."""
         scheduler = self.spawner.latest(ActorKind.SCHEDULER)
         assert scheduler is not None, "an engine that runs has one"
         return int(await scheduler.call("flush"))
@@ -97,7 +97,7 @@ class InProcessEngine:
         return await self._supervisor.explain(request_id)
 
     async def settle(self, timeout_s: float = 30.0) -> dict[str, Any]:
-        """Wait until nothing is in flight between any two actors; the figures then.
+        """Wait until nothing is in flight between any two actors. Returns the figures.
 
         Raises AccountingError, with what is left, after `timeout_s`.
         """
@@ -109,6 +109,7 @@ class InProcessEngine:
                 raise AccountingError(
                     f"the engine is not idle after {timeout_s} s: {_unsettled(previous)}"
                 )
+
             await asyncio.sleep(_POLL_S)
             stats = await self.stats()
             figures = {
@@ -119,13 +120,16 @@ class InProcessEngine:
                 }
                 for who, own in stats.items()
             }
+
+            # A message under way shows as a change, or as something unsettled.
             num_quiet = num_quiet + 1 if figures == previous and not _unsettled(figures) else 0
             previous = figures
         return previous
 
     async def check(self) -> dict[str, Any]:
-        """Settle, let every owner prove its invariants, and demand that nothing is held; the
-        figures.
+        """Settle, let every owner prove its invariants, and demand that nothing is held.
+
+        Returns the figures.
 
         Raises AccountingError.
         """
@@ -134,8 +138,10 @@ class InProcessEngine:
             actor = self.spawner.latest(kind)
             if actor is not None:
                 await actor.call("check")
+
         if stats["scheduler"]["l1_locked_pages"]:
             raise AccountingError(f"L1 pages are locked in an idle engine: {stats['scheduler']}")
+
         host = stats.get("host")
         in_stock = stats["scheduler"]["l2_granted_pages"]
         if host is not None and not host["pages_filling"] == host["pages_granted"] == in_stock:
@@ -167,8 +173,9 @@ def _unsettled(figures: dict[str, Any]) -> dict[str, Any]:
 async def in_process_engine(
     config: EngineConfig, build_model: BuildModel = build_torch_model, drain_timeout_s: float = 10.0
 ) -> AsyncIterator[InProcessEngine]:
-    """Start an engine in this process; at the end L3 writes drain for `drain_timeout_s` at most and
-    everything stops.
+    """Start an engine in this process, and stop it at the end.
+
+    Writes to L3 then drain for `drain_timeout_s` at most.
 
     `build_model`: what each GPU actor drives. An actor that cannot go on ends the engine, whose
     clients then fail.
@@ -179,6 +186,7 @@ async def in_process_engine(
     supervisor = SupervisorActor(
         name="in-process", config=config, spawner=spawner, supervision=supervision
     )
+
     try:
         engine = InProcessEngine(supervisor, spawner, await supervisor.start())
         try:

@@ -1,6 +1,4 @@
-"""Links without a socket, for an engine in one process and for tests. Messages are still encoded
-and decoded.
-"""
+"""Links without a socket, for tests: messages are still encoded and decoded."""
 
 import asyncio
 import contextlib
@@ -78,7 +76,7 @@ class InProcessLink:
         self.inbox = Inbox(on_taken)
 
     def join(self, peer: _Peer) -> None:
-        """Tell the other end; once, before use."""
+        """Name the other end. Called once, before use."""
         self._peer = peer
 
     @property
@@ -204,9 +202,7 @@ def in_process_pair(left: Hello, right: Hello) -> tuple[InProcessLink, InProcess
 def in_process_blocking_pair(
     left: Hello, right: Hello
 ) -> tuple[InProcessLink, InProcessBlockingLink]:
-    """Two joined ends; the first belongs to `left`, on the running loop, the second to `right`, for
-    threads.
-    """
+    """Two joined ends: `left`'s, on the running loop, and `right`'s, for threads."""
     blocking = InProcessBlockingLink(right, left, asyncio.get_running_loop())
     return blocking.peer, blocking
 

@@ -1,6 +1,5 @@
 """A model that only sleeps, to measure everything around a model."""
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -27,9 +26,7 @@ class SleepingOutput:
 
 
 class SleepingRunner:
-    """Takes `step_s` for any step with rows; each token is a function of the row's slot and
-    position alone.
-    """
+    """Takes `step_s` for any step with rows; a token depends on slot and position alone."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -53,20 +50,19 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
     num_pages = config.cache.l1.num_pages
     if num_pages is None:
         raise ValueError("a sleeping model needs cache.l1.num_pages")
+
     group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
     report = LoadReport(
-        pid=os.getpid(),
-        device="none",
         fingerprint=bytes(32),
         layout=KvLayout(
             page_size=config.cache.page_size, dtype="float32", dtype_bytes=4, groups=(group,)
         ),
         num_pages=(num_pages,),
-        weight_bytes=0,
         max_position_embeddings=MAX_POSITIONS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(),
     )
+
     return GpuModel(
         report=report,
         runner=SleepingRunner(step_s),

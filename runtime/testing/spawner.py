@@ -19,8 +19,7 @@ Stop = Callable[[], Awaitable[None]]
 
 
 class InProcessActor:
-    """One incarnation of an actor that lives in this process, on the loop that made it; its threads
-    are its own.
+    """One incarnation of an actor, on the loop that made it; its threads are its own.
 
     A kill is a clean stop: this process cannot be killed in part. Processes that are waited for in
     HostMemory's quarantine never end here, so this is no place to test the death of a GPU actor.
@@ -36,9 +35,7 @@ class InProcessActor:
         self._stop: Stop | None = None
 
     def bind(self, actor: object, stop: Stop) -> None:
-        """Tell which object this is; once, right after it was made with `fail` as its way to give
-        up.
-        """
+        """Tell which object this is. Called once; the object calls `fail` when it cannot go on."""
         self.plain = actor
         self._stop = stop
 
@@ -52,6 +49,7 @@ class InProcessActor:
         result = getattr(self.plain, method)(*arguments)
         if not isinstance(result, Awaitable):
             return result
+
         doing = asyncio.ensure_future(result)
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -91,8 +89,9 @@ class InProcessActor:
 
 
 class InProcessSpawner:
-    """Makes actors in this process and knows the latest of each kind. `build_model`: what GPU
-    actors drive.
+    """Makes actors in this process and knows the latest of each kind.
+
+    `build_model`: what GPU actors drive.
     """
 
     def __init__(self, build_model: BuildModel = build_torch_model) -> None:
@@ -106,6 +105,7 @@ class InProcessSpawner:
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
         """See `Spawner`."""
         running = self._latest[kind] = InProcessActor(name)
+
         match kind:
             case ActorKind.SCHEDULER:
                 scheduler = SchedulerActor(**arguments, on_fatal=running.fail)

@@ -15,8 +15,9 @@ _PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class ArenaRegistration:
-    """Owns: which part of an arena is registered with CUDA. A thread registers slab by slab, from
-    the first on.
+    """Owns: which part of an arena is registered with CUDA.
+
+    A thread registers slab by slab, from the first on.
 
     Until a slab is registered, copies of its pages are staged by the driver and block the thread
     that starts them.
@@ -54,16 +55,15 @@ class ArenaRegistration:
             for slab in range(self._geometry.num_slabs):
                 if self._stop.is_set():
                     return
-                pointer = (
-                    self.bytes.data_ptr()
-                    + self._geometry.slabs_offset
-                    + slab * self._geometry.slab_bytes
-                )
+
+                offset = self._geometry.slabs_offset + slab * self._geometry.slab_bytes
+                pointer = self.bytes.data_ptr() + offset
                 status = torch.cuda.cudart().cudaHostRegister(
                     pointer, self._geometry.slab_bytes, _PORTABLE
                 )
                 _check(status, "cudaHostRegister")
                 self._registered.append(pointer)
+                # Last: those who read the number take the slab for registered.
                 self.num_slabs = slab + 1
         except Exception as error:
             logger.exception("the arena cannot be registered with %s", self._device)

@@ -43,9 +43,7 @@ Bytes = NDArray[np.uint8]
 
 
 def payload_view(buffer: memoryview, geometry: ArenaGeometry, group: int) -> Bytes:
-    """`[slab, index, byte]`: the canonical pages of `group` in an arena, where their slab belongs
-    to that group.
-    """
+    """`[slab, index, byte]`: the canonical pages of `group`, in the slabs that belong to it."""
     whole = np.frombuffer(buffer, dtype=np.uint8)
     return as_strided(
         whole[geometry.slabs_offset + OBJECT_HEADER_BYTES :],
@@ -61,7 +59,7 @@ def _pool_range(copy: LayerCopy) -> slice:
 
 
 class _Job:
-    """A transfer on its way. Guarded by the engine's lock."""
+    """A transfer on its way; guarded by the engine's lock."""
 
     def __init__(self, transfer: Transfer, now_s: float) -> None:
         self.transfer = transfer
@@ -69,9 +67,18 @@ class _Job:
         self.next_copy = 0
 
     def has_brought(self, layer: int) -> bool:
-        """Are `layer` and all before it complete?"""
+        """Whether `layer` and all before it are complete."""
         copies = self.transfer.layer_copies
-        return self.next_copy >= len(copies) or copies[self.next_copy].layer > layer
+        return self.is_done or copies[self.next_copy].layer > layer
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all layers are complete."""
+        return self.next_copy >= len(self.transfer.layer_copies)
+
+    def advance(self) -> None:
+        """The next layer has been copied."""
+        self.next_copy += 1
 
 
 class CpuTransfers:
@@ -104,16 +111,19 @@ class CpuTransfers:
         self._payloads = [
             payload_view(arena.buffer, arena.geometry, group) for group in range(len(pools))
         ]
+
         self._on_done = on_done
         self._on_error = on_error
         self._copy_delay_s = copy_delay_s
         self._hold = delay
         self._random = random.Random(seed)
+
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._idle: list[_Job] = []
         self._error: BaseException | None = None
         self._is_closing = False
+
         self._threads = [
             threading.Thread(target=self._work, name=f"copies-{index}", daemon=True)
             for index in range(num_threads)
@@ -211,7 +221,7 @@ class CpuTransfers:
         return encode_pages(kv_XH2SD, self._codec).numpy()
 
     def _write_layer(self, copy: LayerCopy, page_ids: Int32Array, layer_bytes: Bytes) -> None:
-        """The way back."""
+        """Fill one layer of pages of the pool from what the arena holds."""
         if self._codec is Codec.NONE:
             self._pool_bytes[copy.group][page_ids, _pool_range(copy)] = layer_bytes
             return
@@ -223,11 +233,13 @@ class CpuTransfers:
 
     def _put_back(self, job: _Job) -> None:
         with self._changed:
-            job.next_copy += 1
-            is_done = job.next_copy >= len(job.transfer.layer_copies)
+            job.advance()
+            # Asked under the lock: once it is idle again another thread may finish it.
+            is_done = job.is_done
             if not is_done:
                 self._idle.append(job)
             self._changed.notify_all()
+
         if is_done:
             # Reported before it is forgotten, so that `drain` means reported.
             self._on_done(

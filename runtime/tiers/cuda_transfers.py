@@ -41,15 +41,16 @@ logger = logging.getLogger(__name__)
 _FIRST_WITH_FP8 = (8, 9)
 """Compute capability."""
 RUN_BYTES = 8 << 20
-"""Layers of a load share an event until they reach this size: fewer events, and still early ones.
+"""Layers of a load share an event until they have so many bytes. Fewer events cost less; the first
+one must still come early.
 """
 RUN_PIECE_BYTES = 128 << 10
-"""They do so, too, until they make up such a piece of each page: fewer copies, which the copy
-engine can carry out.
+"""They go on sharing it until they take so many bytes of each page: the copy engine is fast only
+for large pieces.
 """
 MIN_RUNS = 8
-"""But not more than one layer in so many: a step as long as the load still has a run to compute
-when the load ends.
+"""For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
+as its load then has just the last run left to compute when the load ends.
 """
 
 
@@ -59,8 +60,9 @@ class _Job:
     def __init__(
         self, transfer: Transfer, started_s: float, after: torch.cuda.Event | None
     ) -> None:
-        """`after`: what its copies wait for; loads wait for nothing, as their pages have left
-        quarantine.
+        """`after`: what its copies wait for. Loads wait for nothing.
+
+        The pages that a load fills have left quarantine: no earlier work touches them.
         """
         self.transfer = transfer
         self.runs = layer_runs(transfer)
@@ -68,10 +70,19 @@ class _Job:
         self.after = after
         self.enqueued_s = 0.0
         self.began = torch.cuda.Event(enable_timing=True, blocking=True)
-        # Those who wait on the host for an event sleep.
+        # A thread that waits for a blocking event sleeps, and leaves its core to others.
         self.arrived = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in self.runs]
         self.num_enqueued = 0
         """Runs whose event is recorded; guarded by the engine's lock."""
+
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        """Its copies are enqueued on this stream from now on."""
+        self.enqueued_s = time.monotonic()
+        self.began.record(stream)
+
+    def note_enqueued(self) -> None:
+        """One more run is enqueued, and its event recorded."""
+        self.num_enqueued += 1
 
     def runs_until(self, layer: int) -> int:
         """How many runs bring `layer` and all before it."""
@@ -139,20 +150,24 @@ class CudaTransfers:
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
         """See `TransferEngine`."""
         transfers = self._table.split(loads, backups)
+        # A backup copies what the caller's stream has computed up to here.
         computed = torch.cuda.current_stream(self._device).record_event() if len(backups) else None
         started_s = time.monotonic()
         with self._changed:
+            # All are checked before any begins, so that a plan is carried out wholly or not at all.
             for transfer in transfers:
                 if transfer.transfer_id in self._jobs:
                     raise AccountingError(f"transfer {transfer.transfer_id} is in flight already")
+
             for transfer in transfers:
                 after = computed if transfer.direction is Direction.BACKUP else None
                 job = self._jobs[transfer.transfer_id] = _Job(transfer, started_s, after)
                 self._begun[transfer.direction].put(job)
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """See `TransferEngine`. The current stream waits; the caller only until the copies are
-        enqueued.
+        """See `TransferEngine`. The current stream waits.
+
+        The caller itself waits only until the copies are enqueued.
         """
         with self._changed:
             job = self._jobs.get(transfer_id)
@@ -185,8 +200,6 @@ class CudaTransfers:
         if self._error is not None:
             raise RuntimeError("page copies have failed") from self._error
 
-    # Enqueueing threads ---------------------------------------------------------------------------
-
     def _enqueue_all(self, direction: Direction) -> None:
         try:
             while (job := self._begun[direction].get()) is not None:
@@ -201,15 +214,15 @@ class CudaTransfers:
         stream = torch.cuda.current_stream(self._device)
         if job.after is not None:
             stream.wait_event(job.after)
-        job.enqueued_s = time.monotonic()
-        job.began.record(stream)
+        job.begin(stream)
+
         copies = self._copy_runs(job.transfer, job.runs)
         for arrived in job.arrived:
             self._delay(job.transfer)
             next(copies)
             arrived.record(stream)
             with self._changed:
-                job.num_enqueued += 1
+                job.note_enqueued()
                 self._changed.notify_all()
 
     def _copy_runs(self, transfer: Transfer, runs: list[list[LayerCopy]]) -> Iterator[None]:
@@ -218,40 +231,36 @@ class CudaTransfers:
         if self._kernel_copies is not None and last_slab < self._registration.num_slabs:
             yield from self._kernel_copies.enqueue(transfer, runs)
             return
+
         for run in runs:
             for copy in run:
                 self._copy_layer(transfer, copy)
             yield
 
     def _copy_layer(self, transfer: Transfer, copy: LayerCopy) -> None:
-        """One copy per page, far from the wire's speed: for memory that is not registered yet, or
-        oddly aligned.
-        """
+        """Copy page by page, where memory is not registered yet or oddly aligned. Slow."""
         pool = self._pools[copy.group]
         pages = transfer.groups[copy.group]
-        for page_id, host_page_id in zip(
-            pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True
-        ):
-            start = (
-                self._geometry.page_offset(HostPageId(host_page_id), copy.group)
-                + OBJECT_HEADER_BYTES
-            )
+        pairs = zip(pages.page_ids.tolist(), pages.host_page_ids.tolist(), strict=True)
+        for page_id, host_page_id in pairs:
+            page_offset = self._geometry.page_offset(HostPageId(host_page_id), copy.group)
+            start = page_offset + OBJECT_HEADER_BYTES
             host_bytes = self._registration.bytes[start + copy.start : start + copy.stop]
             page_layer = pool[page_id, copy.index]
+
+            # An unregistered source or target is staged by the driver, while the caller waits.
             is_registered = self._geometry.slab_of(host_page_id) < self._registration.num_slabs
             if transfer.direction is Direction.LOAD:
                 _load(page_layer, host_bytes, self._codec, non_blocking=is_registered)
             else:
                 _back_up(page_layer, host_bytes, self._codec, non_blocking=is_registered)
 
-    # Completing threads ---------------------------------------------------------------------------
-
     def _complete_all(self, direction: Direction) -> None:
         ended_s = 0.0
         while (job := self._enqueued[direction].get()) is not None:
             ended = job.arrived[-1] if job.arrived else job.began
             ended.synchronize()
-            # By the device's clock: this thread may have to wait for the interpreter.
+            # Measured by the device's clock, for this thread may wake up late.
             ended_s = max(job.enqueued_s, ended_s) + job.began.elapsed_time(ended) / 1e3
             self._report(job, ended_s)
 
@@ -268,8 +277,6 @@ class CudaTransfers:
         with self._changed:
             del self._jobs[job.transfer.transfer_id]
             self._changed.notify_all()
-
-    # All threads ----------------------------------------------------------------------------------
 
     def _guard(self, body: Callable[[Direction], None], direction: Direction) -> None:
         try:
@@ -290,7 +297,7 @@ def _make_kernel_copies(
     if importlib.util.find_spec("triton") is None:
         logger.warning("pages are copied one by one, which is slow: triton is not installed")
         return None
-    # Imported here: Triton is there on machines with a GPU alone.
+    # Imported here, because only machines with a GPU have Triton.
     from raydix.runtime.tiers.kernel_copies import KernelCopies, is_aligned
 
     if not is_aligned(shard, pools):

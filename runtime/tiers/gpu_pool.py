@@ -1,6 +1,7 @@
 """The bytes of L1: one tensor of pages per KV group, each a rank's part of a canonical page.
 
-Legend: P pages, L layers of the group, H KV heads of the rank, 2 (key, value), S slots per page, D head dim.
+Legend: P pages, L layers of the group, H KV heads of the rank, 2 (key, value), S slots per page,
+D head dim.
 """
 
 from collections.abc import Sequence

@@ -55,18 +55,19 @@ class HostArena:
     def create(
         cls, layout: KvLayout, size_bytes: int, num_threads: int = 4, folder: str | None = None
     ) -> "HostArena":
-        """Make an arena with `size_bytes` of host pages and take its memory now, in `num_threads`
-        threads.
+        """Make an arena with `size_bytes` of host pages and take its memory now.
 
         With `folder`, on a tmpfs, its file can be given a name there; it has none yet. Raises
         ConfigError if the memory is not there.
         """
         geometry = plan_arena(layout, size_bytes)
         _require_memory(geometry.size_bytes)
+
         if folder is None:
             fd = os.memfd_create("raydix-arena", os.MFD_CLOEXEC)
         else:
             fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
         try:
             os.ftruncate(fd, geometry.size_bytes)
             arena = cls(fd, geometry)
@@ -119,9 +120,7 @@ class HostArena:
         self._generations[host_page_ids] = generations
 
     def page(self, host_page_id: HostPageId, group: int) -> memoryview:
-        """Header and payload of a host page, without padding. Raises ValueError if `group` has no
-        such page.
-        """
+        """Header and payload of a host page. Raises ValueError if `group` has no such page."""
         start = self.geometry.page_offset(host_page_id, group)
         return self._bytes[start : start + OBJECT_HEADER_BYTES + self.geometry.payload_bytes[group]]
 
@@ -129,14 +128,8 @@ class HostArena:
         """The canonical page alone."""
         return self.page(host_page_id, group)[OBJECT_HEADER_BYTES:]
 
-    def payload_offset(self, host_page_id: HostPageId, group: int) -> int:
-        """Byte offset in the arena of the canonical page."""
-        return self.geometry.page_offset(host_page_id, group) + OBJECT_HEADER_BYTES
-
     def close(self) -> None:
-        """Close the descriptor and drop the mapping; it goes with the last view of it that a caller
-        still holds.
-        """
+        """Close the descriptor and drop the mapping, which ends with the last view of it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -159,8 +152,9 @@ def _require_memory(size_bytes: int) -> None:
 
 
 def _populate(bytes_: NDArray[np.uint8], num_threads: int) -> None:
-    """Take memory for all of `bytes_`, in parallel: page faults while serving would be slow, or
-    fatal.
+    """Take memory for all of `bytes_`, in parallel.
+
+    Page faults while serving would be slow, or fatal.
     """
     starts = range(0, len(bytes_), _POPULATE_CHUNK_BYTES)
     with ThreadPoolExecutor(num_threads) as pool:

@@ -1,6 +1,4 @@
-"""Page copies that a GPU carries out by itself, between its pools and the registered slabs of the
-arena.
-"""
+"""Page copies that a GPU carries out by itself, from and to registered slabs of the arena."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,7 +30,7 @@ _DIRECTIONS = {Direction.LOAD: CopyDirection.TO_POOL, Direction.BACKUP: CopyDire
 
 
 def is_aligned(shard: KvShard, pools: Sequence[Tensor]) -> bool:
-    """Are the layers of all pages, here and in the arena, such that whole words can be copied?"""
+    """Whether the layers of all pages, here and in the arena, can be copied in whole words."""
     in_pools = [pool.stride(1) * pool.element_size() for pool in pools]
     in_arena = [shard.layer_bytes(group) for group in range(len(pools))]
     offsets = [shard.byte_range(group).start for group in range(len(pools))]
@@ -40,23 +38,24 @@ def is_aligned(shard: KvShard, pools: Sequence[Tensor]) -> bool:
 
 
 class KernelCopies:
-    """Enqueues the runs of transfers: one kernel each, or one batched call of the copy engine if
-    pieces are large.
+    """Enqueues the runs of transfers, each as one kernel or one call of the copy engine.
 
-    With a codec it is always a kernel, which encodes or restores, one for each KV group of a run.
-    `pools`: as `make_pools` returns them, `is_aligned`. `slabs`: uint8 view of the arena from its
-    first slab on.
+    The copy engine is faster for large pieces. With a codec it is always a kernel, which encodes or
+    restores: one for each KV group of a run.
     """
 
     def __init__(
         self, shard: KvShard, pools: Sequence[Tensor], slabs: Tensor, geometry: ArenaGeometry
     ) -> None:
+        """`pools`: of `make_pools`, aligned. `slabs`: uint8, the arena from its first slab on."""
         codec = shard.layout.codec
         self._shard = shard
         self._codec = codec
         self._pools = pools
         self._slabs = slabs
         self._geometry = geometry
+
+        # Compiled now, or the first load would wait for it.
         self._engine = CopyEngine() if codec is Codec.NONE and has_copy_engine() else None
         if codec is Codec.NONE:
             compile_copies(pools[0].device)
@@ -65,8 +64,9 @@ class KernelCopies:
                 compile_quantised_copies(pool, codec)
 
     def enqueue(self, transfer: Transfer, runs: Sequence[Sequence[LayerCopy]]) -> Iterator[None]:
-        """Enqueue run after run on the current stream, a side stream; yields after each. All slabs
-        are registered.
+        """Enqueue run after run on the current stream; yields after each.
+
+        All slabs of the transfer are registered.
         """
         pages = {
             group: PagePairs(
@@ -76,9 +76,11 @@ class KernelCopies:
         }
         segments = [self._segments(run, pages) for run in runs]
         direction = _DIRECTIONS[transfer.direction]
+
         if self._codec is not Codec.NONE:
             yield from self._enqueue_quantised(segments, direction)
             return
+
         # Only the last run may be shorter.
         smallest_bytes = min(piece_bytes(segment) for segment in segments[0])
         if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
@@ -86,6 +88,7 @@ class KernelCopies:
                 self._engine.copy_pages(run_segments, self._slabs, direction)
                 yield
             return
+
         packed = pack_copies(segments)
         table = self._table(packed)
         for launch in packed.launches:
@@ -119,9 +122,10 @@ class KernelCopies:
         )
 
     def _segments(self, run: Sequence[LayerCopy], pages: dict[int, PagePairs]) -> list[CopySegment]:
-        """One segment for the run's layers of each group: they touch, as a run leaves out no layer."""
+        """One segment for each group: its layers are neighbours, as a run leaves no layer out."""
         segments = []
         for group in sorted({copy.group for copy in run}):
+            # In the order of layers, so that the first one begins the segment.
             copies = [copy for copy in run if copy.group == group]
             segments.append(
                 CopySegment(

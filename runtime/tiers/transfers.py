@@ -1,4 +1,4 @@
-"""Page copies between L1 and L2: what an engine promises, and how a plan's columns become copies."""
+"""Page copies between L1 and L2: what engines promise, how a plan's columns become copies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,16 +48,16 @@ class TransferEngine(Protocol):
     """Copies whole pages between one rank's pools and the node's arena, beside the model's work."""
 
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
-        """Begin copies and return. A backup sees all that was enqueued before, on the calling
-        thread's stream.
+        """Begin copies and return.
+
+        A backup sees all that was enqueued before on the calling thread's stream.
 
         Raises AccountingError if a page, host page or group does not exist, or a transfer id is in
         flight.
         """
 
     def wait_layer(self, transfer_id: int, layer: int) -> None:
-        """Hold the caller's later work back until a load has brought `layer` (of the model) and all
-        before it.
+        """Hold the caller's later work back until a load has brought `layer` and all before it.
 
         Returns at once if the transfer is complete or was never started.
         """
@@ -85,9 +85,7 @@ class LayerCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPages:
-    """The pages of one transfer in one KV group: entry i pairs `page_ids[i]` with
-    `host_page_ids[i]`.
-    """
+    """The pages of one transfer in one KV group, paired entry by entry."""
 
     page_ids: Int32Array
     host_page_ids: Int32Array
@@ -101,6 +99,7 @@ class Transfer:
     direction: Direction
     groups: dict[int, GroupPages]
     host_page_ids: Int32Array
+    """Of all groups, in the order of `generations`."""
     generations: Int32Array
     layer_copies: tuple[LayerCopy, ...]
     """By rising layer; none if other ranks write back all that this one keeps."""
@@ -116,15 +115,13 @@ class Transfer:
         )
 
     def is_stale(self, generations: NDArray[np.int32]) -> bool:
-        """Does the arena's table name another generation for one of its host pages? Ask after the
-        bytes have moved.
-        """
+        """Whether a host page has another generation by now. Ask after the bytes have moved."""
         return not np.array_equal(generations[self.host_page_ids], self.generations)
 
 
 Delay = Callable[[Transfer], None]
-"""Called in a thread of the engine, the copies' stream current, before it copies some layers: tests
-hold them up.
+"""Called in a thread of the engine before it copies some layers, so that tests can hold them up.
+On a GPU the copies' stream is current.
 """
 
 
@@ -153,6 +150,8 @@ class TransferTable:
         if not len(copies):
             return []
         self._check(copies)
+
+        # The rows of one transfer stand together: it ends where the id changes.
         boundaries = (np.flatnonzero(np.diff(copies.transfer_ids)) + 1).tolist()
         starts = [0, *boundaries]
         stops = [*boundaries, len(copies)]
@@ -163,6 +162,7 @@ class TransferTable:
         groups = copies.groups[part]
         page_ids, host_page_ids = copies.page_ids[part], copies.host_page_ids[part]
         present = np.unique(groups).tolist()
+
         layer_copies = [copy for group in present for copy in self._layer_copies[direction][group]]
         return Transfer(
             transfer_id=int(copies.transfer_ids[part.start]),
@@ -185,10 +185,12 @@ class TransferTable:
             raise AccountingError(
                 f"a plan copies GPU pages that their group's pool lacks: {copies}"
             )
+
         _check_range("host page", copies.host_page_ids, 0, self._geometry.num_host_pages)
         slab_pages = np.array(
             [self._geometry.slab_pages(group) for group in range(self._geometry.num_groups)]
         )
+        # Ids count as if every slab held the most pages; slabs of large pages hold fewer.
         indices = copies.host_page_ids % self._geometry.pages_per_slab
         if (indices >= slab_pages[copies.groups]).any():
             raise AccountingError(

@@ -1,6 +1,4 @@
-"""Joining a Ray cluster: an initialised one, the one named, the job's, else a private one that ends
-with us.
-"""
+"""Which Ray cluster a process joins: one that runs already, or a private one of its own."""
 
 import json
 import logging
@@ -70,7 +68,7 @@ class PrivateCluster:
 
 
 def join_cluster(address: str | None) -> PrivateCluster | None:
-    """Make this process part of a cluster; the private one is returned, for its end.
+    """Make this process part of a cluster. A private one is returned, so that it can be ended.
 
     Raises ConfigError if the named cluster cannot be reached.
     """
@@ -117,7 +115,7 @@ def _connect(address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself tries for two minutes."""
+    """Raise ConfigError if nobody listens there; Ray itself would try for two minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         return
@@ -130,8 +128,9 @@ def _require_listener(address: str) -> None:
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
-    """Call `start` on a thread that never ends: the kernel ends Ray's processes with the thread
-    that made them.
+    """Call `start` on a thread that never ends.
+
+    The kernel ends Ray's processes with the thread that started them.
     """
     result: Future[object] = Future()
 
@@ -147,7 +146,7 @@ def _on_lasting_thread(start: Callable[[], object]) -> None:
 
 
 def _job_address() -> str | None:
-    """Ray's own variable; a submitted job has it."""
+    """The cluster of a submitted job, from the variable that Ray sets for it."""
     return os.environ.get("RAY_ADDRESS") or None
 
 
@@ -160,7 +159,7 @@ def _registered_address(engine: str) -> str | None:
 
 
 def _address_of(engine: str, content: bytes) -> str | None:
-    """The address in what `PrivateCluster.register` wrote; None if it is another engine's, or odd."""
+    """The address that `PrivateCluster.register` wrote; None for another engine's, or nonsense."""
     try:
         entry = json.loads(content)
     except (ValueError, RecursionError):

@@ -28,9 +28,7 @@ def typed_error(error: RayError, who: str) -> RaydixError:
 
 
 def find_supervisor(engine: str) -> Any:
-    """The Ray handle of an engine's Supervisor. Raises EngineDead if this cluster has none of that
-    name.
-    """
+    """The Ray handle of an engine's Supervisor. Raises EngineDead if this cluster has none."""
     try:
         return ray.get_actor(actor_name(engine, ActorKind.SUPERVISOR), namespace=NAMESPACE)
     except ValueError as error:
@@ -38,9 +36,7 @@ def find_supervisor(engine: str) -> Any:
 
 
 class EngineHandle:
-    """One running engine. Control calls go to its Supervisor, which passes them on to whom they
-    concern.
-    """
+    """One running engine; control calls go to its Supervisor, which passes them on."""
 
     def __init__(
         self,
@@ -49,8 +45,9 @@ class EngineHandle:
         placement: Placement | None = None,
         cluster: PrivateCluster | None = None,
     ) -> None:
-        """`supervisor`: the Ray handle; the starter's keeps the engine alive. `placement` and
-        `cluster`: what the starter made for this engine, to be given back at its end.
+        """`supervisor`: its Ray handle. The handle of whoever started the engine keeps it alive.
+
+        `placement` and `cluster`: what was made for this engine and ends with it.
         """
         self.name = facts.name
         self.client_address = facts.client_address
@@ -60,23 +57,20 @@ class EngineHandle:
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
         self.facts = facts
+
         self._supervisor = supervisor
         self._placement = placement
         self._cluster = cluster
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """One of the Supervisor's control calls: `stats`, `flush`, `explain`, `health`. Raises
-        EngineDead.
-        """
+        """Make a control call of the Supervisor, such as `stats` or `flush`. Raises EngineDead."""
         try:
             return await getattr(self._supervisor, method).remote(*arguments)
         except RayError as error:
             raise typed_error(error, f"engine {self.name}") from error
 
     async def shutdown(self) -> None:
-        """Stop the engine cleanly: writes to L3 drain for up to 10 s. An engine that is gone is no
-        error.
-        """
+        """Stop the engine; nothing happens if it is gone. Writes to L3 drain for up to 10 s."""
         try:
             if await self._ends_cleanly():
                 ray.kill(self._supervisor)
@@ -87,6 +81,7 @@ class EngineHandle:
         except RayError as error:
             raise typed_error(error, f"engine {self.name}") from error
         finally:
+            # A private cluster takes the placement group with it.
             if self._cluster is not None:
                 self._cluster.stop()
             elif self._placement is not None:
@@ -95,8 +90,8 @@ class EngineHandle:
     async def _ends_cleanly(self) -> bool:
         """Ask the Supervisor to stop the engine. False if its process ended meanwhile.
 
-        Ray tells of that only if it lives itself: a signal to the whole process group ends a
-        private cluster, too.
+        Ray may not live to tell of that: a signal to the whole process group ends a private
+        cluster, too.
         """
         stopping = asyncio.ensure_future(self._supervisor.shutdown.remote())
         ended = asyncio.create_task(wait_for_exit(self.facts.supervisor_pid))
@@ -104,6 +99,7 @@ class EngineHandle:
             await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
                 return False
+
             await stopping
             return True
         finally:

@@ -64,14 +64,13 @@ def start_engine(
         if cluster is not None:
             cluster.stop()
         raise
+
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
     return EngineHandle(facts, supervisor, placement, cluster)
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
-    """Reach a running engine by its name. Raises EngineDead if there is none, or if it has given
-    up.
-    """
+    """Reach a running engine by its name. Raises EngineDead if none serves."""
     find_cluster(address, name)
     supervisor = find_supervisor(name)
     try:
@@ -84,12 +83,13 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 def _start_supervisor(
     config: EngineConfig, name: str, spawner: "RaySpawner", supervision: Supervision
 ) -> tuple[Any, EngineFacts]:
-    """The Supervisor's Ray handle, which must be kept, and what it tells once the engine serves."""
+    """The Supervisor's Ray handle, which must be kept, and the facts of the running engine."""
     supervisor = _make_supervisor(
         spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
         name,
         {"name": name, "config": config, "spawner": spawner, "supervision": supervision},
     )
+
     try:
         facts: EngineFacts = ray.get(supervisor.start.remote())
     except RayError as error:
@@ -127,8 +127,9 @@ def _is_alive(actor: str) -> bool:
 
 
 def enter_process(_actor: object, parent_pid: int) -> int:
-    """Run once in each actor's process: it ends with Ray's node process and with the one that made
-    it.
+    """Tie an actor's process to Ray's node process and to the one that started it.
+
+    Run once in each actor; whichever of the two ends, the actor's process ends too.
     """
     end_with_parent()
     end_with(parent_pid)
@@ -136,8 +137,7 @@ def enter_process(_actor: object, parent_pid: int) -> int:
 
 
 def use_cores(_actor: object, num_ranks: int) -> None:
-    """Run once in each GPU actor on cpu, before it imports torch: the ranks share the cores, but
-    for one.
+    """Share the cores between GPU actors on cpu. Run once in each, before it imports torch.
 
     Ray gives an actor that reserves no CPU one thread. One core is left to the Scheduler and the
     tiers. What Ray counts as the node's CPUs respects a container's quota.
@@ -149,9 +149,7 @@ def use_cores(_actor: object, num_ranks: int) -> None:
 
 
 def use_assigned_device(actor: GpuActor) -> None:
-    """Run once in each GPU actor on cuda: load on the device that Ray assigned, by its index among
-    the visible ones.
-    """
+    """Load on the device that Ray assigned. Run once in each GPU actor on cuda."""
     assigned = str(ray.get_gpu_ids()[0])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     actor.use_device(visible.split(",").index(assigned) if visible else int(assigned))
@@ -186,8 +184,10 @@ class RayActor:
         await self._process.wait()
 
     def kill(self) -> None:
-        """See `RunningActor`. Ray first, so that it knows that this is meant; then the kernel, if
-        that does nothing.
+        """See `RunningActor`.
+
+        Ray is told first, so that it knows that this is meant; if it does nothing, the kernel
+        kills.
         """
         ray.kill(self._handle)
         asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)

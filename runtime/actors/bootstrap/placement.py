@@ -28,8 +28,9 @@ class Placement:
 
 
 def bundles_for(config: EngineConfig) -> list[dict[str, float]]:
-    """The resources that an engine reserves, together on one node: one bundle per rank after that
-    of the others.
+    """The resources that an engine reserves, all on one node.
+
+    The first bundle is for the control actors; one for each rank follows.
     """
     rank = {"CPU": _CONTROL_CPUS, **({"GPU": 1.0} if config.model.device == "cuda" else {})}
     return [{"CPU": _CONTROL_CPUS}] + [
@@ -40,16 +41,18 @@ def bundles_for(config: EngineConfig) -> list[dict[str, float]]:
 def require_node(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]
 ) -> None:
-    """Raise ConfigError unless one of `nodes` (its resources in all) can hold all bundles together."""
+    """Raise ConfigError unless one of `nodes`, given by whole resources, holds all bundles."""
     needed: dict[str, float] = {}
     for bundle in bundles:
         for resource, amount in bundle.items():
             needed[resource] = needed.get(resource, 0.0) + amount
+
     if any(
         all(node.get(resource, 0.0) >= amount for resource, amount in needed.items())
         for node in nodes
     ):
         return
+
     asked = ", ".join(f"{amount:g} {resource}" for resource, amount in sorted(needed.items()))
     has = "; ".join(
         ", ".join(f"{node.get(resource, 0.0):g} {resource}" for resource in sorted(needed))
@@ -62,16 +65,17 @@ def require_node(
 
 
 def place(config: EngineConfig) -> Placement:
-    """Use the placement group that the caller runs in, else make one. Raises ConfigError if it
-    cannot be had.
-    """
+    """Use the caller's placement group, or make one. Raises ConfigError if there is no room."""
     bundles = bundles_for(config)
     given = ray.util.get_current_placement_group()
     if given is not None:
         _require_group(bundles, given)
         return Placement(given, is_own=False)
+
     require_node(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     group = placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_PACK")
+
+    # A node is large enough, but others may hold what it has.
     if not group.wait(_TIMEOUT_S):
         remove_placement_group(group)
         raise ConfigError(

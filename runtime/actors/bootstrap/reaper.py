@@ -1,5 +1,6 @@
-"""Ends what a private Ray cluster leaves behind when its driver is killed. Run as a script, without
-imports of ours.
+"""Ends what a private Ray cluster leaves behind when its driver is killed.
+
+Runs as a script and imports nothing of Raydix.
 
 Ray's own agents notice the loss of their node only after half a minute. This process notices the
 driver's end through its standard input, which the driver holds open, and then kills every process
@@ -18,7 +19,7 @@ PATIENCE_S = 30.0
 
 
 def left_over(folder: str) -> list[int]:
-    """Ray's daemons and workers that have a file below `folder` open.
+    """The pids of Ray's daemons and workers that have a file below `folder` open.
 
     The driver and other clients of the cluster have log files there, too; they are no part of it
     and are spared.
@@ -27,6 +28,7 @@ def left_over(folder: str) -> list[int]:
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
             continue
+
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command = file.read()
@@ -37,6 +39,7 @@ def left_over(folder: str) -> list[int]:
             ):
                 pids.append(int(entry))
         except OSError:
+            # It has ended meanwhile, or belongs to another user.
             continue
     return pids
 
@@ -49,13 +52,13 @@ def _target(link: str) -> str:
 
 
 def reap(folder: str, driver: int) -> None:
-    """Wait for the driver, a pidfd, to end or to let go; then end what is left of its cluster and
-    remove `folder`.
-    """
+    """Wait until the driver, a pidfd, ends or closes our input; then end its cluster."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     poll.register(driver, select.POLLIN)
     poll.poll()
+
+    # Most of Ray ends by itself, and more cleanly.
     time.sleep(GRACE_S)
     deadline_s = time.monotonic() + PATIENCE_S
     while (pids := left_over(folder)) and time.monotonic() < deadline_s:

@@ -35,6 +35,7 @@ class BlockingSocketLink:
         self._is_closed = False
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
+
         try:
             connection.settimeout(HANDSHAKE_S)
             connection.sendall(frame(encode(own)))
@@ -43,6 +44,7 @@ class BlockingSocketLink:
         except (OSError, LinkClosed, FrameTooLarge) as error:
             connection.close()
             raise LinkRefused(f"the listener hung up on our hello: {error}") from error
+
         if hello is None:
             connection.close()
             raise LinkRefused("the listener's first frame does not show the secret")
@@ -59,7 +61,7 @@ class BlockingSocketLink:
         try:
             data = frame(encode(message))
         except FrameTooLarge as error:
-            # What the peer would miss cannot be made up for: it starts anew with the next link.
+            # The peer would miss a message for good; with the next link it starts anew.
             logger.error("closing the link to %s: %s", self._hello, error)
             self.close()
             raise LinkClosed(str(error)) from error
@@ -96,9 +98,7 @@ class BlockingSocketLink:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _next_body(self, deadline_s: float | None = None) -> bytes:
-        """The next frame's body. Raises OSError past the deadline, however often the peer sends a
-        byte.
-        """
+        """The next frame's body. Raises OSError past the deadline, even if bytes trickle in."""
         while (body := self._reader.take()) is None:
             if deadline_s is not None:
                 # Not 0, which would mean not to wait.
@@ -122,6 +122,8 @@ def connect_blocking(
     """
     stop = threading.Event() if stop is None else stop
     parsed = parse_address(address)
+
+    # The last attempt has no delay after it.
     for delay_s in [*retry_delays_s(timeout_s), None]:
         try:
             connection = open_connection(parsed, HANDSHAKE_S)

@@ -11,9 +11,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameTooLarge(RaydixError):
-    """A frame that no message needs: what the peer announces, as it speaks something else, or what
-    is to be sent.
-    """
+    """A frame larger than any message needs: the peer announces it, or it was to be sent."""
 
 
 def frame(body: bytes) -> bytes:
@@ -54,14 +52,17 @@ class FrameReader:
         buffer = self._buffer
         if len(buffer) < _LENGTH.size:
             return None
+
         (length,) = _LENGTH.unpack_from(buffer)
         if length > self._max_bytes:
             raise FrameTooLarge(
                 f"peer announces a frame of {length} bytes; at most {self._max_bytes} are accepted"
             )
+
         end = _LENGTH.size + length
         if len(buffer) < end:
             return None
+
         body = bytes(memoryview(buffer)[_LENGTH.size : end])
         del buffer[:end]
         return body

@@ -48,6 +48,7 @@ class Inbox:
                 await self._waiter
             finally:
                 self._waiter = None
+
         body = self._bodies.popleft()
         self.num_bytes -= len(body)
         self._on_taken(len(body))

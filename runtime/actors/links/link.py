@@ -12,15 +12,13 @@ logger = logging.getLogger(__name__)
 CLIENT_MAX_BUFFERED_BYTES = 8 << 20
 ACTOR_MAX_BUFFERED_BYTES = 256 << 20
 CLIENT_MAX_FRAME_BYTES = 16 << 20
-"""Of what a client sends, unless the listener says less: a prompt of four million tokens."""
+"""The largest frame of a client, unless its listener allows less: four million prompt tokens."""
 INBOX_BYTES = 1 << 20
 """Received and not yet taken by the reader; past this the sender is made to wait."""
 
 
 class LinkClosed(RaydixError):
-    """The link is closed: by either end, by the peer's death, because the peer did not read or was
-    sent too much.
-    """
+    """The link was closed, its peer died, did not read, or was sent too much."""
 
 
 class LinkRefused(LinkClosed):
@@ -62,8 +60,9 @@ class Link(Protocol):
         """
 
     async def receive(self) -> Message:
-        """The next message. Raises LinkClosed: at once after `close`, after the last message if the
-        peer ended.
+        """The next message. Raises LinkClosed.
+
+        After `close` it raises at once; if the peer has ended, after its last message.
         """
 
     def close(self) -> None:
@@ -99,6 +98,4 @@ class BlockingLink(Protocol):
         """Wait for the next message. Raises LinkClosed as `Link.receive` does."""
 
     def close(self) -> None:
-        """End the link and wake whoever waits in `send` or `receive`. Thread-safe; may be called
-        twice.
-        """
+        """End the link and wake those in `send` or `receive`. Thread-safe; may be called twice."""

@@ -1,5 +1,6 @@
-"""Who may listen at a path: a lock beside the socket file, which the kernel takes back when its
-holder ends.
+"""Who may listen at a path: the holder of a lock beside the socket file.
+
+The kernel takes the lock back when its holder ends.
 """
 
 import contextlib
@@ -13,11 +14,10 @@ _MAX_ATTEMPTS = 100
 
 
 class SocketFile:
-    """Owns: the right to put a socket at a path, from the constructor to `remove`, or to the end of
-    the process.
+    """Owns: the right to put a socket at a path, until `remove` or the end of the process.
 
-    A socket that an owner left there when it died may be replaced. Whether one lives is not asked
-    of the socket: that of a stopped or busy process may refuse a connection, too. Raises
+    A socket that an owner left there when it died may be replaced. The socket itself cannot tell
+    whether one lives: that of a stopped or busy process may refuse a connection, too. Raises
     AddressTaken.
     """
 

@@ -70,12 +70,11 @@ class SocketLink(asyncio.Protocol):
         on_open: Callable[["SocketLink"], None],
         max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
     ) -> None:
-        """`on_open` is called once, when the peer is trusted. If it never is, the connection is
-        dropped.
-        """
+        """`on_open` is called once the peer is trusted; otherwise the connection is dropped."""
         self._own = own
         self._max_client_frame_bytes = max_client_frame_bytes
         self._on_open = on_open
+
         self._reader = FrameReader(MAX_HELLO_BYTES)
         self._inbox = Inbox(self._resume_reading)
         self._hello: Hello | None = None
@@ -115,7 +114,7 @@ class SocketLink(asyncio.Protocol):
         try:
             data = frame(encode(message))
         except FrameTooLarge as error:
-            # What the peer would miss cannot be made up for: it starts anew with the next link.
+            # The peer would miss a message for good; with the next link it starts anew.
             logger.error("closing the link to %s: %s", self.hello, error)
             self.abort(str(error))
             raise LinkClosed(str(error)) from error
@@ -152,8 +151,6 @@ class SocketLink(asyncio.Protocol):
         self._inbox.drop(reason)
         if self._transport is not None:
             self._transport.abort()
-
-    # asyncio.Protocol -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the peer's hello, but not for long."""
@@ -238,11 +235,13 @@ class Listener:
         """Where to connect, as a string that travels."""
 
     async def open(self, address: str) -> None:
-        """Bind. A dead listener's socket file is replaced. Raises AddressTaken, or OSError if it
-        cannot be bound.
+        """Bind; a dead listener's socket file is replaced.
+
+        Raises AddressTaken, or OSError if the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         parsed = parse_address(address)
+
         match parsed:
             case UnixAddress(path):
                 self._socket_file = SocketFile(path)
@@ -254,7 +253,9 @@ class Listener:
                     raise
             case TcpAddress(host, port):
                 self._server = await _serve_tcp(self._accept, host, port)
+                # Port 0 let the kernel choose.
                 parsed = TcpAddress(host, self._server.sockets[0].getsockname()[1])
+
         self.address = str(parsed)
 
     async def close(self) -> None:
@@ -270,8 +271,7 @@ class Listener:
         await asyncio.gather(*self._tasks)
 
     def _accept(self) -> SocketLink:
-        # Honest peers show the secret at once: those who keep a descriptor for nothing make room
-        # for them.
+        # Honest peers show the secret at once. Whoever holds a connection without it makes room.
         if len(self._strangers) >= _MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -319,8 +319,7 @@ async def listen(
     on_link: Callable[[Link], Awaitable[None]],
     max_client_frame_bytes: int = CLIENT_MAX_FRAME_BYTES,
 ) -> Listener:
-    """Accept links from peers that know `own.secret`; `on_link` runs once for each and may serve it
-    to its end.
+    """Accept links from peers that know `own.secret`; `on_link` runs once for each.
 
     `address` is `unix:/path` or `tcp:host:port`; port 0 chooses one, `Listener.address` tells
     which. Raises AddressTaken if another listener lives there. A client that sends a frame of more
@@ -337,6 +336,7 @@ async def connect(address: str, own: Hello, timeout_s: float = 10.0) -> Link:
     Raises LinkRefused if the listener hangs up on our hello, LinkClosed if nobody listened for
     `timeout_s`.
     """
+    # The last attempt has no delay after it.
     for delay_s in [*retry_delays_s(timeout_s), None]:
         try:
             return await _connect_once(address, own)
@@ -361,6 +361,8 @@ async def _connect_once(address: str, own: Hello) -> SocketLink:
         _, link = await loop.create_connection(
             lambda: SocketLink(own, opened.set_result), parsed.host, parsed.port
         )
+
+    # The listener answers, which opens the link, or hangs up.
     link.greet()
     events: list[asyncio.Future[Any]] = [opened, link.lost]
     try:
@@ -368,6 +370,7 @@ async def _connect_once(address: str, own: Hello) -> SocketLink:
     except asyncio.CancelledError:
         link.close()
         raise
+
     if not opened.done():
         raise LinkRefused(f"{address} hung up on our hello")
     return opened.result()

@@ -7,7 +7,7 @@ from raydix.runtime.tiers.host_arena import ArenaLocation
 
 
 class ArenaRegistry:
-    """Owns: where the arena is to be had now, and which GPU actors map it.
+    """Owns: where the arena is found now, and which GPU actors map it.
 
     A new arena makes every mapping of an older one worthless; the registry never mixes the two.
     """
@@ -26,15 +26,11 @@ class ArenaRegistry:
         return self._current, self._epoch
 
     def held(self) -> ArenaLocation | None:
-        """The arena at a GPU actor that maps it, for a HostMemory that is made again; None: it is
-        lost.
-        """
+        """The arena at a GPU actor that maps it, for a HostMemory that restarts; None if lost."""
         return next(iter(self._holders.values()), None)
 
     def publish(self, location: ArenaLocation, *, is_new: bool) -> list[int]:
-        """A HostMemory serves this arena. Returns the ranks that map an older one and must be made
-        again.
-        """
+        """A HostMemory serves this arena. Returns the ranks to restart, which map an older one."""
         stale = list(self._holders) if is_new else []
         self._epoch += is_new
         self._current = location
@@ -47,9 +43,7 @@ class ArenaRegistry:
         self._published.clear()
 
     def note_holder(self, rank: int, location: ArenaLocation, epoch: int) -> None:
-        """A GPU actor maps arena number `epoch`. Raises EngineDead if that is not the one in use
-        any more.
-        """
+        """A GPU actor maps arena number `epoch`. Raises EngineDead if another is in use by now."""
         if epoch != self._epoch:
             raise EngineDead(f"rank {rank} mapped an arena that is not in use any more")
         self._holders[rank] = location

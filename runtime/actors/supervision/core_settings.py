@@ -1,6 +1,4 @@
-"""The settings that actors start with, derived from the configuration and from what the GPU actors
-report. Pure.
-"""
+"""Settings of the cores, from the configuration and what GPU actors have loaded. Pure."""
 
 from raydix.runtime.cache.host.events import HostSettings, StorageSettings
 from raydix.runtime.config.engine import EngineConfig
@@ -29,6 +27,7 @@ def scheduler_settings(
     """Settings of the Scheduler's core. num_pages: usable L1 pages of each group per rank."""
     cache, scheduler = config.cache, config.scheduler
     chunk = scheduler.chunked_prefill_tokens
+
     return SchedulerSettings(
         layout=layout,
         num_lanes=config.parallel.dp,

@@ -109,8 +109,6 @@ class EngineActors:
             met.append(storage.unless_given_up(self.tell_host("wait_storage")))
         await asyncio.gather(*met)
 
-    # What the storage switch needs: see `SwitchedEngine`.
-
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
         """See `SwitchedEngine`."""
         name = actor_name(self._name, ActorKind.STORAGE, number)
@@ -141,8 +139,6 @@ class EngineActors:
             except EngineDead:
                 # It ended meanwhile: the call goes to the next incarnation.
                 await asyncio.sleep(self._supervision.first_backoff_s)
-
-    # How each kind is started and brought up.
 
     def _keeper(self, kind: ActorKind, bring_up: BringUp) -> Keeper:
         async def make(incarnation: int) -> RunningActor:

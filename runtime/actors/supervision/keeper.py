@@ -1,6 +1,4 @@
-"""Keeps one actor of an engine alive: makes it, brings it up, watches it, and makes it again when
-it ends.
-"""
+"""Keeps one actor of an engine alive: starts it, brings it up, watches it, restarts it."""
 
 import asyncio
 import logging
@@ -35,18 +33,21 @@ class Keeper:
         on_end: Callable[[], None],
         supervision: Supervision,
     ) -> None:
-        """`on_end` is called when an incarnation is found dead or condemned, before its process has
-        ended.
+        """`on_end` is called when an incarnation is found dead or is condemned.
+
+        Its process may still live then.
         """
         self.label = label
         self.incarnation = 0
         self.actor: RunningActor | None = None
         """The incarnation that serves; None while there is none."""
+
         self._make = make
         self._bring_up = bring_up
         self._on_end = on_end
         self._supervision = supervision
         self._history = CrashHistory(supervision)
+
         self._serving = asyncio.Event()
         self._made: RunningActor | None = None
         """The current incarnation, from its start on."""
@@ -58,11 +59,11 @@ class Keeper:
 
     @property
     def num_restarts(self) -> int:
-        """How often it had to be made again."""
+        """How often it had to be restarted."""
         return max(self.incarnation - 1, 0)
 
     async def serving(self) -> RunningActor:
-        """The actor, once it serves. Raises what ended the keeping if it is not kept any more."""
+        """The actor, once it serves. Raises the reason if it is not kept any more."""
         while self.actor is None:
             if self._over is not None:
                 raise self._over
@@ -70,22 +71,23 @@ class Keeper:
         return self.actor
 
     def condemn(self, reason: str, incarnation: int | None = None) -> None:
-        """End the current incarnation, if it is still the one meant; it will be made again."""
+        """End the current incarnation, if it is still the one meant; the next one follows."""
         if incarnation not in (None, self.incarnation):
             return
         if self._condemned is not None and not self._condemned.done():
             self._condemned.set_result(reason)
 
     async def end(self, reason: str) -> None:
-        """Condemn the current incarnation, if there is one, and wait until its process has ended."""
+        """Condemn the current incarnation, if any, and wait until its process has ended."""
         gone = self._gone
         if self._condemned is not None:
             self.condemn(reason)
             await gone.wait()
 
     async def run(self) -> None:
-        """Keep the actor until cancelled. Raises EngineDead if it ends too often, and its error if
-        it never served.
+        """Keep the actor until cancelled.
+
+        Raises EngineDead if it ends too often, and its own error if it never served.
         """
         try:
             await self._keep()
@@ -111,7 +113,7 @@ class Keeper:
                     f"{self.label} ended {self._supervision.max_crashes + 1} times: {error}"
                 ) from error
             logger.error(
-                "%s, incarnation %d, ended (%s); it is made again",
+                "%s, incarnation %d, ended (%s); it is restarted",
                 self.label,
                 self.incarnation,
                 error,
@@ -119,7 +121,7 @@ class Keeper:
             await asyncio.sleep(delay_s)
 
     async def _live(self) -> Exception:
-        """One incarnation, from its start to the end of its process. Returns why it ended."""
+        """Live through one incarnation, from start to end of its process. Returns why it ended."""
         self._condemned = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
         self._made = None
@@ -135,7 +137,7 @@ class Keeper:
 
             await self._unless_ended(self._beat(actor), actor)
             raise AssertionError("unreachable: the heartbeat never ends by itself")
-        except Exception as error:  # noqa: BLE001  whatever the cluster, the actor or its end raises; cancellation passes
+        except Exception as error:  # noqa: BLE001  whatever the cluster or the actor raises
             return error
         finally:
             self.actor = None
@@ -149,18 +151,17 @@ class Keeper:
                 self._gone.set()
 
     async def _start(self) -> RunningActor:
-        # Noted here: whoever waits for this may be cancelled in the moment in which it is done.
+        # Noted here, because whoever waits for this may be cancelled just when it is done.
         self._made = await self._make(self.incarnation)
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:
-        """Do `work` unless the incarnation is condemned or its process ends first, which raises
-        EngineDead.
-        """
-        assert self._condemned is not None
+        """Do `work`. Raises EngineDead if the incarnation is condemned or ends before that."""
+        assert self._condemned is not None, "an incarnation lives"
         doing = asyncio.ensure_future(work)
         ended = None if actor is None else asyncio.ensure_future(actor.wait_ended())
         tasks: list[asyncio.Future[Any]] = [doing, *([] if ended is None else [ended])]
+
         try:
             await asyncio.wait([*tasks, self._condemned], return_when=asyncio.FIRST_COMPLETED)
             if self._condemned.done():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
-    """How the Supervisor watches and re-creates actors. All durations in seconds."""
+    """How the Supervisor watches and restarts actors. All durations in seconds."""
 
     heartbeat_interval_s: float = 2.0
     heartbeat_deadline_s: float = 20.0
@@ -13,9 +13,7 @@ class Supervision:
     bring_up_timeout_s: float = 1800.0
     """For loading weights, taking the arena's memory and attaching."""
     open_timeout_s: float = 60.0
-    """For a storage backend that is attached to a running engine to open; then for each answer that
-    its use needs.
-    """
+    """For a newly attached backend to open, and for each later step of attaching it."""
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
     drain_timeout_s: float = 10.0
@@ -34,16 +32,16 @@ class CrashHistory:
         self._times_s: list[float] = []
 
     def record(self, now_s: float) -> float | None:
-        """Note an end. Returns the seconds to wait before the actor is made again; None: it ended
-        too often.
-        """
+        """Note an end. Returns the seconds until the restart; None if it ended too often."""
         settings = self._supervision
         self._times_s = [
             time_s for time_s in self._times_s if now_s - time_s < settings.crash_window_s
         ]
         self._times_s.append(now_s)
+
         if len(self._times_s) > settings.max_crashes:
             return None
+        # A single end counts as an accident, with no wait; each further one doubles it.
         if len(self._times_s) == 1:
             return 0.0
         return min(

@@ -29,9 +29,7 @@ class RunningActor(Protocol):
         """Its process."""
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method and wait for its result. Raises the method's own error, or EngineDead if
-        the actor ends.
-        """
+        """Call a method and wait. Raises the method's error, or EngineDead if the actor ends."""
 
     async def ping(self) -> None:
         """Return once the actor's event loop has answered."""
@@ -47,6 +45,4 @@ class Spawner(Protocol):
     """Makes actors."""
 
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
-        """Start an actor of `kind` with these constructor arguments, under `name`. Raises
-        RaydixError.
-        """
+        """Start an actor under `name`, with these constructor arguments. Raises RaydixError."""

@@ -21,9 +21,7 @@ class SwitchedEngine(Protocol):
     """The engine whose backend is switched, as the switch needs it."""
 
     async def make_storage(self, number: int, incarnation: int) -> RunningActor:
-        """Start the process of an incarnation of storage actor `number`; two numbers may live at
-        once.
-        """
+        """Start an incarnation of storage actor `number`; two numbers may live at once."""
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:
         """Let the actor open its backend. Raises ConfigError if that cannot work."""
@@ -33,8 +31,7 @@ class SwitchedEngine(Protocol):
 
 
 class AttachedStorage:
-    """Owns: the storage actor of one backend across its incarnations, from the first opening of the
-    backend on.
+    """Owns: the storage actor of one backend across its incarnations.
 
     The backend is opened first, which shows whether it works; it serves once `serve` has been
     called.
@@ -49,10 +46,11 @@ class AttachedStorage:
         on_failure: Callable[["AttachedStorage"], Awaitable[None]],
         supervision: Supervision,
     ) -> None:
-        """`on_failure`: called when the actor has ended too often to be made again."""
+        """`on_failure` is called when the actor has ended too often to be restarted."""
         self.section = section
         self._open_backend = open_backend
         self._on_failure = on_failure
+
         self._opened = asyncio.Event()
         self._may_serve = asyncio.Event()
         label = ActorKind.STORAGE.value
@@ -63,25 +61,21 @@ class AttachedStorage:
 
     @property
     def has_ended(self) -> bool:
-        """It was ended or given up."""
+        """Whether it was ended or given up."""
         return self._task is not None and self._task.done()
 
     def start(self) -> None:
-        """Make the actor and keep it until `end`."""
+        """Start the actor and keep it until `end`."""
         self._task = asyncio.create_task(self._keep())
 
     def start_again(self) -> None:
-        """Make the actor of a backend that served before: nobody waits to hear whether it can be
-        opened.
-        """
+        """Start the actor of a backend that served before; nobody waits for it to open."""
         self._opened.set()
         self.serve()
         self.start()
 
     async def opened(self) -> None:
-        """Return once the backend has been opened for the first time. Raises ConfigError if it
-        cannot work.
-        """
+        """Return once the backend has been opened. Raises ConfigError if it cannot work."""
         await self.unless_given_up(self._opened.wait())
 
     def serve(self) -> None:
@@ -89,8 +83,9 @@ class AttachedStorage:
         self._may_serve.set()
 
     async def serving(self) -> RunningActor:
-        """The actor, once it serves. Raises ConfigError if the backend cannot work, EngineDead if
-        it is given up.
+        """The actor, once it serves.
+
+        Raises ConfigError if the backend cannot work, EngineDead if it was given up.
         """
         try:
             return await self.unless_given_up(self.keeper.serving())
@@ -116,6 +111,8 @@ class AttachedStorage:
             await asyncio.wait({doing, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
+
+            # It has ended: with the error that made it end, if there was one.
             if not self._task.cancelled():
                 self._task.result()
             raise EngineDead(
@@ -161,8 +158,9 @@ class StorageSwitch:
         self.current.start()
 
     async def attach(self, section: L3Section) -> str | None:
-        """Open this backend, then leave the one in use, then use this one. Returns the name of the
-        one left.
+        """Open this backend, leave the one in use, then use the new one.
+
+        Returns the name of the one that was left; None if there was none.
 
         Raises ConfigError if the backend cannot work, EngineDead if it is not kept or HostMemory
         does not answer in time; then the engine goes on with the backend that it had.
@@ -222,18 +220,16 @@ class StorageSwitch:
             try:
                 await self._forget()
             except RaydixError as also:
-                # It will see that no storage actor comes, and goes on without one.
+                # It goes on without, as no storage actor connects to it.
                 logger.error("HostMemory was not told that there is no storage: %s", also)
             return
 
-        # A new actor in any case: HostMemory may have stopped to order anything of the old one.
+        # A new actor in any case: HostMemory may have stopped giving orders to the old one.
         self.current = self._attached(former.section)
         self.current.start_again()
 
     async def _bounded(self, work: Coroutine[Any, Any, T], what: str, *, more_s: float = 0.0) -> T:
-        """Nothing is waited for without a bound while the switch is locked. Raises EngineDead past
-        it.
-        """
+        """Do `work`, within a bound because the switch is locked. Raises EngineDead past it."""
         timeout_s = self._supervision.open_timeout_s + more_s
         try:
             return await within(timeout_s, work)
@@ -241,7 +237,7 @@ class StorageSwitch:
             raise EngineDead(f"{what} within {timeout_s:g} s") from None
 
     async def detach(self) -> str | None:
-        """Leave the backend in use. Returns its name; None, and nothing happens, if there is none."""
+        """Leave the backend in use. Returns its name; None if there is none."""
         async with self._switching:
             former = self.current
             try:
@@ -251,7 +247,7 @@ class StorageSwitch:
                 raise
 
     async def end(self) -> None:
-        """End the actors now: that of the backend in use, and that of one which is being attached."""
+        """End all actors now: of the backend in use, and of one that is being attached."""
         self._has_ended = True
         await self._end_all()
 
@@ -277,7 +273,7 @@ class StorageSwitch:
         return storage
 
     async def _retire(self) -> str | None:
-        """Let what is under way end, within bounds, then the actor; then HostMemory knows of no L3."""
+        """Let what is under way end, within a bound, then the actor; then HostMemory has no L3."""
         storage = self.current
         if storage is None:
             return None
@@ -301,7 +297,7 @@ class StorageSwitch:
             logger.error("HostMemory was not told that there is no storage: %s", error)
 
     async def _forget(self) -> None:
-        # First, so that a HostMemory which is being made now knows it.
+        # First, so that a HostMemory which starts just now knows it.
         self.current = None
         await self._bounded(
             self._engine.tell_host("detach_storage"),

@@ -1,6 +1,4 @@
-"""The Supervisor actor: starts every other actor of an engine, watches them and restarts those that
-end.
-"""
+"""The Supervisor actor: starts every other actor of an engine and restarts those that end."""
 
 import asyncio
 import contextlib
@@ -38,6 +36,7 @@ class SupervisorActor:
             supervision=supervision,
             folder=self._folder.path,
         )
+
         self._facts: EngineFacts | None = None
         self._failure: BaseException | None = None
         self._guard: asyncio.Task[None] | None = None
@@ -47,7 +46,7 @@ class SupervisorActor:
         return f"Supervisor({self._name})"
 
     async def start(self) -> EngineFacts:
-        """Start the engine and return once it serves. Raises the first actor's error if it cannot."""
+        """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
         if self._config.has_l3 and self._config.cache.l3 is not None:
             self._actors.storage.start(self._config.cache.l3)
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
@@ -105,7 +104,7 @@ class SupervisorActor:
         return dropped
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Use the backend of this section `cache.l3` from now on, instead of the one in use, if any.
+        """Use the backend of this section `cache.l3` from now on, instead of any in use.
 
         Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
         cannot be put to use in time; then the engine goes on with what it had.

@@ -55,7 +55,7 @@ class Calls:
 
 
 class RecordingRunner:
-    """Makes up tokens like `SleepingRunner`, and waits for the layers that its rows' loads bring."""
+    """Makes up tokens like `SleepingRunner`, and waits for what its rows' loads bring."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -85,6 +85,7 @@ class Rank:
         self.links: asyncio.Queue[InProcessLink] = asyncio.Queue()
         self._blocking: list[InProcessBlockingLink] = []
         self._dialled = threading.Semaphore(0)
+
         self.actor = GpuActor(
             config=CONFIG,
             name="test",

@@ -58,7 +58,9 @@ async def settle(shared: SharedEngine, actor: str | None = None) -> dict[str, di
         if actor is not None:
             while (await shared.handle.call("health"))[actor]["serves"]:
                 await asyncio.sleep(0.05)
+
         await shared.handle.call("wait_all_serving")
+
         while True:
             stats = await shared.handle.call("stats")
             held = (
@@ -71,6 +73,7 @@ async def settle(shared: SharedEngine, actor: str | None = None) -> dict[str, di
             if not any(held):
                 break
             await asyncio.sleep(0.05)
+
     await shared.handle.call("check")
     return stats
 
@@ -134,11 +137,14 @@ async def test_clients_learn_of_a_lost_scheduler_and_its_successor_is_warm(
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(40, 42))
         await settle(shared_engine)
+
         with pytest.raises(EngineDead):
             await generate(engine, 40, send(shared_engine, "scheduler", number))
+
         await until_restarted(shared_engine, "scheduler")
         stats = await settle(shared_engine)
         output = await generate(engine, 40)
+
         assert list(output.outputs[0].token_ids) == expected[0]
         assert output.metrics.cached_tokens_by_source.get("l2", 0) > 0, (
             stats["restarts"],
@@ -150,10 +156,13 @@ async def test_vanished_client_leaves_nothing(shared_engine: SharedEngine) -> No
     engine = await AsyncLLM.connect(shared_engine.name)
     tasks = [asyncio.create_task(generate(engine, seed)) for seed in range(50, 54)]
     await asyncio.sleep(0.2)
+
     assert engine._client is not None
     engine._client._link.close()
+
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, EngineDead) for result in results)
+
     stats = await settle(shared_engine)
     assert (
         stats["scheduler"]["num_requests_running"]
@@ -177,12 +186,15 @@ async def test_requests_do_not_notice_that_storage_is_switched_detached_and_atta
         async with await AsyncLLM.connect(shared_engine.name) as engine:
             names = await engine.attach_storage(other)
             assert names == {"attached": "file", "detached": "file"}
+
         with pytest.raises(ConfigError, match="Did you mean"):
             await shared_engine.handle.call("attach_storage", {"backend": "file", "pth": "x"})
+
         await shared_engine.handle.call("flush")
         for _ in range(2):
             async with await AsyncLLM.connect(shared_engine.name) as engine:
                 await engine.detach_storage()
+
         assert "storage" not in await shared_engine.handle.call("stats")
         assert await shared_engine.handle.call("attach_storage", former) == {
             "attached": "file",

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -142,14 +143,14 @@ async def test_it_finds_its_scheduler_by_address_and_says_who_it_is(tmp_path: Pa
         incarnation=5,
         build_model=partial(build_sleeping_model, step_s=0.0),
     )
-    facts = await actor.load()
+    await actor.load()
     listener: Listener = await listen("tcp:127.0.0.1:0", SCHEDULER, links.put)
 
     await actor.start(GpuSetup(scheduler_address=listener.address, secret=SECRET))
     link = await asyncio.wait_for(links.get(), WAIT_S)
 
     assert (link.hello.role, link.hello.rank, link.hello.incarnation) == (Role.GPU, 2, 5)
-    assert link.hello.pid == facts.pid
+    assert link.hello.pid == os.getpid()
     link.send(rows(1, [0]))
     assert (await receive(link, StepResult)).rank == 2
     await actor.shutdown()

@@ -149,6 +149,7 @@ async def test_flush_returns_the_number_of_pages_when_the_last_piece_is_done(wor
     scheduler = await world.links.get()
     await receive(scheduler, StorageStatus)
     granted = await receive(scheduler, PagesGranted)
+
     keys = b"".join(map(make_key, range(3)))
     pages, generations = (
         int32_array(granted.host_page_ids[:3]),
@@ -158,5 +159,6 @@ async def test_flush_returns_the_number_of_pages_when_the_last_piece_is_done(wor
     scheduler.send(LeasePages(lease_id=LeaseId(1), keys=make_key(0), starts=(0,)))
     while not isinstance(await scheduler.receive(), PagesLeased):
         pass
+
     async with asyncio.timeout(PATIENCE_S):
         assert await asyncio.gather(world.actor.flush(), world.actor.flush()) == [2, 0]

@@ -62,6 +62,7 @@ def test_news_for_a_slow_client_merge_without_loss_or_repetition() -> None:
     link = RecordingLink()
     outbox = ClientOutbox(link)
     link.buffered_bytes = BUSY_BYTES + 1
+
     first = RequestDelta(
         asking=AskingId(1),
         request_id=RequestId("a"),
@@ -69,11 +70,14 @@ def test_news_for_a_slow_client_merge_without_loss_or_repetition() -> None:
         cached_tokens_by_source={"l1": 4},
         queued_s=0.5,
     )
+
     outbox.add(first)
     assert not outbox.flush()
+
     outbox.add(delta(1, 3, finished=FinishReason.STOP))
     link.buffered_bytes = 0
     assert outbox.flush()
+
     (merged,) = link.frames[0].deltas
     assert np.array_equal(merged.token_ids, [1, 2, 3])
     assert merged.cached_tokens_by_source == {"l1": 4}
@@ -98,6 +102,7 @@ def test_a_client_that_owes_too_much_counts_as_gone_and_nothing_is_kept_for_it()
     link = RecordingLink()
     outbox = ClientOutbox(link)
     link.buffered_bytes = BUSY_BYTES + 1
+
     num_turns = 0
     while not link.is_closed:
         outbox.add(
@@ -108,10 +113,12 @@ def test_a_client_that_owes_too_much_counts_as_gone_and_nothing_is_kept_for_it()
         outbox.flush()
         num_turns += 1
         assert num_turns < 1000
+
     owed_bytes = sum(len(encode(TokenFrame(deltas=(delta(i),)))) for i in range(num_turns))
     owed_bytes += num_turns * 100 * 21 * (5 + 9 + 1)
     assert 0.5 * CLIENT_MAX_BUFFERED_BYTES < owed_bytes <= CLIENT_MAX_BUFFERED_BYTES
     assert outbox.was_too_slow
+
     outbox.add(delta(1, 1))
     assert outbox.flush()
     assert not link.frames
@@ -178,14 +185,17 @@ def test_order_of_tokens_and_deltas_of_an_asking_is_kept(is_slow: bool) -> None:
     link = RecordingLink()
     outbox = ClientOutbox(link)
     link.buffered_bytes = BUSY_BYTES + 1 if is_slow else 0
+
     outbox.add_tokens(*tokens((1, 1), (2, 1)))
     outbox.add(delta(1, 2))
     outbox.add_tokens(*tokens((1, 3), (2, 2)))
     outbox.flush()
+
     outbox.add_tokens(*tokens((1, 4), (2, 3)))
     outbox.add(delta(2, 4, finished=FinishReason.LENGTH))
     link.buffered_bytes = 0
     assert outbox.flush()
+
     assert heard(link, 1) == [1, 2, 3, 4]
     assert heard(link, 2) == [1, 2, 3, 4]
     assert link.frames[-1].deltas[-1].finished is FinishReason.LENGTH

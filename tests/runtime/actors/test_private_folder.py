@@ -56,10 +56,13 @@ def test_killed_owner_leaves_a_folder_which_the_next_one_removes(root: Path) -> 
     ) as owner:
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
+
         PrivateFolder().remove()
         assert left.exists(), "its owner lives, whatever its process id says here"
         assert cluster._registered_address("raydix") == "10.0.0.1:1"
+
         owner.kill()
+
     assert cluster._registered_address("raydix") is None
     PrivateFolder().remove()
     assert not left.exists()

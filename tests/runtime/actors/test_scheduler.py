@@ -1,6 +1,4 @@
-"""The Scheduler actor with its real links: what one peer does or leaves undone is nobody else's
-trouble.
-"""
+"""The Scheduler actor with its real links: one peer's trouble is nobody else's."""
 
 import asyncio
 import os
@@ -51,9 +49,7 @@ def submit(
 
 
 class Bench:
-    """A Scheduler, and a rank that samples 5 and brings wide logprobs if any of its requests wants
-    some.
-    """
+    """A Scheduler, and a rank that samples 5, with wide logprobs for requests that want some."""
 
     def __init__(self, folder: str) -> None:
         self.address = f"unix:{folder}/s"
@@ -86,13 +82,16 @@ class Bench:
             while True:
                 plan = await link.receive()
                 assert isinstance(plan, StepPlan)
+
                 wide_slots.difference_update(plan.removed_slots.tolist())
                 wide_slots.update(
                     each.slot for each in plan.added if each.sampling.num_logprobs is not None
                 )
+
                 rows = plan.row_slots[plan.row_output_positions >= 0].tolist()
                 logprobs = tuple(WIDE if slot in wide_slots else None for slot in rows)
                 tokens = int32_array([5] * len(rows))
+
                 link.send(
                     StepResult(
                         rank=0, step=plan.step, token_ids=tokens, logprobs=logprobs, compute_s=0.001
@@ -123,11 +122,13 @@ async def read_to_end(link: Link, asking: int) -> list[int]:
     while True:
         frame = await link.receive()
         assert isinstance(frame, TokenFrame)
+
         tokens += [
             token
             for each, token in zip(frame.askings, frame.token_ids.tolist(), strict=True)
             if each == asking
         ]
+
         for delta in frame.deltas:
             if delta.asking == asking:
                 tokens += delta.token_ids.tolist()

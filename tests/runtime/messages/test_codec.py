@@ -34,16 +34,19 @@ def _strategy(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of(
             *[st.none() if part is type(None) else _strategy(part) for part in get_args(hint)]
         )
+
     if get_origin(hint) is tuple:
         return st.lists(_strategy(get_args(hint)[0]), max_size=3).map(tuple)
     if get_origin(hint) is dict:
         return st.dictionaries(st.text(max_size=8), st.integers(0, 2**40), max_size=3)
     if get_origin(hint) is np.ndarray:
         return st.lists(_INT32, max_size=5).map(int32_array)
+
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(list(hint))
     if is_dataclass(hint) and isinstance(hint, type):
         return _instances(hint)
+
     scalars: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False),

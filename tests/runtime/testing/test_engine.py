@@ -69,9 +69,7 @@ async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
 
 
 class ShrinkingDevice:
-    """Has room for fewer pages each time a model is loaded, which counts unless the model is told
-    how many.
-    """
+    """Has room for fewer pages with each load, unless it is told how many."""
 
     def __init__(self, *counts: int) -> None:
         self._counts = iter(counts)

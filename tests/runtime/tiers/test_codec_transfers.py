@@ -1,6 +1,4 @@
-"""Transfer engines with a codec: the arena holds what the plain PyTorch twin says, on the CPU and
-on a GPU.
-"""
+"""Transfer engines with a codec: the arena holds what the plain PyTorch twin says."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.tiers import cuda_transfers
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
@@ -43,14 +42,17 @@ class Tiers:
         torch.manual_seed(3)
         self.codec = codec
         self.layout = replace(LAYOUT, codec=codec)
+
         shard = KvShard(layout=self.layout)
         num_pages = [NUM_PAGES] * len(self.layout.groups)
         self.pools = make_pools(shard, num_pages, torch.device(device))
         for pool in self.pools:
             pool.normal_()
+
         self.arena = HostArena.create(self.layout, 40_000, num_threads=1)
         self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
+
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
         self.engine = make(
             shard, self.pools, self.arena, on_done=self.done.put, on_error=self.errors.append
@@ -98,12 +100,14 @@ def codec(request: pytest.FixtureRequest) -> Codec:
         pytest.param("cuda without Triton", marks=pytest.mark.gpu),
     ]
 )
-def tiers(request: pytest.FixtureRequest, codec: Codec) -> Iterator[Tiers]:
+def tiers(
+    request: pytest.FixtureRequest, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Tiers]:
+    if request.param == "cuda without Triton":
+        monkeypatch.setattr(cuda_transfers, "_make_kernel_copies", lambda *_: None)
     made = Tiers(request.param.split()[0], codec)
     if isinstance(made.engine, CudaTransfers):
         made.engine.wait_registered()
-        if request.param != "cuda":
-            made.engine._kernel_copies = None
     yield made
     made.engine.close()
     assert made.errors == []

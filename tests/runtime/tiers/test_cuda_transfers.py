@@ -46,6 +46,7 @@ def layers_of(
     pages = GroupPages(
         page_ids=int32_array(range(1, num_pages + 1)), host_page_ids=int32_array(range(num_pages))
     )
+
     return Transfer(
         transfer_id=1,
         direction=direction,

@@ -141,12 +141,14 @@ def test_pages_survive_the_death_of_their_creator() -> None:
         print(arena.fd, json.dumps(asdict(arena.geometry)), flush=True)
         sys.stdin.read()
     """
+
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+
     assert owner.stdout is not None
     fd, numbers = owner.stdout.readline().split(" ", 1)
     values = json.loads(numbers)
@@ -154,10 +156,13 @@ def test_pages_survive_the_death_of_their_creator() -> None:
         **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     )
     assert asdict(geometry) == asdict(plan_arena(ONE_GROUP, 1 << 20))
+
     arena = HostArena.attach(ArenaLocation(pid=owner.pid, fd=int(fd), geometry=geometry))
+
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
     assert bytes(arena.payload(HostPageId(1), 0)[:3]) == b"old"
+
     heir = HostArena.attach(arena.location)
     assert bytes(heir.payload(HostPageId(1), 0)[:3]) == b"old"
     heir.close()

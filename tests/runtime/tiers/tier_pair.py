@@ -46,8 +46,10 @@ class Tiers:
         self.pools = make_pools(shard, [NUM_PAGES] * len(LAYOUT.groups), self.device)
         self.arena = arena or HostArena.create(LAYOUT, 400_000, num_threads=1)
         self.random = np.random.default_rng(7)
+
         self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
         self.errors: list[BaseException] = []
+
         make: Callable[..., TransferEngine] = CpuTransfers if device == "cpu" else CudaTransfers
         self.engine = make(
             shard,

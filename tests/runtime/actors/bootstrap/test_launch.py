@@ -160,13 +160,17 @@ async def test_flush_drops_l1_and_l2_and_says_how_much(shared_engine: SharedEngi
         prompt = [(i * i + 5) % 199 for i in range(64)]
         async for _ in engine.generate(prompt, {"max_tokens": 2, "temperature": 0}):
             pass
+
         flushed = await engine.flush()
+
         assert flushed["l1_pages"] >= 4
+
         sources = {}
         async for output in engine.generate(
             prompt, {"max_tokens": 2, "temperature": 0}, "after-flush"
         ):
             sources = output.metrics.cached_tokens_by_source
+
         assert "l1" not in sources
         explanation = await engine.explain("after-flush")
         assert sum(part["end"] - part["start"] for part in explanation["ranges"]) == 64

@@ -1,4 +1,4 @@
-"""Every link test runs on asyncio's own loop and on uvloop, which Ray uses where it is installed."""
+"""Every link test runs on asyncio's own loop and on uvloop, which Ray uses where it finds it."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -23,7 +23,7 @@ FAR = Hello(secret=SECRET, role=Role.CLIENT, name="far", incarnation=2, pid=os.g
 
 
 class ThreadedLink:
-    """A blocking end whose calls run in threads, so that the suite can treat it as an asyncio end."""
+    """A blocking end whose calls run in threads, so that it looks like an asyncio end."""
 
     def __init__(self, blocking: BlockingLink) -> None:
         self.blocking = blocking

@@ -59,11 +59,13 @@ async def pair(request: pytest.FixtureRequest, folder: str) -> AsyncIterator[Pai
         near, far = in_process_pair(NEAR, FAR)
         yield near, LoopLink(far)
         return
+
     if request.param == "in-process-blocking":
         near, blocking = in_process_blocking_pair(NEAR, FAR)
         yield near, ThreadedLink(blocking)
         blocking.close()
         return
+
     address = unique_unix_address(folder) if request.param.startswith("unix") else "tcp:127.0.0.1:0"
     async for ends in _socket_pair(
         address, _dial_blocking if request.param.endswith("blocking") else _dial

@@ -157,7 +157,8 @@ import sys, time
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ProcessDrained
-link = connect_blocking(sys.argv[1], Hello(secret=b"s3cret", role=Role.GPU, name="gpu0", incarnation=1, pid=1))
+hello = Hello(secret=b"s3cret", role=Role.GPU, name="gpu0", incarnation=1, pid=1)
+link = connect_blocking(sys.argv[1], hello)
 link.send(ProcessDrained(pid=5))
 link.receive()
 """

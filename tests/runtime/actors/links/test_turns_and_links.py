@@ -1,6 +1,4 @@
-"""An actor that was busy itself hears what its peers have said before it judges them, over every
-kind of link.
-"""
+"""A busy actor hears what its peers have said before it judges them, over every link."""
 
 import asyncio
 import time
@@ -22,7 +20,7 @@ from tests.runtime.actors.links.link_ends import (
 
 
 class Waiting:
-    """A core that asks and notes whether the answers came before it was told that the time is up."""
+    """A core that asks, and notes whether the answers came before the time was up."""
 
     def __init__(self) -> None:
         self.deadline_s: float | None = None
@@ -42,7 +40,7 @@ class Waiting:
 
 
 async def _judge(near: Link, far: BlockingLink) -> list[str]:
-    """What a core hears whose turn lasts until its deadline has passed and its peer has answered."""
+    """What a core hears whose turn lasts past its deadline, when its peer has answered."""
     core = Waiting()
 
     def answer(_: str) -> None:

@@ -17,12 +17,9 @@ LAYOUT = KvLayout(
 
 def report(*num_pages: int, fingerprint: bytes = b"same") -> LoadReport:
     return LoadReport(
-        pid=1,
-        device="cpu",
         fingerprint=fingerprint,
         layout=LAYOUT,
         num_pages=num_pages,
-        weight_bytes=0,
         max_position_embeddings=64,
         vocab_size=10,
         eos_token_ids=(),

@@ -83,6 +83,7 @@ async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_af
     bench = Bench()
     assert await bench.switch.attach(SECTION) is None
     assert bench.log == ATTACHED
+
     bench.is_drained = False
     assert await bench.switch.attach(SECTION) == "fake"
     assert bench.log[3:] == [
@@ -93,6 +94,7 @@ async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_af
         "serve 2",
         "wait_storage",
     ]
+
     await bench.switch.end()
 
 
