@@ -1,16 +1,16 @@
-"""Draw records as PNG: one panel per unit, a bar per figure, with its limit and what was measured
-beside it.
+"""Draw records as PNG: a panel per unit, a bar per figure, its limit and what was beside it.
 
 python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside each record;
 needs matplotlib
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.command_line import make_parser
 
 _INCHES_PER_FIGURE = 0.35
 _WIDTH_INCHES = 10.0
@@ -25,6 +25,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     by_unit: dict[str, list[dict[str, Any]]] = {}
     for figure in record["figures"]:
         by_unit.setdefault(figure["unit"], []).append(figure)
+
     counts = [len(figures) for figures in by_unit.values()]
     height = 1.5 * len(counts) + _INCHES_PER_FIGURE * sum(counts)
     picture = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -44,6 +45,7 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
     panel.set_yticks(positions, [figure["name"] for figure in figures], fontsize=8)
     panel.invert_yaxis()
     panel.set_xlabel("" if unit == "1" else unit)
+
     for names, color, label in (
         (("max_value", "min_value"), "tab:red", "bar"),
         (("baseline",), "black", "beside it"),
@@ -63,9 +65,7 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """Draw each record that is named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+")
     for path in parser.parse_args().records:
         draw(json.loads(path.read_text()), path.with_suffix(".png"))

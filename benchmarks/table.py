@@ -4,14 +4,14 @@ python -m benchmarks.table           # writes README.md
 python -m benchmarks.table --check   # exits 1 if README.md does not say what the records say
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import REPOSITORY
+from benchmarks.command_line import make_parser
+from benchmarks.record import REPOSITORY, RESULTS
 
 BEGIN, END = "<!-- benchmarks: made by python -m benchmarks.table -->", "<!-- end of benchmarks -->"
 _HEAD = ("| what | measured | bar | beside it in the same run |", "|---|---|---|---|")
@@ -25,10 +25,9 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def render(records: Sequence[Record]) -> str:
-    """A Markdown table of every figure that has a bar. A value on the wrong side of its bar is in
-    bold.
-    """
+    """A Markdown table of every figure that has a bar; values on its wrong side are in bold."""
     lines = list(_HEAD)
+
     for record in records:
         figures = [
             figure for figure in record["figures"] if "max_value" in figure or "min_value" in figure
@@ -42,8 +41,9 @@ def render(records: Sequence[Record]) -> str:
 
 
 def insert(text: str, table: str) -> str:
-    """`text` with what lies between the two markers replaced. Raises ValueError unless each is
-    there once, in order.
+    """`text` with another table between its two markers.
+
+    Raises ValueError unless each marker is there once, in order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -79,14 +79,12 @@ def _with_unit(value: float, unit: str) -> str:
 
 def main() -> int:
     """Write or check."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
     readme = REPOSITORY / "README.md"
     old = readme.read_text()
-    new = insert(old, render(read_records(REPOSITORY / "benchmarks" / "results")))
+    new = insert(old, render(read_records(RESULTS)))
     if is_check:
         return int(old != new)
     readme.write_text(new)
