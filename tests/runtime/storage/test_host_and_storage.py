@@ -55,6 +55,7 @@ class Node:
             storage=StorageSettings(min_tokens=4, batch_pages=4, breaker_failures=1000),
         )
         self.core = HostMemoryCore(self.arena.geometry, settings)
+
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, NAMESPACE, self.answers.put)
         self.granted: list[tuple[int, int]] = []
@@ -63,6 +64,7 @@ class Node:
         self.leased: list[HostPageId] = []
         self.flushed: list[ObjectStatus] = []
         self.now_s = 0.0
+
         self.tell(SchedulerAttached(SCHEDULER))
         self.tell(StorageAttached(STORAGE, 1))
 
@@ -87,6 +89,7 @@ class Node:
                     self.leased = [HostPageId(page) for page in leased.host_page_ids.tolist()]
                 case StorageFlushed(status):
                     self.flushed.append(status)
+
         self.core.check()
 
     def settle(self) -> None:
@@ -110,10 +113,12 @@ class Node:
         self.tell(
             FromScheduler(SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=0))
         )
+
         self.settle()
         self.tell(FromScheduler(SCHEDULER, LeasePages(lease_id=LeaseId(asked), keys=keys)))
         for name, page in zip(names, self.leased, strict=False):
             assert bytes(self.arena.payload(page, 0)) == content(name)
+
         sources = [PageSource(code) for code in self.heard[asked].sources]
         assert len(self.leased) >= sum(
             source in (PageSource.L2, PageSource.L3) for source in sources

@@ -60,11 +60,13 @@ def test_store_that_cannot_delete_at_all_refuses_and_recovers_in_full() -> None:
     store = Store(64)
     names = [str(number) for number in range(64)]
     store.write(*names)
+
     store.stuck = set(names)
     for turn in range(100):
         assert store.write(f"new {turn}") == 0
         assert not store.room.trim(), "there is no use in going on at once"
     assert len(store.room) == 64
+
     store.stuck.clear()
     assert store.write(*(f"later {number}" for number in range(64))) == 64
     while store.room.trim():
@@ -102,6 +104,7 @@ def test_random_failures_never_take_more_than_the_bound_nor_leak_room() -> None:
             store.room.settle(reservation, written)
         store.room.check()
         assert store.room.figures()["bytes"] <= 50
+
     store.stuck.clear()
     with store.room.reserve([50]) as reservation:
         assert reservation.sizes == [50]
