@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raydix.runtime.storage.room import Room
+from raydix.runtime.storage.room import Reservation, Room
 
 
 class Store:
@@ -108,3 +108,35 @@ def test_random_failures_never_take_more_than_the_bound_nor_leak_room() -> None:
     store.stuck.clear()
     with store.room.reserve([50]) as reservation:
         assert reservation.sizes == [50]
+
+
+def write_in_parts(store: Store, sizes: Sequence[int]) -> tuple[list[Sequence[int]], list[int]]:
+    """The parts in which objects of these sizes are written, and those that are refused."""
+    parts: list[Sequence[int]] = []
+
+    def write(part: Sequence[int], reservation: Reservation) -> None:
+        parts.append(part)
+        store.room.settle(reservation, {f"{len(parts)} {size}": size for size in part})
+
+    refused = store.room.write_in_parts(sizes, lambda size: size, write)
+    store.room.check()
+    return parts, refused
+
+
+def test_objects_that_do_not_fit_at_once_are_written_in_parts() -> None:
+    store = Store(10)
+
+    assert write_in_parts(store, [4, 5, 6]) == ([[4, 5], [6]], [])
+    assert store.evicted == ["1 4", "1 5"]
+
+
+def test_object_larger_than_the_store_is_refused_alone() -> None:
+    assert write_in_parts(Store(10), [4, 11, 5]) == ([[4], [5]], [11])
+
+
+def test_nothing_that_needs_an_eviction_is_written_while_none_can_be_deleted() -> None:
+    store = Store(4)
+    store.write("a", "b")
+    store.stuck = {"a", "b"}
+
+    assert write_in_parts(store, [2, 1, 1]) == ([[2]], [1, 1])
