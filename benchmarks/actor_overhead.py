@@ -1,5 +1,4 @@
-"""Measure what Ray actors and links cost: an engine of Ray actors against the same engine in one
-process.
+"""Measure what Ray actors and links cost, against the same engine in one process.
 
     python -m benchmarks.actor_overhead
 
@@ -12,7 +11,6 @@ import sys
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from benchmarks.decode_tpot import FULL, TINY, Sizes, ask_batch
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
@@ -21,18 +19,20 @@ from benchmarks.engines import (
     ModelConfig,
     Options,
     Prompts,
+    ask_batch,
     dummy_config,
     median_ttft_ms,
     parse_options,
 )
 from benchmarks.record import Figure
+from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.testing.engine import in_process_engine
 
 MAX_EXTRA_TTFT_MS = 3.0
 MIN_THROUGHPUT_FRACTION = 0.97
 _PAUSE_S = 0.2
-"""Between rounds, for what the last one left in flight."""
+"""The pause between rounds, for what the last one left in flight."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,14 @@ class Service:
 async def serve(
     generate: Generate,
     options: Options,
-    sizes: Sizes,
+    sizes: Batches,
     vocab_size: int,
     stream_counts: tuple[int, ...],
 ) -> dict[int, Service]:
     """Measure one engine after a warm-up, by number of streams."""
     prompts = Prompts(vocab_size)
     services = {}
+
     for num_streams in stream_counts:
         rounds = []
         for _ in range(1 + options.repeats):
@@ -76,7 +77,7 @@ def tokens_per_s(answers: list[Answer]) -> float:
 
 
 async def measure(
-    options: Options, sizes: Sizes, model: ModelConfig, stream_counts: tuple[int, ...]
+    options: Options, sizes: Batches, model: ModelConfig, stream_counts: tuple[int, ...]
 ) -> list[Figure]:
     """Both engines, and what the actors add."""
     vocab_size = int(model["vocab_size"])
@@ -85,6 +86,7 @@ async def measure(
             alone = await serve(engine.client.generate, options, sizes, vocab_size, stream_counts)
         async with await AsyncLLM.start(config, name="actor-overhead") as llm:
             by_actors = await serve(llm.generate, options, sizes, vocab_size, stream_counts)
+
     return [
         figure
         for count in stream_counts
@@ -96,6 +98,7 @@ def compare(options: Options, num_streams: int, alone: Service, by_actors: Servi
     """The figures of one number of streams."""
     streams = f"{num_streams} streams" if num_streams > 1 else "1 stream"
     in_process = "in process"
+
     return [
         Figure(
             name=f"TTFT, {streams}",
@@ -119,7 +122,9 @@ def compare(options: Options, num_streams: int, alone: Service, by_actors: Servi
 def main(options: Options) -> int:
     """Measure and report."""
     sizes, model, stream_counts = (
-        (TINY, MOE_TINY, (1, 4)) if options.is_tiny else (FULL, MOE_L12, (1, 32, 128))
+        (TINY_BATCHES, MOE_TINY, (1, 4))
+        if options.is_tiny
+        else (FULL_BATCHES, MOE_L12, (1, 32, 128))
     )
     figures = asyncio.run(measure(options, sizes, model, stream_counts))
     config = {name: value for name, value in asdict(sizes).items() if name != "max_ms"}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
+from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.page_copy import (
     ARENA_BYTES,
     HEAD_DIM,
@@ -30,7 +30,7 @@ from benchmarks.page_copy import (
     register_arena,
     slowdown,
 )
-from benchmarks.record import Figure, report
+from benchmarks.record import Figure
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES
 from raydix.kernels.page_codec import Codec, encoded_head_bytes
 from raydix.kernels.page_copy import (
@@ -72,6 +72,7 @@ class QuantisedCopies:
         head_bytes = encoded_head_bytes(page_size * head_dim)
         slot_bytes = -(-(HEADER_BYTES + LAYERS * KV_HEADS * head_bytes) // 64) * 64
         num_pages = len(segment.pages.page_ids)
+
         host_pages = np.random.default_rng(1).permutation(
             min(ARENA_BYTES // slot_bytes, 2 * num_pages)
         )[:num_pages]
@@ -99,13 +100,15 @@ def pattern_figures(pattern: Pattern, arena: Tensor) -> list[Figure]:
     """Effective bandwidths of one pattern."""
     copies, figures = Copies(pattern, arena), []
     encoded = {codec: QuantisedCopies(copies, codec) for codec in (Codec.INT8, Codec.FP8)}
+
     for direction in CopyDirection:
         baseline, baseline_name = plain_gbps(copies, direction)
         for codec, quantised in encoded.items():
             num_ctas = choose_num_ctas(direction, pattern.page_size * HEAD_DIM)
             figures.append(
                 Figure(
-                    name=f"{codec}, {SHORT[direction]}, page {pattern.page_size}, {pattern.name}, {num_ctas} CTAs",
+                    name=f"{codec}, {SHORT[direction]}, page {pattern.page_size}, "
+                    f"{pattern.name}, {num_ctas} CTAs",
                     value=quantised.gbps(direction),
                     unit="GB/s",
                     min_value=MIN_RATIO * baseline if codec is Codec.INT8 else None,
@@ -117,13 +120,15 @@ def pattern_figures(pattern: Pattern, arena: Tensor) -> list[Figure]:
 
 
 def slowdown_figures(pattern: Pattern, arena: Tensor) -> list[Figure]:
-    """Of decode attention, by int8 copies."""
+    """How much int8 copies slow decode attention down."""
     copies, step, figures = Copies(pattern, arena), DecodeStep(), []
     quantised = QuantisedCopies(copies, Codec.INT8)
+
     for direction in CopyDirection:
         figures.append(
             Figure(
-                name=f"decode attention beside int8, {SHORT[direction]}, page {pattern.page_size}, times its own",
+                name=f"decode attention beside int8, {SHORT[direction]}, "
+                f"page {pattern.page_size}, times its own",
                 value=slowdown(step, quantised.run, direction),
                 unit="1",
                 baseline=slowdown(step, copies.by_kernel, direction),
@@ -133,19 +138,20 @@ def slowdown_figures(pattern: Pattern, arena: Tensor) -> list[Figure]:
     return figures
 
 
-def main() -> int:
-    """Measure and report."""
-    arguments = parse_arguments(__doc__)
-    torch.manual_seed(0)
+def measure() -> list[Figure]:
+    """All patterns, and the slowdown by whole pages of either size."""
     arena = register_arena()
     with torch.cuda.stream(torch.cuda.Stream()):
         figures = [figure for pattern in PATTERNS for figure in pattern_figures(pattern, arena)]
         for pattern in (PATTERNS[0], PATTERNS[3]):
             figures += slowdown_figures(pattern, arena)
-    config = {"gpu": gpu_name(), "model": "dense_l16", "dtype": "bfloat16", "min_ratio": MIN_RATIO}
-    return report(
-        "codec_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit
-    )
+    return figures
+
+
+def main() -> int:
+    """Measure and report."""
+    config = {"model": "dense_l16", "dtype": "bfloat16", "min_ratio": MIN_RATIO}
+    return run_kernel_benchmark("codec_copy", __doc__, config, measure)
 
 
 if __name__ == "__main__":

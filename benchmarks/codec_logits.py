@@ -1,5 +1,4 @@
-"""Measure what quantised pages do to logits: decoding after a hit in L2 against decoding without
-one.
+"""Measure what quantised pages do to logits: decoding with a hit in L2 against one without.
 
     python -m benchmarks.codec_logits
 
@@ -21,19 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.bf16_accuracy import add_prompts, divergence, make_configs, make_reference, plan_row
+from benchmarks.bare_runner import BareRunner
 from benchmarks.engines import Options, parse_options
 from benchmarks.record import Figure
+from benchmarks.reference_models import divergence, draw_prompts, make_configs, make_reference
 from raydix.kernels.page_codec import Codec
-from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
-from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
-from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import TransferDone
 
@@ -53,15 +49,17 @@ FULL = Sizes(num_prompts=8, prefix_tokens=448, num_tokens=64)
 TINY = Sizes(num_prompts=1, prefix_tokens=64, num_tokens=8)
 
 
-def through_l2(layout: KvLayout, pools: tuple[Tensor, ...], page_ids: NDArray[np.int32]) -> None:
+def through_l2(runner: BareRunner, page_ids: NDArray[np.int64]) -> None:
     """Bring pages down into an arena and up again, over what they held."""
+    layout, pools = runner.shard.layout, runner.pools
     arena = HostArena.create(layout, (len(page_ids) + 1) * layout.host_page_bytes(0))
     done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()
     errors: list[BaseException] = []
     make = CudaTransfers if pools[0].is_cuda else CpuTransfers
-    engine = make(KvShard(layout=layout), pools, arena, on_done=done.put, on_error=errors.append)
+    engine = make(runner.shard, pools, arena, on_done=done.put, on_error=errors.append)
     if isinstance(engine, CudaTransfers):
         engine.wait_registered()
+
     host_page_ids = np.arange(len(page_ids))
     copies = PageCopies(
         transfer_ids=int32_array(0 for _ in page_ids),
@@ -70,8 +68,10 @@ def through_l2(layout: KvLayout, pools: tuple[Tensor, ...], page_ids: NDArray[np
         host_page_ids=int32_array(host_page_ids),
         generations=int32_array(arena.generations[host_page_ids]),
     )
+
     engine.start(PageCopies(), copies)
     engine.drain()
+    # What comes back must be the arena's: nothing of the pages stays.
     for pool in pools:
         pool.zero_()
     if pools[0].is_cuda:
@@ -85,37 +85,15 @@ def decode_logits(
     loaded: LoadedModel, prompts: Tensor, sizes: Sizes, page_size: int, codec: Codec
 ) -> Tensor:
     """float32 logits [all tokens past the prefixes, V]."""
-    device = prompts.device
-    dtype = loaded.decoder.dtype
-    layout = loaded.kv_layout(page_size, str(dtype).removeprefix("torch."), codec)
-    num_tokens = sizes.prefix_tokens + sizes.num_tokens
-    pages_each = -(-num_tokens // page_size)
-    pools = make_pools(KvShard(layout=layout), [sizes.num_prompts * pages_each], device)
-    runner = ModelRunner(
-        loaded.decoder,
-        pools,
-        page_size=page_size,
-        max_slots=sizes.num_prompts,
-        max_model_len=num_tokens,
-        device=device,
-    )
-    page_ids = np.random.default_rng(0).permutation(sizes.num_prompts * pages_each) + 1
-    runner.apply(add_prompts(prompts.cpu().numpy(), page_ids, pages_each))
-    recorded: list[Tensor] = []
+    runner = BareRunner(loaded, prompts, page_size, codec)
     for slot in range(sizes.num_prompts):
-        runner.execute(plan_row(slot + 1, slot, 0, sizes.prefix_tokens), lambda load, layer: None)
-    through_l2(
-        layout,
-        pools,
-        page_ids.reshape(-1, pages_each)[:, : sizes.prefix_tokens // page_size].reshape(-1),
-    )
-    hook = loaded.decoder.register_forward_hook(
-        lambda module, inputs, hidden: recorded.append(loaded.decoder.logits(hidden).float())
-    )
-    for slot in range(sizes.num_prompts):
-        for position in range(sizes.prefix_tokens, num_tokens):
-            runner.execute(plan_row(position, slot, position, 1), lambda load, layer: None)
-    hook.remove()
+        runner.compute(slot, 0, sizes.prefix_tokens)
+    through_l2(runner, runner.page_ids[:, : sizes.prefix_tokens // page_size].reshape(-1))
+
+    with runner.recorded_logits() as recorded:
+        for slot in range(sizes.num_prompts):
+            for position in range(sizes.prefix_tokens, sizes.prefix_tokens + sizes.num_tokens):
+                runner.compute(slot, position, 1)
     return torch.cat(recorded)
 
 
@@ -126,6 +104,7 @@ def changes(
     difference = (after - before).abs().max() / before.abs().max()
     divergences = divergence(before, after)
     is_same = after.argmax(-1) == before.argmax(-1)
+
     return [
         Figure(
             name=f"{what}: largest difference of a logit, over the largest logit",
@@ -143,10 +122,9 @@ def changes(
 def main(options: Options) -> int:
     """Measure and report."""
     sizes = TINY if options.is_tiny else FULL
-    config = make_configs(options)["dense"]
-    shape = (sizes.num_prompts, sizes.prefix_tokens + sizes.num_tokens)
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(0, config.vocab_size, shape, generator=generator).to(options.device)
+    config = make_configs(is_tiny=options.is_tiny)["dense"]
+    num_tokens = sizes.prefix_tokens + sizes.num_tokens
+    prompts = draw_prompts(config, sizes.num_prompts, num_tokens).to(options.device)
     model, top1 = make_reference(config, prompts)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -154,6 +132,7 @@ def main(options: Options) -> int:
             load_model(Path(folder), device=prompts.device, dtype=dtype)
             for dtype in (torch.float32, torch.bfloat16)
         )
+
     figures = [Figure(name="median of the largest probability", value=top1, unit="1")]
     loaded = rounded if options.device == "cuda" else exact
     for page_size in PAGE_SIZES:
@@ -164,6 +143,7 @@ def main(options: Options) -> int:
         for codec, logits in zip(Codec, warm, strict=True):
             bar = options.bar(0.0) if codec is Codec.NONE else None
             figures += changes(f"{codec}, page {page_size}", cold, logits, bar)
+
     exact_logits, rounded_logits = (
         decode_logits(each, prompts, sizes, PAGE_SIZES[0], Codec.NONE) for each in (exact, rounded)
     )

@@ -25,22 +25,20 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from benchmarks.reload import FULL, TINY, Sizes
+from benchmarks.workloads import FULL_CONTEXTS, MAX_COLD_MS, TINY_CONTEXTS, Contexts
 
-MAX_MS = 165.0
 PAGE_SIZE = 64
 
 
 def floor_ms(options: Options, model: ModelConfig, num_tokens: int) -> float:
-    """The least time for the prompt's matrix products and attention. The last token's logits are
-    left out.
-    """
+    """The least time for the prompt's matrix products and attention, without the logits."""
     hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
     heads, head_dim = int(model["num_attention_heads"]), int(model["head_dim"])
     kv_size = int(model["num_key_value_heads"]) * head_dim
     layer_weights = hidden * (
         2 * heads * head_dim + 2 * kv_size + 3 * int(model["intermediate_size"])
     )
+
     product_flops = 2 * num_tokens * layers * layer_weights
     attention_flops = 2 * num_tokens**2 * layers * heads * head_dim
     matmul = matmul_tflops(options.device, 256 if options.is_tiny else 8192)
@@ -48,23 +46,25 @@ def floor_ms(options: Options, model: ModelConfig, num_tokens: int) -> float:
     return (product_flops / matmul + attention_flops / attention) / 1e9
 
 
-async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list[Figure]:
     """The median over `repeats` prompts."""
     num_tokens = sizes.context_tokens + sizes.new_tokens
     prompts = Prompts(int(model["vocab_size"]))
     answers = []
+
     async with dummy_engine(options, model, sizes.sections(PAGE_SIZE)) as engine:
         for _ in range(1 + options.repeats):
             answer = await ask(engine.client.generate, prompts.draw(num_tokens), 1)
             expect_sources(answer)
             answers.append(answer)
             await engine.settle()
+
     return [
         Figure(
             name=f"TTFT, {num_tokens} tokens, cold",
             value=median_ttft_ms(answers[1:]),
             unit="ms",
-            max_value=options.bar(MAX_MS),
+            max_value=options.bar(MAX_COLD_MS),
             baseline=floor_ms(options, model, num_tokens),
             baseline_name="matrix products and SDPA",
         )
@@ -73,7 +73,7 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
 
 def main(options: Options) -> int:
     """Measure and report."""
-    sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
+    sizes, model = (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, DENSE_L16)
     figures = asyncio.run(measure(options, sizes, model))
     return options.report(
         "cold_prefill", {"model": "dense_l16", "page_size": PAGE_SIZE, **asdict(sizes)}, figures

@@ -1,5 +1,4 @@
-"""Measure decode attention over pages: bytes of keys and values per second against a plain copy on
-the device.
+"""Measure decode attention over pages: bytes of KV per second against a copy on the device.
 
     python -m benchmarks.decode_attention
 
@@ -11,13 +10,13 @@ import sys
 
 import torch
 
-from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
-from benchmarks.record import Figure, report
+from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.record import Figure
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 
 BATCH, CONTEXT, KV_HEADS, GROUP, HEAD_DIM = 64, 8192, 8, 4, 128
 DEVICE_TBPS = 4.2
-"""Of an H200: bytes read plus bytes written by a large copy."""
+"""What an H200 reads and writes, together, in a large copy."""
 MIN_FRACTION = 0.80
 
 
@@ -36,10 +35,12 @@ def attention_tbps(page_size: int) -> float:
     tables = (torch.randperm(BATCH * num_pages, device="cuda") + 1).view(BATCH, num_pages).int()
     q = torch.randn(BATCH, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
+
     rows = torch.arange(BATCH, device="cuda")
     tiles = DecodeTiles(rows_B=rows, tokens_B=rows, context_tokens_B=torch.full_like(rows, CONTEXT))
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
     num_splits = choose_num_splits(BATCH, KV_HEADS, CONTEXT, num_sms)
+
     time_ms = median_ms(
         lambda: paged_decode(
             q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, num_splits=num_splits, out_TQD=out
@@ -48,23 +49,23 @@ def attention_tbps(page_size: int) -> float:
     return pool[1:].numel() * pool.element_size() / time_ms / 1e9
 
 
-def main() -> int:
-    """Measure and report."""
-    arguments = parse_arguments(__doc__)
-    torch.manual_seed(0)
-    measured = copy_tbps()
-    figures = [Figure(name="copy within the device", value=measured, unit="TB/s")]
+def measure() -> list[Figure]:
+    """The plain copy, and attention at both page sizes."""
+    copied = copy_tbps()
+    figures = [Figure(name="copy within the device", value=copied, unit="TB/s")]
     for page_size in (16, 64):
         rate = attention_tbps(page_size)
         name = f"attention, page {page_size}"
-        figures.append(
-            Figure(name=name, value=rate, unit="TB/s", min_value=MIN_FRACTION * DEVICE_TBPS)
-        )
-        figures.append(
-            Figure(name=f"{name}, fraction of the copy", value=rate / measured, unit="1")
-        )
+        figures += [
+            Figure(name=name, value=rate, unit="TB/s", min_value=MIN_FRACTION * DEVICE_TBPS),
+            Figure(name=f"{name}, fraction of the copy", value=rate / copied, unit="1"),
+        ]
+    return figures
+
+
+def main() -> int:
+    """Measure and report."""
     config = {
-        "gpu": gpu_name(),
         "batch": BATCH,
         "context_tokens": CONTEXT,
         "query_heads": KV_HEADS * GROUP,
@@ -73,9 +74,7 @@ def main() -> int:
         "dtype": "bfloat16",
         "ceiling_tbps": DEVICE_TBPS,
     }
-    return report(
-        "decode_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit
-    )
+    return run_kernel_benchmark("decode_attention", __doc__, config, measure)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Measure how much decoding slows down beside loads and backups, from the client's side of an
-engine.
+"""Measure how much decoding slows down beside loads and backups, as a client sees it.
 
     python -m benchmarks.decode_beside_copies
 
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.decode_tpot import ask_batch
 from benchmarks.engines import (
     DENSE_L16,
     DENSE_TINY,
@@ -27,7 +25,9 @@ from benchmarks.engines import (
     Options,
     Prompts,
     ask,
+    ask_batch,
     dummy_engine,
+    engine_sections,
     expect_sources,
     parse_options,
 )
@@ -56,26 +56,22 @@ class Sizes:
     l1_tokens: int = 131_072
     l2_bytes: int = 12 << 30
     copy_delay_s: float = 0.0
-    """Of a page, on the cpu."""
+    """How long a page takes to copy on the cpu."""
     warm_up_loads: int = 5
-    """The Scheduler learns how long they take: a request joins a step only when its load is nearly
-    there.
-    """
+    """How many loads the Scheduler learns from when a request may join a step."""
 
     def sections(self, page_size: int) -> dict[str, Any]:
         """The engine's configuration but for its model."""
-        return {
-            "model": {"max_model_len": 2 * self.prefix_tokens},
-            "cache": {
-                "page_size": page_size,
-                "l1": {"num_pages": self.l1_tokens // page_size, "copy_delay_s": self.copy_delay_s},
-                "l2": {"bytes_per_node": self.l2_bytes},
-            },
-            "scheduler": {
-                "chunked_prefill_tokens": self.chunk_tokens,
-                "max_running_requests": self.batch + 1,
-            },
-        }
+        sections = engine_sections(
+            max_model_len=2 * self.prefix_tokens,
+            page_size=page_size,
+            l1_pages=self.l1_tokens // page_size,
+            l2_bytes=self.l2_bytes,
+            chunk_tokens=self.chunk_tokens,
+            max_running_requests=self.batch + 1,
+        )
+        sections["cache"]["l1"]["copy_delay_s"] = self.copy_delay_s
+        return sections
 
 
 FULL = Sizes()
@@ -103,8 +99,9 @@ class Window:
 
 
 class WatchedTransfers:
-    """A `TransferEngine` that notes what passes through another one. Owns: `windows`, in order of
-    completion.
+    """A `TransferEngine` that notes what passes through another one.
+
+    Owns: `windows`, in order of completion.
     """
 
     def __init__(self) -> None:
@@ -194,6 +191,7 @@ class Bench:
             await disturb()
         answers = await decoding
         await self._engine.settle()
+
         first_s = max(answer.first_s for answer in answers)
         return replace(
             answers[0], first_s=first_s, ended_s=min(answer.ended_s for answer in answers)
@@ -242,11 +240,12 @@ async def measure(
 ) -> list[Figure]:
     """Both directions at one page size."""
     watched = WatchedTransfers()
-    async with dummy_engine(
-        options, model, sizes.sections(page_size), watched.build_model
-    ) as engine:
+    sections = sizes.sections(page_size)
+    async with dummy_engine(options, model, sections, watched.build_model) as engine:
         bench = Bench(engine, watched, sizes, page_size)
         await bench.warm_up()
+
+        # The batch's own time, before and after, so that a drift of the machine counts for neither.
         alone_s = [steady_intervals_s(await bench.decode(None))]
         disturbed = {}
         for name, is_load, disturb in (
@@ -257,36 +256,53 @@ async def measure(
             disturbed[name] = answer, bench.windows(is_load=is_load)
         alone_s.append(steady_intervals_s(await bench.decode(None)))
         await engine.check()
+
     own_ms = 1e3 * float(np.nanmean(np.concatenate(alone_s)))
-    figures = []
-    for name, (answer, windows) in disturbed.items():
-        indices = beside(answer, windows)
-        if not len(indices):
-            raise RuntimeError(
-                f"no two tokens came beside one of {len(windows)} {name}; measure longer outputs"
-            )
-        tpot_ms = 1e3 * float(steady_intervals_s(answer)[indices].mean())
-        figures += [
-            Figure(
-                name=f"TPOT beside {name}, page {page_size}, {len(indices)} tokens",
-                value=tpot_ms,
-                unit="ms",
-                baseline=own_ms,
-                baseline_name="without copies",
-            ),
-            Figure(
-                name=f"TPOT beside {name} over its own, page {page_size}",
-                value=tpot_ms / own_ms,
-                unit="1",
-                max_value=options.bar(MAX_RATIO),
-            ),
-            Figure(
-                name=f"time of one of the {name}, page {page_size}",
-                value=1e3 * float(np.median([each.ended_s - each.began_s for each in windows])),
-                unit="ms",
-            ),
-        ]
-    return figures
+    max_ratio = options.bar(MAX_RATIO)
+    return [
+        figure
+        for name, (answer, windows) in disturbed.items()
+        for figure in compare(name, page_size, answer, windows, own_ms=own_ms, max_ratio=max_ratio)
+    ]
+
+
+def compare(
+    name: str,
+    page_size: int,
+    answer: Answer,
+    windows: Sequence[Window],
+    *,
+    own_ms: float,
+    max_ratio: float | None,
+) -> list[Figure]:
+    """Figures of the tokens that came beside copies, against the batch's own time."""
+    indices = beside(answer, windows)
+    if not len(indices):
+        raise RuntimeError(
+            f"no two tokens came beside one of {len(windows)} {name}; measure longer outputs"
+        )
+
+    tpot_ms = 1e3 * float(steady_intervals_s(answer)[indices].mean())
+    return [
+        Figure(
+            name=f"TPOT beside {name}, page {page_size}, {len(indices)} tokens",
+            value=tpot_ms,
+            unit="ms",
+            baseline=own_ms,
+            baseline_name="without copies",
+        ),
+        Figure(
+            name=f"TPOT beside {name} over its own, page {page_size}",
+            value=tpot_ms / own_ms,
+            unit="1",
+            max_value=max_ratio,
+        ),
+        Figure(
+            name=f"time of one of the {name}, page {page_size}",
+            value=1e3 * float(np.median([each.ended_s - each.began_s for each in windows])),
+            unit="ms",
+        ),
+    ]
 
 
 def main(options: Options) -> int:

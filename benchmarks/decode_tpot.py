@@ -16,10 +16,9 @@ others: a temperature near zero tells the two effects apart.
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import Any
 
 from benchmarks.ceilings import memory_gbps
 from benchmarks.engines import (
@@ -27,64 +26,18 @@ from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
     Answer,
-    Generate,
     ModelConfig,
     Options,
     Prompts,
-    ask,
+    ask_batch,
     dummy_engine,
     parse_options,
 )
 from benchmarks.record import Figure
-from raydix.runtime.api.sampling_params import OutputKind
+from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from raydix.runtime.testing.engine import InProcessEngine
 
 ELEMENT_BYTES = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Of the load. `max_ms`: by batch size; `sampled`: the sizes at which requests that sample are
-    measured, too.
-    """
-
-    max_ms: dict[int, float]
-    sampled: tuple[int, ...]
-    prompt_tokens: int = 256
-    output_tokens: int = 128
-    chunk_tokens: int = 8192
-    page_size: int = 64
-    max_model_len: int = 16_384
-
-    def sections(self, output_tokens: int) -> dict[str, Any]:
-        """The configuration, but for its model, of an engine that holds the largest batch at this
-        length.
-        """
-        largest = max(self.max_ms)
-        pages_each = (self.prompt_tokens + output_tokens) // self.page_size + 2
-        return {
-            "model": {"max_model_len": self.max_model_len},
-            "cache": {
-                "page_size": self.page_size,
-                "l1": {"num_pages": 2 * largest * pages_each},
-                "l2": None,
-            },
-            "scheduler": {
-                "chunked_prefill_tokens": self.chunk_tokens,
-                "max_running_requests": largest,
-            },
-        }
-
-
-FULL = Sizes(max_ms={1: 1.2, 8: 2.1, 32: 3.8, 64: 4.3, 128: 4.9}, sampled=(1, 32, 128))
-TINY = Sizes(
-    max_ms={1: 1.0, 4: 1.0},
-    sampled=(4,),
-    prompt_tokens=32,
-    output_tokens=16,
-    chunk_tokens=128,
-    page_size=16,
-    max_model_len=128,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,29 +61,10 @@ MODES = (
 )
 
 
-async def ask_batch(
-    generate: Generate,
-    prompts: list[list[int]],
-    num_tokens: int,
-    sampling: Mapping[str, float] = GREEDY,
-) -> list[Answer]:
-    """All at once. Only the first is streamed token by token, so that reading costs the engine's
-    process little.
-    """
-    kinds = [OutputKind.DELTA] + [OutputKind.FINAL] * (len(prompts) - 1)
-    asking = [
-        ask(generate, prompt, num_tokens, kind, sampling)
-        for prompt, kind in zip(prompts, kinds, strict=True)
-    ]
-    return list(await asyncio.gather(*asking))
-
-
 def steady_tpot_ms(answers: list[Answer]) -> float:
     """Time between two tokens of the first stream while every request generates."""
-    start_s, stop_s = (
-        max(answer.first_s for answer in answers),
-        min(answer.ended_s for answer in answers),
-    )
+    start_s = max(answer.first_s for answer in answers)
+    stop_s = min(answer.ended_s for answer in answers)
     arrivals_s = [
         arrival_s for arrival_s in answers[0].arrivals_s if start_s <= arrival_s <= stop_s
     ]
@@ -140,21 +74,18 @@ def steady_tpot_ms(answers: list[Answer]) -> float:
 
 
 def floor_ms(model: ModelConfig, batch: int, context_tokens: int, bandwidth_gbps: float) -> float:
-    """The least time for a step's bytes, if the router spreads the batch evenly over the experts."""
-    hidden, layers, head_dim = (
-        int(model["hidden_size"]),
-        int(model["num_hidden_layers"]),
-        int(model["head_dim"]),
-    )
-    query_size, kv_size = (
-        int(model["num_attention_heads"]) * head_dim,
-        int(model["num_key_value_heads"]) * head_dim,
-    )
+    """The least time for a step's bytes."""
+    hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
+    query_size = int(model["num_attention_heads"]) * int(model["head_dim"])
+    kv_size = int(model["num_key_value_heads"]) * int(model["head_dim"])
+
+    # The least if the router spreads the batch evenly over the experts.
     num_experts = int(model["num_experts"])
     experts_used = num_experts * (
         1 - (1 - int(model["num_experts_per_tok"]) / num_experts) ** batch
     )
     expert_weights = 3 * hidden * int(model["moe_intermediate_size"])
+
     layer_elements = (
         hidden * (2 * query_size + 2 * kv_size + num_experts) + experts_used * expert_weights
     )
@@ -163,26 +94,17 @@ def floor_ms(model: ModelConfig, batch: int, context_tokens: int, bandwidth_gbps
     return ELEMENT_BYTES * elements / bandwidth_gbps / 1e6
 
 
-async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+async def measure(options: Options, sizes: Batches, model: ModelConfig) -> list[Figure]:
     """Medians over `repeats` rounds of each batch size, after one that warms up."""
     figures = []
     prompts = Prompts(int(model["vocab_size"]))
     bandwidth_gbps = memory_gbps(options.device, 1 << (20 if options.is_tiny else 31))
+
     async with dummy_engine(options, model, sizes.sections(sizes.output_tokens)) as engine:
         for batch, max_ms in sizes.max_ms.items():
             modes = MODES if batch in sizes.sampled else ()
-            rounds: dict[str, list[list[Answer]]] = {}
-            for _ in range(1 + options.repeats):
-                for name, sampling in (
-                    ("greedy", GREEDY),
-                    *((mode.name, mode.sampling) for mode in modes),
-                ):
-                    drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
-                    answers = await ask_batch(
-                        engine.client.generate, drawn, sizes.output_tokens, sampling
-                    )
-                    rounds.setdefault(name, []).append(answers)
-                    await engine.settle()
+            rounds = await play_rounds(engine, options, sizes, prompts, batch, modes)
+
             measured = rounds["greedy"][1:]
             context_tokens = sizes.prompt_tokens + sizes.output_tokens // 2
             figures += [
@@ -209,6 +131,27 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
     return figures
 
 
+async def play_rounds(
+    engine: InProcessEngine,
+    options: Options,
+    sizes: Batches,
+    prompts: Prompts,
+    batch: int,
+    modes: Sequence[Mode],
+) -> dict[str, list[list[Answer]]]:
+    """The answers of each round, by mode: greedy requests and those that sample alternate."""
+    samplings = {"greedy": GREEDY} | {mode.name: mode.sampling for mode in modes}
+    rounds: dict[str, list[list[Answer]]] = {name: [] for name in samplings}
+
+    for _ in range(1 + options.repeats):
+        for name, sampling in samplings.items():
+            drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
+            answers = await ask_batch(engine.client.generate, drawn, sizes.output_tokens, sampling)
+            rounds[name].append(answers)
+            await engine.settle()
+    return rounds
+
+
 def sampled_figure(
     mode: Mode, batch: int, rounds: list[list[Answer]], greedy: list[list[Answer]], options: Options
 ) -> Figure:
@@ -224,7 +167,7 @@ def sampled_figure(
 
 def main(options: Options) -> int:
     """Measure and report."""
-    sizes, model = (TINY, MOE_TINY) if options.is_tiny else (FULL, MOE_L12)
+    sizes, model = (TINY_BATCHES, MOE_TINY) if options.is_tiny else (FULL_BATCHES, MOE_L12)
     figures = asyncio.run(measure(options, sizes, model))
     config = {
         name: value for name, value in asdict(sizes).items() if name not in ("max_ms", "sampled")

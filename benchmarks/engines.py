@@ -1,8 +1,6 @@
-"""What the end-to-end benchmarks share: their models, engines in this process, and requests with a
-stopwatch.
-"""
+"""What the end-to-end benchmarks share: models, engines, and requests with a stopwatch."""
 
-import argparse
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -18,8 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.model_shapes import SHAPES
-from benchmarks.record import REPOSITORY, Figure, report
+from benchmarks.record import RESULTS, Figure, report
 from raydix.runtime.actors.gpu import BuildModel, build_torch_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
@@ -55,14 +54,12 @@ MOE_TINY: ModelConfig = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says. A tiny run shows that a benchmark works: it has no bars and keeps
-    no record.
-    """
+    """What the command line says. A tiny run only shows that a benchmark works: it has no bars."""
 
     device: str = "cuda"
     is_tiny: bool = False
     repeats: int = 5
-    results: Path = REPOSITORY / "benchmarks" / "results"
+    results: Path = RESULTS
     commit: str | None = None
 
     def bar(self, value: float) -> float | None:
@@ -87,17 +84,14 @@ class Options:
 
 def parse_options(description: str | None) -> Options:
     """Read the command line that all end-to-end benchmarks have."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(description)
     defaults = Options()
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
     parser.add_argument("--tiny", action="store_true", help="small shapes, no bars, no record")
     parser.add_argument("--repeats", type=int, default=defaults.repeats)
-    parser.add_argument(
-        "--results", type=Path, default=defaults.results, help="folder for the record"
-    )
-    parser.add_argument("--commit", help="of the code, where there is no repository beside it")
+    add_results(parser, help="folder for the record")
+    add_commit(parser)
+
     arguments = parser.parse_args()
     return Options(
         device=arguments.device,
@@ -108,13 +102,36 @@ def parse_options(description: str | None) -> Options:
     )
 
 
+def engine_sections(
+    *,
+    max_model_len: int,
+    page_size: int,
+    l1_pages: int,
+    l2_bytes: int | None,
+    chunk_tokens: int,
+    max_running_requests: int | None = None,
+) -> dict[str, Any]:
+    """The sections of an engine's configuration that most benchmarks set; None: the default."""
+    scheduler = {"chunked_prefill_tokens": chunk_tokens}
+    if max_running_requests is not None:
+        scheduler["max_running_requests"] = max_running_requests
+
+    return {
+        "model": {"max_model_len": max_model_len},
+        "cache": {
+            "page_size": page_size,
+            "l1": {"num_pages": l1_pages},
+            "l2": None if l2_bytes is None else {"bytes_per_node": l2_bytes},
+        },
+        "scheduler": scheduler,
+    }
+
+
 @asynccontextmanager
 async def dummy_config(
     options: Options, model: ModelConfig, sections: Mapping[str, Any]
 ) -> AsyncIterator[EngineConfig]:
-    """The configuration of an engine with random weights for `model`; its folder lives as long as
-    the block.
-    """
+    """The configuration of an engine with random weights for `model`, for the `with` block."""
     with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(model)))
         yield load_config(
@@ -159,7 +176,7 @@ class Answer:
     """When the first token came, also if it was not yielded by itself."""
     ended_s: float
     arrivals_s: tuple[float, ...]
-    """When each yielded output came; one per token of a stream that was read in time."""
+    """When each output was yielded: one per token of a stream that is read in time."""
     num_tokens: int
     tokens_by_source: dict[str, int]
 
@@ -192,6 +209,7 @@ async def ask(
         detokenize=False,
         **dict(sampling),
     )
+
     sent_s = time.monotonic()
     arrivals_s: list[float] = []
     num_received = 0
@@ -199,6 +217,7 @@ async def ask(
     async for output in generate(prompt, params):
         arrivals_s.append(time.monotonic())
         num_received += len(output.outputs[0].token_ids)
+
     assert output is not None, "a stream ends with a finished output"
     ttft_s = output.metrics.time_to_first_token_s
     assert ttft_s is not None, "a finished request has had a first token"
@@ -216,10 +235,25 @@ async def ask(
     )
 
 
+async def ask_batch(
+    generate: Generate,
+    prompts: list[list[int]],
+    num_tokens: int,
+    sampling: Mapping[str, float] = GREEDY,
+) -> list[Answer]:
+    """Ask all at once."""
+    # Only the first is streamed token by token, so that reading costs the engine's process little.
+    kinds = [OutputKind.DELTA] + [OutputKind.FINAL] * (len(prompts) - 1)
+    asking = [
+        ask(generate, prompt, num_tokens, kind, sampling)
+        for prompt, kind in zip(prompts, kinds, strict=True)
+    ]
+    return list(await asyncio.gather(*asking))
+
+
 def expect_sources(answer: Answer, **cached_tokens: int) -> None:
-    """Raise RuntimeError unless exactly these tokens came from these tiers: another state was
-    measured than meant.
-    """
+    """Raise RuntimeError unless exactly these tokens came from the tiers."""
+    # Otherwise another state would be measured than is meant.
     cached = {
         source: n
         for source, n in answer.tokens_by_source.items()
@@ -228,10 +262,10 @@ def expect_sources(answer: Answer, **cached_tokens: int) -> None:
     if cached != cached_tokens:
         raise RuntimeError(
             f"the prompt came from {answer.tokens_by_source}; expected {cached_tokens} from the "
-            f"tiers"
+            "tiers"
         )
 
 
 def median_ttft_ms(answers: list[Answer]) -> float:
-    """Of several requests."""
+    """Median time to the first token of several requests."""
     return median(answer.ttft_ms for answer in answers)

@@ -12,23 +12,18 @@ from functools import partial
 from typing import Any, Protocol
 
 from benchmarks.engines import Generate
-from benchmarks.prefetch import PAGE_TOKENS, build_model
+from benchmarks.model_shapes import make_layout
+from benchmarks.sleeping_model import PAGE_TOKENS, build_model
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.client import AsyncLLM
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.storage.fake import FakeBackend, Faults
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.runtime.storage.redis_server import RedisServer
 
-LAYOUT = KvLayout(
-    page_size=PAGE_TOKENS,
-    dtype="float32",
-    dtype_bytes=4,
-    groups=(KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=16),),
-)
+LAYOUT = make_layout(PAGE_TOKENS, num_layers=1, num_kv_heads=1, head_dim=16)
 """8 KiB per page."""
 PAGE_BYTES = LAYOUT.host_page_bytes(0)
 
@@ -144,7 +139,7 @@ class KilledActor:
         os.kill(health["storage"]["pid"], signal.SIGKILL)
 
     async def repair(self) -> None:
-        """Nobody has to."""
+        """Do nothing: the Supervisor has made another one."""
 
 
 @asynccontextmanager
@@ -167,7 +162,7 @@ async def _on_ray(sections: dict[str, Any], step_s: float, name: str) -> AsyncIt
 
 @asynccontextmanager
 async def without_l3(beside: Served, sections: Sections, step_s: float) -> AsyncIterator[Served]:
-    """The same kind of engine, but for L3."""
+    """The same kind of engine without L3."""
     plain = sections(None, PAGE_BYTES)
     engine = (
         _on_ray(plain, step_s, "without-l3") if beside.is_on_ray else _in_process(plain, step_s)
@@ -187,6 +182,7 @@ async def _faking(
         assert storage is not None
         backend = storage.plain.backend
         assert isinstance(backend, FakeBackend)
+
         faults = FakeFaults(backend, Faults(latency_s=latency_s), broken)
         try:
             yield served, faults

@@ -20,22 +20,22 @@ from typing import Protocol
 
 import torch
 
-from benchmarks.decode_tpot import FULL, TINY, Sizes, ask_batch
 from benchmarks.engines import (
     MOE_L12,
     MOE_TINY,
     ModelConfig,
     Options,
     Prompts,
+    ask_batch,
     dummy_engine,
     parse_options,
 )
 from benchmarks.record import Figure
+from benchmarks.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BATCHES, Batches
 from raydix.runtime.actors.gpu import build_torch_model
 from raydix.runtime.actors.gpu_model import GpuModel
 from raydix.runtime.config.engine import EngineConfig
 
-MAX_IDLE_FRACTION = 0.03
 RAMP_STEPS = 12
 """Not measured at either end of a batch, where prompts are computed and requests end."""
 
@@ -138,9 +138,7 @@ class Pass:
 
 
 class PassRecorder:
-    """Builds the configured model so that the passes of all its steps are kept. Owns: `passes`, in
-    order.
-    """
+    """Builds the configured model with timers that are kept. Owns: `passes`, in order."""
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
@@ -169,13 +167,14 @@ def late_fraction(passes: Sequence[Pass]) -> float:
 
 
 async def measure(
-    options: Options, sizes: Sizes, model: ModelConfig, batches: Sequence[int], num_steps: int
+    options: Options, sizes: Batches, model: ModelConfig, batches: Sequence[int], num_steps: int
 ) -> list[Figure]:
     """One run of `num_steps` per batch size, after one that warms up."""
     output_tokens = num_steps + 2 * RAMP_STEPS
     prompts = Prompts(int(model["vocab_size"]))
     recorder = PassRecorder()
     figures = []
+
     async with dummy_engine(
         options, model, sizes.sections(output_tokens), recorder.build_model
     ) as engine:
@@ -185,6 +184,7 @@ async def measure(
                 drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
                 await ask_batch(engine.client.generate, drawn, num_tokens)
                 await engine.settle()
+
             steady = recorder.passes[RAMP_STEPS : RAMP_STEPS + num_steps]
             assert len(steady) == num_steps, "every output token takes a step"
             step_ms = steady[0].began.ms_until(steady[-1].ended) / num_steps
@@ -208,9 +208,9 @@ async def measure(
 def main(options: Options) -> int:
     """Measure and report."""
     if options.is_tiny:
-        sizes, model, batches, num_steps = TINY, MOE_TINY, (1, 4), 40
+        sizes, model, batches, num_steps = TINY_BATCHES, MOE_TINY, (1, 4), 40
     else:
-        sizes, model, batches, num_steps = FULL, MOE_L12, (1, 64), 500
+        sizes, model, batches, num_steps = FULL_BATCHES, MOE_L12, (1, 64), 500
     figures = asyncio.run(measure(options, sizes, model, batches, num_steps))
     config = {"model": "moe_l12", "prompt_tokens": sizes.prompt_tokens, "steps": num_steps}
     return options.report("gpu_idle", config, figures)

@@ -1,34 +1,46 @@
-"""Times of work on the GPU, and what the GPU benchmarks have in common on the command line."""
+"""What the benchmarks of kernels share: times on the device, the command line and the record."""
 
-import argparse
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import torch
 from triton.testing import do_bench
 
-from benchmarks.record import REPOSITORY
+from benchmarks.command_line import add_commit, add_results, make_parser
+from benchmarks.record import Figure, report
+
+Work = Callable[[], object]
+"""Enqueues on the current stream."""
 
 
-def median_ms(work: Callable[[], object], repeat_ms: int = 150) -> float:
-    """Median time by events of `work`, which enqueues on the current stream. Caches are flushed
-    between runs.
-    """
+def median_ms(work: Work, repeat_ms: int = 150) -> float:
+    """Median time by events of `work`. Caches are flushed between runs."""
     return float(do_bench(work, warmup=25, rep=repeat_ms, return_mode="median"))
 
 
-def gpu_name() -> str:
-    """The GPU's model."""
-    return torch.cuda.get_device_name()
+def capture(work: Work) -> Work:
+    """The replay of a CUDA graph of `work`, which is run once before."""
+    work()
+    torch.cuda.synchronize()
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
-def parse_arguments(description: str | None) -> argparse.Namespace:
-    """`results`: the folder for the record; `commit`: of the code, where there is no repository
-    beside it.
-    """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results")
-    parser.add_argument("--commit", default=None)
-    return parser.parse_args()
+def run_kernel_benchmark(
+    name: str,
+    description: str | None,
+    config: Mapping[str, object],
+    measure: Callable[[], list[Figure]],
+) -> int:
+    """Read the command line, measure with a fixed seed, and report; the exit status."""
+    parser = make_parser(description)
+    add_results(parser, help="folder for the record")
+    add_commit(parser)
+    arguments = parser.parse_args()
+
+    torch.manual_seed(0)
+    figures = measure()
+    config = {"gpu": torch.cuda.get_device_name(), **config}
+    return report(name, config, figures, keep_in=arguments.results, at_commit=arguments.commit)

@@ -8,15 +8,15 @@ and with thousands of lookups and writes that wait. What is done in pieces count
 turn. All times are of this thread's CPU, and stand beside a reference loop of the same run.
 """
 
-import argparse
 import gc
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from time import thread_time
 
+from benchmarks.command_line import add_results, make_parser
+from benchmarks.model_shapes import small_model_layout
 from benchmarks.record import Figure, report
 from raydix.ids import ConnectionId, LeaseId, LookupId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
@@ -36,8 +36,6 @@ from raydix.runtime.cache.host.events import (
     ToScheduler,
     ToStorage,
 )
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     KEY_BYTES,
     CancelBatch,
@@ -65,10 +63,8 @@ MAX_EVENT_S = 0.002
 
 
 def geometry(num_pages: int) -> ArenaGeometry:
-    """Pages of 1 MiB, header aside: 32 layers of 4 heads of 32, in 16 bits."""
-    layers = tuple(range(32))
-    group = KvGroup(kind=GroupKind.FULL, layers=layers, num_kv_heads=4, head_dim=32)
-    layout = KvLayout(page_size=PAGE_SIZE, dtype="bfloat16", dtype_bytes=2, groups=(group,))
+    """Pages of 1 MiB, header aside."""
+    layout = small_model_layout(PAGE_SIZE)
     return plan_arena(layout, num_pages * layout.host_page_bytes(0))
 
 
@@ -170,7 +166,7 @@ def reference_loop() -> float:
 def lease_and_release(node: Node) -> float:
     """A lease of nothing and its end: what every event costs."""
     seconds = node.say(LeasePages(lease_id=LeaseId(1), keys=node.new_keys(1), starts=(0,)))
-    return seconds + node.say(ReleaseLeases(lease_ids=int32_array((1,))))
+    return seconds + node.say(ReleaseLeases(lease_ids=(LeaseId(1),)))
 
 
 def fill(node: Node, num_pages: int) -> tuple[float, float]:
@@ -214,7 +210,7 @@ def measure(num_pages: int = NUM_PAGES) -> Mapping[str, float]:
 
 
 def _load(node: Node) -> None:
-    """Thousands of lookups wait for their search, and writes for storage, which answers nothing."""
+    """Let thousands of lookups and writes wait for storage, which answers nothing."""
     while node.core.stats().get("l3_writes_dropped_queue_full", 0) == 0:
         node.commit()
     for _ in range(NUM_LOOKUPS):
@@ -242,6 +238,7 @@ def figures(measured: Mapping[str, float]) -> list[Figure]:
         "loaded_event": MAX_EVENT_S,
         "loaded_lookup": MAX_EVENT_S,
     }
+
     reference_s = measured["reference_loop"]
     return [
         Figure(
@@ -258,12 +255,10 @@ def figures(measured: Mapping[str, float]) -> list[Figure]:
 
 def main() -> int:
     """Returns 1 if a bar is not met."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--pages", type=int, default=NUM_PAGES)
-    parser.add_argument("--results", type=Path, help="folder for the record")
+    add_results(parser, help="folder for the record", default=None)
+
     arguments = parser.parse_args()
     measured = measure(arguments.pages)
     for name, seconds in measured.items():

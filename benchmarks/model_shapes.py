@@ -1,7 +1,9 @@
-"""The models of the speed tests, as config-only folders: their weights are random."""
+"""The models of the benchmarks: shapes of checkpoints without weights, and layouts of KV alone."""
 
 import json
 from pathlib import Path
+
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 
 _COMMON = {
     "hidden_act": "silu",
@@ -46,9 +48,32 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 def write_config(shape: str, folder: Path) -> Path:
-    """Write a shape's config.json and return its folder, for `model.path` with `model.load_format:
-    dummy`.
-    """
+    """Write a shape's config.json; its folder is a `model.path` for `load_format: dummy`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2))
     return folder
+
+
+def make_layout(
+    page_size: int,
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype_bytes: int = 4,
+) -> KvLayout:
+    """The layout of one KV group that keeps all tokens, for an engine without weights."""
+    group = KvGroup(
+        kind=GroupKind.FULL,
+        layers=tuple(range(num_layers)),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+
+    dtype = {2: "bfloat16", 4: "float32"}[dtype_bytes]
+    return KvLayout(page_size=page_size, dtype=dtype, dtype_bytes=dtype_bytes, groups=(group,))
+
+
+def small_model_layout(page_size: int) -> KvLayout:
+    """16 KiB a token, as of a small model; a page of 64 tokens has 1 MiB."""
+    return make_layout(page_size, num_layers=32, num_kv_heads=4, head_dim=32, dtype_bytes=2)

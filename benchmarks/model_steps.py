@@ -1,27 +1,28 @@
-"""Speed of the model runner alone, in process and without a scheduler: decode steps by batch, and
-cold prompts.
+"""Speed of the model runner alone: decode steps by batch, and cold prompts.
 
 Run on a GPU: `python -m benchmarks.model_steps [--shape moe_l12] [--batches 1,8,32,64,128]
 [--profile]`.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.bare_runner import add_requests, plan_rows
+from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.model_shapes import SHAPES, write_config
-from benchmarks.record import REPOSITORY, Figure, report
-from raydix.ids import RequestId, Slot
+from benchmarks.record import Figure, report
+from benchmarks.workloads import MAX_COLD_MS, MAX_IDLE_FRACTION, MAX_TPOT_MS
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.runner import ModelRunner, StepOutput
 from raydix.runtime.tiers.gpu_pool import make_pools
@@ -30,9 +31,8 @@ PAGE_SIZE = 64
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
 COLD_TOKENS, COLD_CHUNK = 16_384, 8192
 EXTENSION_TOKENS = 16
-TPOT_BARS_MS = {"moe_l12": {1: 1.2, 8: 2.1, 32: 3.8, 64: 4.3, 128: 4.9}}
-COLD_BARS_MS = {"dense_l16": 165.0}
-MAX_IDLE_FRACTION = 0.03
+TPOT_BARS_MS = {"moe_l12": MAX_TPOT_MS}
+COLD_BARS_MS = {"dense_l16": MAX_COLD_MS}
 
 
 class StepDriver:
@@ -44,11 +44,11 @@ class StepDriver:
             loaded = make_dummy_model(
                 write_config(shape, Path(folder)), device=device, dtype=torch.bfloat16
             )
+
         self.spec = loaded.spec
         pages = max(max_requests * 13, COLD_TOKENS // PAGE_SIZE + 1)
-        self.pools = make_pools(
-            KvShard(layout=loaded.kv_layout(PAGE_SIZE, "bfloat16")), [pages], device
-        )
+        shard = KvShard(layout=loaded.kv_layout(PAGE_SIZE, "bfloat16"))
+        self.pools = make_pools(shard, [pages], device)
         self.runner = ModelRunner(
             loaded.decoder,
             self.pools,
@@ -57,39 +57,17 @@ class StepDriver:
             max_model_len=COLD_TOKENS + 64,
             device=device,
         )
-        began_s = time.monotonic()
-        self.runner.warm_up(COLD_CHUNK)
-        torch.cuda.synchronize()
-        self.warm_up_s = time.monotonic() - began_s
-        began_s = time.monotonic()
-        self.runner.capture_graphs()
-        torch.cuda.synchronize()
-        self.capture_s = time.monotonic() - began_s
         self._rng = np.random.default_rng(0)
         self._step = 0
+
+        self.warm_up_s = _seconds(lambda: self.runner.warm_up(COLD_CHUNK))
+        self.capture_s = _seconds(self.runner.capture_graphs)
 
     def add(self, num_requests: int, num_tokens: int, num_pages: int) -> None:
         """Put greedy requests into slots 0.. with pages of their own."""
         prompts = self._rng.integers(1, self.spec.vocab_size, (num_requests, num_tokens))
-        added = tuple(
-            AddedRequest(
-                slot=Slot(slot),
-                request_id=RequestId(str(slot)),
-                token_ids=int32_array(prompt),
-                num_prompt_tokens=num_tokens,
-                sampling=DeviceSampling(seed=slot),
-            )
-            for slot, prompt in enumerate(prompts)
-        )
-        tables = TableChanges(
-            slots=int32_array(range(num_requests)),
-            starts=int32_array([0] * num_requests),
-            counts=int32_array([num_pages] * num_requests),
-            page_ids=int32_array(
-                self._rng.permutation(len(self.pools[0]) - 1)[: num_requests * num_pages] + 1
-            ),
-        )
-        self.runner.apply(StepPlan(step=0, added=added, tables=(tables,)))
+        page_ids = self._rng.permutation(len(self.pools[0]) - 1)[: num_requests * num_pages] + 1
+        self.runner.apply(add_requests(prompts, page_ids.reshape(num_requests, num_pages)))
 
     def remove(self, num_requests: int) -> None:
         """Free slots 0.. again."""
@@ -99,17 +77,7 @@ class StepDriver:
         self, slots: range, start: int, num_tokens: int, output_position: int | None
     ) -> StepOutput:
         """Enqueue one step of equal rows. `output_position` None: they sample nothing."""
-        count = len(slots)
-        position = -1 if output_position is None else output_position
-        plan = StepPlan(
-            step=self._step,
-            row_slots=int32_array(slots),
-            row_starts=int32_array([start] * count),
-            row_num_tokens=int32_array([num_tokens] * count),
-            row_write_starts=int32_array([start] * count),
-            row_output_positions=int32_array([position] * count),
-            row_loads=int32_array([-1] * count),
-        )
+        plan = plan_rows(self._step, slots, start, num_tokens, output_position)
         self._step += 1
         self.runner.apply(plan)
         return self.runner.execute(plan, lambda transfer, layer: None)
@@ -121,10 +89,12 @@ class StepDriver:
             self.step(range(slot, stop), 0, PROMPT_TOKENS, 0).to_result(0, 0, 0.0)
 
     def decode(self, num_requests: int, num_steps: int) -> tuple[list[float], float, float]:
-        """Per step the seconds between results; wall time and the sum of the passes' device times."""
+        """Seconds between results, of all, and of the passes on the device."""
         passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         in_flight: deque[StepOutput] = deque()
         arrived_s = [time.monotonic()]
+
+        # One step ahead: a step is enqueued before the result of the one before it is read.
         for step in range(num_steps):
             events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             events[0].record()
@@ -134,6 +104,7 @@ class StepDriver:
             if len(in_flight) > 1:
                 in_flight.popleft().to_result(0, step, 0.0)
                 arrived_s.append(time.monotonic())
+
         in_flight.popleft().to_result(0, num_steps, 0.0)
         arrived_s.append(time.monotonic())
         device_s = sum(began.elapsed_time(ended) for began, ended in passes) / 1e3
@@ -149,9 +120,7 @@ class StepDriver:
         return time.monotonic() - began_s
 
     def extension(self) -> tuple[float, float]:
-        """Seconds until a few tokens after a long prefix are enqueued, and until their first token
-        is there.
-        """
+        """Seconds until a few tokens after a long prefix are enqueued, and until one is there."""
         began_s = time.monotonic()
         output = self.step(range(1), COLD_TOKENS, EXTENSION_TOKENS, 0)
         enqueued_s = time.monotonic()
@@ -159,17 +128,25 @@ class StepDriver:
         return enqueued_s - began_s, time.monotonic() - began_s
 
 
+def _seconds(work: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    work()
+    torch.cuda.synchronize()
+    return time.monotonic() - began_s
+
+
 def main() -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="moe_l12")
     parser.add_argument("--batches", default="1,8,32,64,128")
     parser.add_argument(
-        "--profile", action="store_true", help="Print the kernels that take longest, too."
+        "--profile", action="store_true", help="print the kernels that take longest, too"
     )
-    parser.add_argument("--commit", help="Of a copy without its repository.")
-    parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results")
+    add_commit(parser)
+    add_results(parser, help="folder for the record")
     options = parser.parse_args()
+
     batches = [int(batch) for batch in options.batches.split(",")]
     driver = StepDriver(options.shape, max(batches))
     figures = [
@@ -180,19 +157,10 @@ def main() -> int:
         figures += _decode_figures(driver, options.shape, batch)
         if options.profile:
             _print_profile(driver, f"decode of {batch}", batch)
-    driver.add(1, COLD_TOKENS, COLD_TOKENS // PAGE_SIZE + 1)
-    cold_ms = statistics.median([driver.cold() for _ in range(5)]) * 1e3
-    figures.append(
-        Figure(name="cold", value=cold_ms, unit="ms", max_value=COLD_BARS_MS.get(options.shape))
-    )
-    enqueued_s, done_s = zip(*[driver.extension() for _ in range(9)], strict=True)
-    figures.append(
-        Figure(name="extension_enqueued", value=statistics.median(enqueued_s) * 1e3, unit="ms")
-    )
-    figures.append(Figure(name="extension", value=statistics.median(done_s) * 1e3, unit="ms"))
-    driver.remove(1)
+    figures += _long_prompt_figures(driver, options.shape)
     if options.profile:
         _print_profile(driver, "cold prompt", None)
+
     return report(
         f"model_steps_{options.shape}",
         {
@@ -214,6 +182,7 @@ def _decode_figures(driver: StepDriver, shape: str, batch: int) -> list[Figure]:
     gaps_s, wall_s, _ = driver.decode(batch, OUTPUT_TOKENS)
     idle = driver.decode(batch, 500)
     driver.remove(batch)
+
     bar = TPOT_BARS_MS.get(shape, {}).get(batch)
     idle_fraction = Figure(
         name=f"idle_{batch}",
@@ -228,6 +197,19 @@ def _decode_figures(driver: StepDriver, shape: str, batch: int) -> list[Figure]:
     return [tpot, mean, idle_fraction]
 
 
+def _long_prompt_figures(driver: StepDriver, shape: str) -> list[Figure]:
+    driver.add(1, COLD_TOKENS, COLD_TOKENS // PAGE_SIZE + 1)
+    cold_ms = statistics.median([driver.cold() for _ in range(5)]) * 1e3
+    enqueued_s, done_s = zip(*[driver.extension() for _ in range(9)], strict=True)
+    driver.remove(1)
+
+    return [
+        Figure(name="cold", value=cold_ms, unit="ms", max_value=COLD_BARS_MS.get(shape)),
+        Figure(name="extension_enqueued", value=statistics.median(enqueued_s) * 1e3, unit="ms"),
+        Figure(name="extension", value=statistics.median(done_s) * 1e3, unit="ms"),
+    ]
+
+
 def _print_profile(driver: StepDriver, title: str, batch: int | None) -> None:
     driver.add(
         batch or 1,
@@ -236,12 +218,14 @@ def _print_profile(driver: StepDriver, title: str, batch: int | None) -> None:
     )
     if batch:
         driver.prefill(batch)
+
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         if batch:
             driver.decode(batch, 10)
         else:
             driver.cold()
     driver.remove(batch or 1)
+
     table = profile.key_averages().table(
         sort_by="cuda_time_total", row_limit=22, max_name_column_width=70
     )

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
-from benchmarks.record import Figure, report
+from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
+from benchmarks.record import Figure
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.topk_gating import topk_gating
 
@@ -26,17 +26,7 @@ NUM_TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FIRST_WITH_BAR = 16
 MIN_SPEEDUP = 1.1
 DEVICE_TBPS, DEVICE_TFLOPS = 4.2, 790
-"""Of an H200: bytes of a large copy, read plus written, and a matrix product of random bf16."""
-
-
-def graph_ms(work: Callable[[], object]) -> float:
-    """Median time of the work's replay."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return median_ms(graph.replay)
+"""What an H200 reads and writes in a large copy, and does in a product of random bf16."""
 
 
 def baseline(
@@ -63,7 +53,7 @@ def floor_ms(expert_ids_TK: Tensor) -> float:
     return max(bytes_ms, operations_ms)
 
 
-def measure(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figure]:
+def measure_layer(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figure]:
     """Figures of one number of tokens."""
     x_TC = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
     logits_TE = torch.randn(num_tokens, EXPERTS, dtype=torch.bfloat16, device="cuda")
@@ -74,8 +64,8 @@ def measure(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figu
         )
 
     _, expert_ids_TK = topk_gating(logits_TE, CHOICES, renormalise=True)
-    layer_ms = graph_ms(layer)
-    baseline_ms = graph_ms(baseline(x_TC, gate_up_EIC, down_ECI, expert_ids_TK))
+    layer_ms = median_ms(capture(layer))
+    baseline_ms = median_ms(capture(baseline(x_TC, gate_up_EIC, down_ECI, expert_ids_TK)))
     name = f"{num_tokens} tokens"
     min_speedup = MIN_SPEEDUP if num_tokens >= FIRST_WITH_BAR else None
     return [
@@ -92,21 +82,23 @@ def measure(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figu
     ]
 
 
+def measure() -> list[Figure]:
+    """All numbers of tokens, with the same weights."""
+
+    def weights(rows: int, columns: int) -> Tensor:
+        """Of all experts; scaled so that products keep the size of what goes in."""
+        shape = (EXPERTS, rows, columns)
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * columns**-0.5
+
+    gate_up_EIC, down_ECI = weights(2 * INTERMEDIATE, HIDDEN), weights(HIDDEN, INTERMEDIATE)
+    return [
+        figure for count in NUM_TOKENS for figure in measure_layer(count, gate_up_EIC, down_ECI)
+    ]
+
+
 def main() -> int:
     """Measure and report."""
-    arguments = parse_arguments(__doc__)
-    torch.manual_seed(0)
-    gate_up_EIC = (
-        torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, dtype=torch.bfloat16, device="cuda")
-        * HIDDEN**-0.5
-    )
-    down_ECI = (
-        torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, dtype=torch.bfloat16, device="cuda")
-        * INTERMEDIATE**-0.5
-    )
-    figures = [figure for count in NUM_TOKENS for figure in measure(count, gate_up_EIC, down_ECI)]
     config = {
-        "gpu": gpu_name(),
         "hidden": HIDDEN,
         "intermediate": INTERMEDIATE,
         "experts": EXPERTS,
@@ -115,9 +107,7 @@ def main() -> int:
         "ceiling_tbps": DEVICE_TBPS,
         "ceiling_tflops": DEVICE_TFLOPS,
     }
-    return report(
-        "moe_layer", config, figures, keep_in=arguments.results, at_commit=arguments.commit
-    )
+    return run_kernel_benchmark("moe_layer", __doc__, config, measure)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from benchmarks.reload import FULL, TINY, Sizes, loading
+from benchmarks.reload import loading
+from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
 from raydix.runtime.testing.engine import InProcessEngine
 
 MAX_RATIO = 1.15
@@ -40,7 +41,7 @@ class Prefix:
     """One prefix that L2 holds, in an engine of its own."""
 
     def __init__(
-        self, engine: InProcessEngine, options: Options, sizes: Sizes, vocab_size: int
+        self, engine: InProcessEngine, options: Options, sizes: Contexts, vocab_size: int
     ) -> None:
         self._engine = engine
         self._repeats = options.repeats
@@ -76,10 +77,9 @@ class Prefix:
         return median_ttft_ms(answers[1:])
 
 
-async def choose_new_tokens(prefix: Prefix, sizes: Sizes, targets_ms: list[float]) -> list[int]:
-    """Numbers of new tokens whose computation alone takes about these times, interpolated between
-    powers of two.
-    """
+async def choose_new_tokens(prefix: Prefix, sizes: Contexts, targets_ms: list[float]) -> list[int]:
+    """Numbers of new tokens whose computation alone takes about these times."""
+    # Measured at powers of two, and interpolated between them.
     steps = list(
         takewhile(
             lambda tokens: tokens <= sizes.context_tokens, (16 << power for power in range(16))
@@ -90,7 +90,7 @@ async def choose_new_tokens(prefix: Prefix, sizes: Sizes, targets_ms: list[float
     return [max(1, round(float(np.interp(target, rising_ms, steps)))) for target in targets_ms]
 
 
-async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Figure]:
+async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list[Figure]:
     """All ratios."""
     async with dummy_engine(options, model, sizes.sections(PAGE_SIZE)) as engine:
         prefix = Prefix(engine, options, sizes, int(model["vocab_size"]))
@@ -138,7 +138,7 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
 
 def main(options: Options) -> int:
     """Measure and report."""
-    sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
+    sizes, model = (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, DENSE_L16)
     figures = asyncio.run(measure(options, sizes, model))
     return options.report(
         "overlap", {"model": "dense_l16", "page_size": PAGE_SIZE, **asdict(sizes)}, figures

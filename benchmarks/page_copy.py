@@ -1,5 +1,4 @@
-"""Measure page copies between L1 and L2 in the patterns of serving, against one contiguous copy in
-the same run.
+"""Measure page copies between L1 and L2 as serving makes them, against one contiguous copy.
 
     python -m benchmarks.page_copy
 
@@ -19,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
-from benchmarks.record import Figure, report
+from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.record import Figure
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES, CopyEngine
 from raydix.kernels.page_copy import (
     CopyDirection,
@@ -81,9 +80,11 @@ class Pattern:
         head_bytes = 2 * self.page_size * HEAD_DIM * ELEMENT_BYTES
         canonical_layer_bytes = KV_HEADS * head_bytes
         slot_bytes = HEADER_BYTES + LAYERS * canonical_layer_bytes
+
         num_pages = min(
             TOTAL_BYTES // (LAYERS * self.heads * head_bytes), ARENA_BYTES // slot_bytes
         )
+
         random = np.random.default_rng(0)
         host_pages = random.permutation(ARENA_BYTES // slot_bytes)[:num_pages]
         shape = (num_pages + 1, LAYERS, self.heads, 2, self.page_size, HEAD_DIM)
@@ -149,9 +150,7 @@ class Copies:
 
 
 def pattern_figures(copies: Copies, baselines: dict[CopyDirection, float]) -> list[Figure]:
-    """Fractions of the contiguous copy. The bar holds for the way that serves: from 1 MiB on, the
-    copy engine.
-    """
+    """Fractions of the contiguous copy, by the kernel and by the copy engine."""
     pattern, figures = copies.pattern, []
     is_large = copies.piece_bytes >= LARGE_PIECE_BYTES
     for direction, baseline in baselines.items():
@@ -161,6 +160,7 @@ def pattern_figures(copies: Copies, baselines: dict[CopyDirection, float]) -> li
         )
         num_ctas = choose_num_ctas(direction, copies.piece_bytes)
         value = copies.gbps(copies.by_kernel, direction) / baseline
+        # The bar holds for the way that serves: from 1 MiB on, the copy engine.
         bar = None if is_large else MIN_FRACTION
         figures.append(
             Figure(name=f"{name}, {num_ctas} CTAs", value=value, unit="1", min_value=bar)
@@ -192,6 +192,7 @@ class DecodeStep:
     def run_ms(self) -> float:
         """Enqueue, wait, return the time on the device."""
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
         start.record()
         for _ in range(20):
             paged_decode(
@@ -205,6 +206,7 @@ class DecodeStep:
                 out_TQD=self.out,
             )
         stop.record()
+
         torch.cuda.synchronize()
         return float(start.elapsed_time(stop))
 
@@ -226,10 +228,8 @@ def slowdown(
     return median(beside_ms() for _ in range(9)) / alone
 
 
-def main() -> int:
-    """Measure and report."""
-    arguments = parse_arguments(__doc__)
-    torch.manual_seed(0)
+def measure() -> list[Figure]:
+    """The contiguous copies, all patterns, and the slowdown of decode attention."""
     arena = register_arena()
     with torch.cuda.stream(torch.cuda.Stream()):
         baselines = {direction: contiguous_gbps(arena, direction) for direction in CopyDirection}
@@ -239,6 +239,7 @@ def main() -> int:
         ]
         for pattern in PATTERNS:
             figures += pattern_figures(Copies(pattern, arena), baselines)
+
         step, copies = DecodeStep(), Copies(PATTERNS[5], arena)
         for direction in CopyDirection:
             for way, enqueue in (("kernel", copies.by_kernel), ("copy engine", copies.by_engine)):
@@ -249,17 +250,20 @@ def main() -> int:
                 figures.append(
                     Figure(name=name, value=slowdown(step, enqueue, direction), unit="1")
                 )
+    return figures
+
+
+def main() -> int:
+    """Measure and report."""
     config = {
-        "gpu": gpu_name(),
         "layers": LAYERS,
         "kv_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "dtype": "bfloat16",
+        "total_mib": TOTAL_BYTES >> 20,
+        "arena_mib": ARENA_BYTES >> 20,
     }
-    config |= {"total_mib": TOTAL_BYTES >> 20, "arena_mib": ARENA_BYTES >> 20}
-    return report(
-        "page_copy", config, figures, keep_in=arguments.results, at_commit=arguments.commit
-    )
+    return run_kernel_benchmark("page_copy", __doc__, config, measure)
 
 
 if __name__ == "__main__":

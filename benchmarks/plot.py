@@ -1,16 +1,17 @@
-"""Draw records as PNG: one panel per unit, a bar per figure with its limit and its baseline.
+"""Draw records as PNG: a panel per unit, a bar per figure, its limit and what was beside it.
 
 python -m benchmarks.plot benchmarks/results/reload.json ...   # reload.png beside it, and so on
 
 Needs matplotlib.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.command_line import make_parser
 
 _INCHES_PER_FIGURE = 0.35
 _WIDTH_INCHES = 10.0
@@ -26,7 +27,6 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     for figure in record["figures"]:
         by_unit.setdefault(figure["unit"], []).append(figure)
 
-    # Every bar has the same height, whatever the number of them in a panel.
     counts = [len(figures) for figures in by_unit.values()]
     height = 1.5 * len(counts) + _INCHES_PER_FIGURE * sum(counts)
     picture = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -68,9 +68,7 @@ def _draw_panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """Draw each record that is named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+")
     for path in parser.parse_args().records:
         draw(json.loads(path.read_text()), path.with_suffix(".png"))

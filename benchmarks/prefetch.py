@@ -3,39 +3,31 @@
     python -m benchmarks.prefetch
 
 A whole engine in one process: real actors, links, arena and copies around a model that only sleeps.
-A perfect pipeline takes the latency of the search and of the first read, the time of all bytes on
+A perfect pipeline takes the latency of `exists` and of the first read, the time of all bytes on
 the link, and one step. With slow copies the bytes take half of that time again from L2 to L1, which
 only a load that starts early can hide.
 """
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from benchmarks.engines import Answer, Prompts, ask, expect_sources
-from benchmarks.record import REPOSITORY, Figure, report
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
+from benchmarks.command_line import add_results, make_parser
+from benchmarks.engines import Answer, Prompts, ask, engine_sections, expect_sources
+from benchmarks.model_shapes import make_layout
+from benchmarks.record import Figure, report
+from benchmarks.sleeping_model import PAGE_TOKENS, build_model
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, GroupKind, KvGroup, KvLayout
-from raydix.runtime.config.kv_shard import KvShard
+from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES, KvLayout
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
-from raydix.runtime.testing.sleeping_runner import MAX_POSITIONS, VOCAB_SIZE, SleepingRunner
-from raydix.runtime.tiers.cpu_transfers import CpuTransfers
-from raydix.runtime.tiers.gpu_pool import make_pools
-from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
+from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE
 
-PAGE_TOKENS = 64
 HEAD_DIM = 8
 NUM_LAYERS = 16
 MAX_HIT_RATIO = 1.2
@@ -66,74 +58,35 @@ class Setting:
     @property
     def layout(self) -> KvLayout:
         """64 KiB per page."""
-        group = KvGroup(
-            kind=GroupKind.FULL, layers=tuple(range(NUM_LAYERS)), num_kv_heads=1, head_dim=HEAD_DIM
-        )
-        return KvLayout(page_size=PAGE_TOKENS, dtype="float32", dtype_bytes=4, groups=(group,))
+        return make_layout(PAGE_TOKENS, num_layers=NUM_LAYERS, num_kv_heads=1, head_dim=HEAD_DIM)
 
     @property
     def perfect_ms(self) -> float:
-        """See the module."""
+        """The time to the first token of a perfect pipeline."""
         num_bytes = self.num_pages * (OBJECT_HEADER_BYTES + self.layout.payload_bytes(0))
         return 1e3 * (2 * self.latency_s + num_bytes / self.max_bytes_per_s + self.step_s)
 
     def config(self, strategy: PrefetchStrategy) -> EngineConfig:
         """An engine that waits for L3 by `strategy`."""
         page_bytes = self.layout.host_page_bytes(0)
+        sections = engine_sections(
+            max_model_len=2 * self.prompt_tokens,
+            page_size=PAGE_TOKENS,
+            l1_pages=3 * self.num_pages,
+            l2_bytes=4 * self.num_pages * page_bytes,
+            chunk_tokens=self.chunk_tokens,
+        )
+
+        l3 = {
+            "backend": "fake",
+            "max_bytes": 64 * self.num_pages * page_bytes,
+            "latency_s": self.latency_s,
+            "max_bytes_per_s": self.max_bytes_per_s,
+        }
+        prefetch = {"strategy": strategy.value, "cap": "none"}
         return load_config(
-            {
-                "model": {"path": "none", "max_model_len": 2 * self.prompt_tokens},
-                "cache": {
-                    "page_size": PAGE_TOKENS,
-                    "l1": {"num_pages": 3 * self.num_pages},
-                    "l2": {"bytes_per_node": 4 * self.num_pages * page_bytes},
-                    "l3": {
-                        "backend": "fake",
-                        "max_bytes": 64 * self.num_pages * page_bytes,
-                        "latency_s": self.latency_s,
-                        "max_bytes_per_s": self.max_bytes_per_s,
-                    },
-                    "prefetch": {"strategy": strategy.value, "cap": "none"},
-                },
-                "scheduler": {"chunked_prefill_tokens": self.chunk_tokens},
-            }
+            {"model": {"path": "none"}, "cache": {"l3": l3, "prefetch": prefetch}}, sections
         )
-
-
-def build_model(
-    config: EngineConfig,
-    device_index: int,
-    *,
-    layout: KvLayout,
-    step_s: float,
-    page_copy_s: float = 0.0,
-) -> GpuModel:
-    """A model that sleeps, over real pages, each of which takes `page_copy_s` on average to copy."""
-    num_pages = config.cache.l1.num_pages
-    assert num_pages is not None
-    shard = KvShard(layout=layout)
-    pools = make_pools(shard, [num_pages], torch.device("cpu"))
-
-    def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-        return CpuTransfers(
-            shard, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s
-        )
-
-    report = LoadReport(
-        fingerprint=bytes(32),
-        layout=layout,
-        num_pages=(num_pages,),
-        max_position_embeddings=MAX_POSITIONS,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(),
-    )
-    return GpuModel(
-        report=report,
-        runner=SleepingRunner(step_s),
-        make_timer=HostTimer,
-        make_transfers=make_transfers,
-        enter_thread=lambda: None,
-    )
 
 
 class Engine:
@@ -198,11 +151,13 @@ async def measure_not_waiting(engine: Engine, setting: Setting, name: str) -> li
     known = engine.draw()
     await engine.store(known)
     hits, colds = [], []
+
     for _ in range(setting.repeats):
         hits.append((await engine.ask(known)).ttft_ms)
         await engine.empty()
         colds.append((await engine.ask(engine.draw())).ttft_ms)
         await engine.empty()
+
     ratio = median(hit / cold for hit, cold in zip(hits, colds, strict=True))
     return [
         Figure(name=f"{name}_ttft", value=median(hits), unit="ms"),
@@ -215,6 +170,7 @@ async def measure_shared(engine: Engine, setting: Setting, name: str) -> list[Fi
     """Many requests for one prefix at once."""
     prompt = engine.draw()
     await engine.store(prompt)
+
     before = await engine.num_read()
     answers = await asyncio.gather(*(engine.ask(prompt) for _ in range(NUM_SHARERS)))
     num_read = await engine.num_read() - before
@@ -271,17 +227,14 @@ async def run(setting: Setting) -> list[Figure]:
 
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     defaults = Setting()
     parser.add_argument("--step-ms", type=float, default=1e3 * defaults.step_s)
     parser.add_argument("--latency-ms", type=float, default=1e3 * defaults.latency_s)
     parser.add_argument("--max-bytes-per-s", type=int, default=defaults.max_bytes_per_s)
     parser.add_argument("--repeats", type=int, default=defaults.repeats)
-    parser.add_argument(
-        "--results", type=Path, default=REPOSITORY / "benchmarks" / "results", help="for the record"
-    )
+    add_results(parser, help="folder for the record")
+
     arguments = parser.parse_args()
     setting = Setting(
         step_s=arguments.step_ms / 1e3,

@@ -1,5 +1,4 @@
-"""Measure causal prefill attention over pages against torch's SDPA over contiguous keys in the same
-run.
+"""Measure causal prefill attention over pages against torch's SDPA over contiguous keys.
 
     python -m benchmarks.prefill_attention
 
@@ -12,8 +11,8 @@ import sys
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
-from benchmarks.record import Figure, report
+from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
+from benchmarks.record import Figure
 from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.paged_prefill import paged_prefill, plan_tiles
 
@@ -52,37 +51,37 @@ def paged_tflops(context: int, page_size: int) -> float:
     return tflops(context, time_ms)
 
 
-def main() -> int:
-    """Measure and report."""
-    arguments = parse_arguments(__doc__)
-    torch.manual_seed(0)
+def measure() -> list[Figure]:
+    """Both contexts, by SDPA and at both page sizes."""
     figures = []
     for context in CONTEXTS:
         baseline = sdpa_tflops(context)
         figures.append(Figure(name=f"SDPA, {context} tokens", value=baseline, unit="TFLOP/s"))
+
         for page_size in (16, 64):
             rate = paged_tflops(context, page_size)
             name = f"pages of {page_size}, {context} tokens"
             figures.append(Figure(name=name, value=rate, unit="TFLOP/s"))
-            fraction = rate / baseline
             figures.append(
                 Figure(
                     name=f"{name}, fraction of SDPA",
-                    value=fraction,
+                    value=rate / baseline,
                     unit="1",
                     min_value=MIN_FRACTION,
                 )
             )
+    return figures
+
+
+def main() -> int:
+    """Measure and report."""
     config = {
-        "gpu": gpu_name(),
         "query_heads": KV_HEADS * GROUP,
         "kv_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "dtype": "bfloat16",
     }
-    return report(
-        "prefill_attention", config, figures, keep_in=arguments.results, at_commit=arguments.commit
-    )
+    return run_kernel_benchmark("prefill_attention", __doc__, config, measure)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ page by page. Everything runs `--repeats` times and the best median counts: othe
 the machine's caches.
 """
 
-import argparse
 import gzip
 import json
 import sys
@@ -25,6 +24,7 @@ from time import perf_counter
 
 import numpy as np
 
+from benchmarks.command_line import make_parser
 from benchmarks.record import Figure, report
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
@@ -69,9 +69,11 @@ class Replay:
         self._now_s = 0.0
 
     def serve(self, token_ids: Int32Array, keys: bytes | None = None) -> int:
-        """Match, lock, make room, insert, unlock. Returns the pages that were cached. `keys` spares
-        the hashing.
+        """Match, lock, make room, insert, unlock; returns how many pages were cached.
+
+        `keys` spares the hashing.
         """
+        # Not in a `with` block for each time: entering one takes a good part of what is measured.
         tree, pool, times = self.tree, self.pool, self.times
         self._now_s += 1.0
         started = perf_counter()
@@ -134,6 +136,7 @@ def replay_trace(
     """Medians in microseconds over the second half of the trace's first `num_requests` requests."""
     replay = Replay(page_size=page_size, num_pages=capacity_tokens // page_size, eviction=eviction)
     num_cached_pages = num_tokens = 0
+
     for index, prompt in enumerate(trace_prompts(num_requests)):
         if index == num_requests // 2:
             replay.times.clear()
@@ -141,6 +144,7 @@ def replay_trace(
         num_tokens += len(prompt)
     replay.tree.check()
     replay.pool.check()
+
     bars = {"match": 8.0, "insert": 40.0, "evict_per_victim": 5.0}
     figures = [
         Figure(
@@ -159,6 +163,7 @@ def replay_trace(
         )
         for name in ("match", "insert", "evict")
     ]
+
     tree_s = sum(sum(replay.times[name]) for name in ("match", "lock", "insert", "unlock", "evict"))
     return [
         *figures,
@@ -188,6 +193,7 @@ def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figur
         min(_time_eviction(eviction, num_nodes, page_size) for _ in range(repeats))
         for num_nodes in SWEEP_NODES
     ]
+
     ratio = Figure(
         name=f"{eviction}_evict_ratio_30k_to_1k",
         value=tails_s[1] / tails_s[0],
@@ -209,9 +215,8 @@ def sweep_eviction(eviction: str, *, page_size: int, repeats: int) -> list[Figur
 
 
 def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
-    """Median seconds per victim once the tree holds about `num_nodes` nodes: a full one takes one
-    leaf per prompt.
-    """
+    """Median seconds per victim in a full tree of about `num_nodes` nodes."""
+    # A full tree gives up one leaf per prompt.
     num_first_blocks = min(SWEEP_FIRST_BLOCKS, num_nodes // 2)
     prompt_pages = SWEEP_PROMPT_TOKENS // page_size
     first_pages = BLOCK_TOKENS // page_size
@@ -221,6 +226,7 @@ def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
     replay = Replay(page_size=page_size, num_pages=num_pages, eviction=eviction)
     tail = np.arange(SWEEP_PROMPT_TOKENS, dtype=np.int32)
     keys = bytes(KEY_BYTES * prompt_pages)  # the tree never looks into a key
+
     num_warm = num_nodes + SWEEP_REQUESTS
     for index in range(num_warm + SWEEP_REQUESTS):
         if index == num_warm:
@@ -234,7 +240,7 @@ def _time_eviction(eviction: str, num_nodes: int, page_size: int) -> float:
 
 
 def time_steps(eviction: str) -> list[Figure]:
-    """Percentiles of taking one page and of looking ahead, with as many leaves as an L1 may hold."""
+    """Percentiles of taking a page and of looking ahead, with as many leaves as an L1 may hold."""
     tree = RadixTree(page_size=1, eviction=eviction)
     times: Times = defaultdict(list)
     for number in range(NUM_STEP_LEAVES + NUM_STEPS):
@@ -295,14 +301,14 @@ def time_tails(page_size: int) -> list[Figure]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Measure, and return 1 below a bar."""
+    parser = make_parser(__doc__)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--capacity-tokens", type=int, default=4_000_000)
     parser.add_argument("--requests", type=int, default=6000)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+
     figures: list[Figure] = []
     for eviction in ("lru", "fifo"):
         replays = [

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value. `max_value` and `min_value` are bars; without any the figure is for
-    information.
+    """One measured value; `max_value` and `min_value` are its bars, if it has any.
 
     `baseline`, in the same unit, is measured in the same run: a ceiling, or another way to do the
     same.
@@ -39,9 +39,7 @@ class Figure:
 
 
 def commit() -> str:
-    """The checkout's commit, with `+` if tracked files differ from it; `unknown` outside a
-    checkout.
-    """
+    """The checkout's commit, with `+` if tracked files differ from it; `unknown` without one."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -68,11 +66,10 @@ def report(
     kept_unit: str | None = None,
     at_commit: str | None = None,
 ) -> int:
-    """Print one JSON record on stdout, each bar and its value on stderr. Returns the exit status: 1
-    below a bar.
+    """Print a JSON record on stdout, and bars on stderr; the exit status, 1 below a bar.
 
-    `keep_in`: also write it to `<benchmark>.json` in that folder; with `kept_unit` only its figures
-    of that unit. `at_commit`: for a copy without its repository.
+    keep_in: also write it to `<benchmark>.json` in that folder, with `kept_unit` only its figures
+    of that unit. at_commit: the commit of a copy without its repository.
     """
     record = {
         "benchmark": benchmark,
@@ -82,12 +79,14 @@ def report(
         "figures": [_as_record(figure) for figure in figures],
     }
     print(json.dumps(record), flush=True)
+
     if keep_in is not None:
         keep_in.mkdir(parents=True, exist_ok=True)
         kept = [_as_record(figure) for figure in figures if kept_unit in (None, figure.unit)]
         (keep_in / f"{benchmark}.json").write_text(
             json.dumps(record | {"figures": kept}, indent=2) + "\n"
         )
+
     for figure in figures:
         bars = [f"at most {figure.max_value:g}"] if figure.max_value is not None else []
         bars += [f"at least {figure.min_value:g}"] if figure.min_value is not None else []

@@ -1,5 +1,4 @@
-"""Measure times to the first token of long contexts that are found in L2 or in L1, and the loads'
-bandwidth.
+"""Measure times to the first token of long contexts in L2 or L1, and the loads' bandwidth.
 
     python -m benchmarks.reload
 
@@ -10,7 +9,7 @@ tokens: so every context has left L1 when its turn comes, and is in L1 when it i
 import asyncio
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.ceilings import load_gbps
@@ -28,6 +27,7 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
+from benchmarks.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
 from raydix.runtime.testing.engine import InProcessEngine
 
 MAX_L2_MS = {16: 32.0, 64: 28.0}
@@ -36,38 +36,10 @@ MAX_L1_MS = 8.0
 MIN_LOAD_GBPS = 50.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Of the contexts and tiers."""
-
-    context_tokens: int = 16_384
-    new_tokens: int = 16
-    l1_tokens: int = 65_536
-    num_contexts: int = 6
-    l2_bytes: int = 10 << 30
-    chunk_tokens: int = 8192
-
-    def sections(self, page_size: int) -> dict[str, Any]:
-        """The engine's configuration but for its model."""
-        return {
-            "model": {"max_model_len": 3 * self.context_tokens},
-            "cache": {
-                "page_size": page_size,
-                "l1": {"num_pages": self.l1_tokens // page_size},
-                "l2": {"bytes_per_node": self.l2_bytes},
-            },
-            "scheduler": {"chunked_prefill_tokens": self.chunk_tokens, "max_running_requests": 4},
-        }
-
-
-FULL = Sizes()
-TINY = Sizes(context_tokens=256, l1_tokens=1024, l2_bytes=8 << 20, chunk_tokens=128)
-
-
-class Contexts:
+class Asker:
     """Asks one engine about its contexts in turn."""
 
-    def __init__(self, engine: InProcessEngine, sizes: Sizes, vocab_size: int) -> None:
+    def __init__(self, engine: InProcessEngine, sizes: Contexts, vocab_size: int) -> None:
         self._engine = engine
         self._sizes = sizes
         self._prompts = Prompts(vocab_size)
@@ -76,9 +48,7 @@ class Contexts:
         ]
 
     async def ask_each(self, *, times: int = 1, **cached_tokens: int) -> list[Answer]:
-        """One answer per context, the last of `times`; what came from the tiers must be
-        `cached_tokens`.
-        """
+        """One answer per context, the last of `times`; the tiers must give `cached_tokens`."""
         answers = []
         for context in self._contexts:
             for _ in range(times):
@@ -100,24 +70,27 @@ def loading(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float,
 
 
 async def measure(
-    options: Options, page_size: int, sizes: Sizes, model: ModelConfig
+    options: Options, page_size: int, sizes: Contexts, model: ModelConfig
 ) -> list[Figure]:
     """All states at one page size."""
     async with dummy_engine(options, model, sizes.sections(page_size)) as engine:
-        contexts = Contexts(engine, sizes, int(model["vocab_size"]))
-        cold = await contexts.ask_each()
-        await contexts.ask_each(l2=sizes.context_tokens)
+        asker = Asker(engine, sizes, int(model["vocab_size"]))
+        cold = await asker.ask_each()
+        await asker.ask_each(l2=sizes.context_tokens)
+
         before = await engine.stats()
         from_l2: list[Answer] = []
         for _ in range(options.repeats):
-            from_l2 += await contexts.ask_each(l2=sizes.context_tokens)
+            from_l2 += await asker.ask_each(l2=sizes.context_tokens)
         num_bytes, seconds = loading(before, await engine.stats())
-        from_l1 = await contexts.ask_each(times=2, l1=sizes.context_tokens)
+        from_l1 = await asker.ask_each(times=2, l1=sizes.context_tokens)
         await engine.check()
+
     rate = num_bytes / seconds / 1e9
     ceiling = load_gbps(options.device, int(num_bytes) // len(from_l2))
     page = f"page {page_size}"
     wire_ms = num_bytes / len(from_l2) / ceiling / 1e6
+
     return [
         Figure(
             name=f"TTFT, L2 hit, {page}",
@@ -149,7 +122,7 @@ async def measure(
 
 def main(options: Options) -> int:
     """Measure and report."""
-    sizes, model = (TINY, DENSE_TINY) if options.is_tiny else (FULL, DENSE_L16)
+    sizes, model = (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, DENSE_L16)
     figures = []
     for page_size in (64, 16):
         figures += asyncio.run(measure(options, page_size, sizes, model))

@@ -8,13 +8,12 @@ at that batch, measured on one H200.
 """
 
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_timing import gpu_name, median_ms, parse_arguments
-from benchmarks.record import Figure, report
+from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
+from benchmarks.record import Figure
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.sampling_columns import SamplingColumns, as_sampling_columns
 from raydix.runtime.messages.plan import DeviceSampling
@@ -36,36 +35,25 @@ def columns_of(sampling: DeviceSampling, num_rows: int) -> SamplingColumns:
     return as_sampling_columns([torch.from_numpy(column).cuda() for column in columns])
 
 
-def captured(work: Callable[[], object]) -> Callable[[], object]:
-    """A CUDA graph of `work`."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
 def sampling_ms(logits_RV: torch.Tensor, sampling: DeviceSampling) -> float:
     """As a captured step samples, with a second graph where rows cut."""
     columns = columns_of(sampling, logits_RV.shape[0])
     token_ids_R = sample_whole(logits_RV, columns)
-    whole = captured(lambda: sample_whole(logits_RV, columns))
+    whole = capture(lambda: sample_whole(logits_RV, columns))
     if sampling not in (CUT, NUCLEUS):
         return median_ms(whole)
-    cut = captured(lambda: sample_cut(logits_RV, columns, token_ids_R))
+    cut = capture(lambda: sample_cut(logits_RV, columns, token_ids_R))
     return median_ms(lambda: (whole(), cut()))
 
 
-def main() -> int:
-    """Measure and report."""
-    arguments = parse_arguments(__doc__)
-    torch.manual_seed(0)
+def measure() -> list[Figure]:
+    """Each way to sample, by number of rows."""
     figures = []
     for num_rows, tpot_ms in GREEDY_TPOT_MS.items():
         logits_RV = (3 * torch.randn(num_rows, VOCAB_SIZE, device="cuda")).bfloat16()
         greedy_ms = sampling_ms(logits_RV, GREEDY)
         figures.append(Figure(name=f"greedy, {num_rows} rows", value=1e3 * greedy_ms, unit="us"))
+
         for name, sampling, share in (
             ("temperature", WHOLE, 0.03),
             ("top-p and top-k", CUT, 0.05),
@@ -80,13 +68,13 @@ def main() -> int:
                     max_value=1e3 * share * tpot_ms,
                 )
             )
-    config = {
-        "gpu": gpu_name(),
-        "vocab_size": VOCAB_SIZE,
-        "dtype": "bfloat16",
-        "logits": "3 x normal",
-    }
-    return report("sampler", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
+    return figures
+
+
+def main() -> int:
+    """Measure and report."""
+    config = {"vocab_size": VOCAB_SIZE, "dtype": "bfloat16", "logits": "3 x normal"}
+    return run_kernel_benchmark("sampler", __doc__, config, measure)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Both cores on a virtual clock, with a model that takes its time and storage of one bandwidth: no
-bytes move.
-"""
+"""Both cores on a virtual clock, with a model and storage that only take their time."""
 
 import heapq
 import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -33,10 +32,16 @@ LINK = ConnectionId(1)
 STORAGE_PID = 9
 LINK_S = 1e-4
 STEP_S = 0.02
-SEARCH_S = 1e-4
+EXISTS_S = 1e-4
 COPY_BYTES_PER_S = 50e9
 ARRIVAL_S = 1e-4
-"""Between two requests."""
+"""The time between two requests."""
+
+
+def transfer_ids(plan: StepPlan) -> list[int]:
+    """The loads and backups of a plan, each once."""
+    ids = [*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()]
+    return list(dict.fromkeys(ids))
 
 
 class Engine:
@@ -52,6 +57,7 @@ class Engine:
         self._host = HostMemoryCore(
             geometry, host_events.HostSettings(page_size=settings.page_size, has_storage=True)
         )
+
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._storage_free_s = 0.0
@@ -63,6 +69,7 @@ class Engine:
         self.scheduler_s = 0.0
         """CPU seconds of the Scheduler's core."""
         self.sources: Counter[str] = Counter()
+
         self._to_core(events.RankAttached(rank=0, connection=LINK, incarnation=1, pid=1))
         self._to_core(events.HostAttached(connection=LINK))
         self._to_host(host_events.SchedulerAttached(LINK))
@@ -81,7 +88,7 @@ class Engine:
             )
             event = events.ClientMessage(client_id=CLIENT, message=message)
             self._num_open += 1
-            self._after((index + 1) * ARRIVAL_S, lambda event=event: self._to_core(event))  # type: ignore[misc]
+            self._after((index + 1) * ARRIVAL_S, partial(self._to_core, event))
 
     def run(self) -> None:
         """Go on until every request has ended."""
@@ -93,23 +100,23 @@ class Engine:
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._serial), action))
 
-    # The Scheduler and its rank -------------------------------------------------------------------
-
     def _to_core(self, event: events.Event) -> None:
         began_s = time.thread_time()
         effects = self._core.handle(event, self.now_s)
         self.scheduler_s += time.thread_time() - began_s
+
         for effect in effects:
             match effect:
                 case events.SendHost():
                     said = host_events.FromScheduler(LINK, effect.message)
-                    self._after(LINK_S, lambda said=said: self._to_host(said))  # type: ignore[misc]
+                    self._after(LINK_S, partial(self._to_host, said))
                 case events.SendPlan():
                     self._carry_out(effect.plan)
                 case events.SendClient():
                     self._hear(effect.delta)
                 case _:
                     pass
+
         due_s = self._core.next_deadline_s()
         if due_s is not None and due_s != self._core_due_s:
             self._core_due_s = due_s
@@ -131,9 +138,8 @@ class Engine:
         tokens = int32_array([5] * int((plan.row_output_positions >= 0).sum()))
         result = StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=STEP_S)
         self._after(self._steps_free_s - self.now_s, lambda: self._report(result))
-        copies = list(
-            dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()])
-        )
+
+        copies = transfer_ids(plan)
         if copies:
             num_bytes = len(plan.loads) * self._page_bytes
             seconds = max(1e-3, num_bytes / COPY_BYTES_PER_S)
@@ -145,18 +151,17 @@ class Engine:
     def _report(self, message: StepResult | TransfersDone) -> None:
         self._to_core(events.RankMessage(rank=0, connection=LINK, message=message))
 
-    # HostMemory and storage -----------------------------------------------------------------------
-
     def _to_host(self, event: host_events.HostEvent) -> None:
         for effect in self._host.handle(event, self.now_s):
             match effect:
                 case host_events.ToScheduler():
                     said = events.HostMessage(connection=LINK, message=effect.message)
-                    self._after(LINK_S, lambda said=said: self._to_core(said))  # type: ignore[misc]
+                    self._after(LINK_S, partial(self._to_core, said))
                 case host_events.ToStorage():
                     self._order(effect.message)
                 case _:
                     pass
+
         due_s = self._host.next_deadline_s()
         if due_s is not None and due_s != self._host_due_s:
             self._host_due_s = due_s
@@ -173,8 +178,10 @@ class Engine:
         num_objects = len(order.keys) // KEY_BYTES
         is_read = isinstance(order, ReadObjects)
         takes_s = (
-            num_objects * self._page_bytes / self._storage_bytes_per_s if is_read else SEARCH_S
+            num_objects * self._page_bytes / self._storage_bytes_per_s if is_read else EXISTS_S
         )
+
+        # Storage carries out one order at a time.
         self._storage_free_s = max(self.now_s, self._storage_free_s) + takes_s
         done = ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))
         answer = host_events.FromStorage(LINK, done)

@@ -1,5 +1,4 @@
-"""CPU of the cores when everything is full: the queue, L1, L2. Cores alone, in process, on a
-virtual clock.
+"""CPU of the cores when everything is full: the queue, L1, L2. No actors, and a virtual clock.
 
 python -m benchmarks.scheduler_scale                     # every part, bars included
 python -m benchmarks.scheduler_scale --parts waiting     # waiting, burst, full, queue, deep, host
@@ -8,7 +7,6 @@ Times are the CPU time of one thread. Beside each stands a reference loop of pla
 timed in the same run, so that records of different machines can be compared.
 """
 
-import argparse
 import gc
 import statistics
 import sys
@@ -16,15 +14,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks import host_scale
-from benchmarks.record import REPOSITORY, Figure, report
-from benchmarks.scheduler_engine import Engine
-from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from benchmarks.command_line import add_keep, make_parser
+from benchmarks.model_shapes import small_model_layout
+from benchmarks.record import Figure, report
+from benchmarks.scheduler_engine import CLIENT, LINK, Engine, transfer_ids
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
@@ -35,8 +33,6 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 
-CLIENT = ClientId("benchmark")
-LINK = ConnectionId(1)
 VOCAB_SIZE = 30_000
 MAX_REQUESTS = 1_000_000
 BURST_TOKENS = 8192
@@ -44,16 +40,10 @@ L1_PAGES = 65_536
 SMALL_L2_TOKENS = 65_536
 
 
-def layout_of(page_size: int) -> KvLayout:
-    """Pages of 16 KiB a token, as of a small model."""
-    group = KvGroup(kind=GroupKind.FULL, layers=tuple(range(32)), num_kv_heads=4, head_dim=32)
-    return KvLayout(page_size=page_size, dtype="bfloat16", dtype_bytes=2, groups=(group,))
-
-
 def settings_of(page_size: int, num_pages: int) -> SchedulerSettings:
     """One lane; the parts change what they are about."""
     return SchedulerSettings(
-        layout=layout_of(page_size),
+        layout=small_model_layout(page_size),
         num_lanes=1,
         num_pages=(num_pages,),
         max_model_len=131_072,
@@ -87,6 +77,7 @@ class Bench:
         began_s = time.thread_time()
         effects = self.core.handle(event, self.now_s)
         took_s = time.thread_time() - began_s
+
         for effect in effects:
             match effect:
                 case events.SendPlan():
@@ -116,6 +107,7 @@ class Bench:
             sampling=DeviceSampling(seed=0),
             max_tokens=max_tokens,
         )
+
         took_s = self.send(events.ClientMessage(client_id=CLIENT, message=message))
         while self.core._replica.hashing:
             took_s += self.send(events.Tick())
@@ -128,16 +120,14 @@ class Bench:
         self.hear(host.PagesGranted(host_page_ids=pages, generations=pages))
 
     def tick(self) -> float:
-        """Let the core look at what is due."""
+        """Let the core do what is due."""
         took_s = 0.0
         while (due_s := self.core.next_deadline_s()) is not None and due_s <= self.now_s:
             took_s += self.send(events.Tick())
         return took_s
 
     def step(self) -> float:
-        """The oldest plan is carried out with all its copies; returns the CPU seconds of the
-        reports.
-        """
+        """Carry the oldest plan out with all its copies; returns the CPU seconds of the reports."""
         plan = self.plans.popleft()
         self.now_s += 0.01
         num_sampled = int((plan.row_output_positions >= 0).sum())
@@ -145,24 +135,22 @@ class Bench:
             rank=0, step=plan.step, token_ids=int32_array([5] * num_sampled), compute_s=0.01
         )
         took_s = self.send(events.RankMessage(rank=0, connection=LINK, message=result))
-        copies = list(
-            dict.fromkeys([*plan.loads.transfer_ids.tolist(), *plan.backups.transfer_ids.tolist()])
-        )
+
+        copies = transfer_ids(plan)
         if copies:
             done = TransfersDone(rank=0, transfer_ids=int32_array(copies))
             took_s += self.send(events.RankMessage(rank=0, connection=LINK, message=done))
         return took_s
 
-    def answer_host(self, find: Callable[[host.Lookup], bytes]) -> None:
-        """HostMemory answers all it was asked: a lookup with what `find` gives; what is committed
-        it has.
-        """
+    def answer_host(self, sources_of: Callable[[host.Lookup], bytes]) -> None:
+        """HostMemory answers each lookup with `sources_of` it, and has what is committed."""
         while self.to_host:
             message = self.to_host.popleft()
             match message:
                 case host.Lookup():
-                    sources = find(message)
+                    sources = sources_of(message)
                     is_final = PageSource.PENDING not in sources
+
                     self.hear(
                         host.LookupProgress(
                             lookup_id=message.lookup_id, sources=(sources,), is_final=is_final
@@ -229,6 +217,7 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
     times_s: deque[float] = deque(maxlen=400)
     num_submitted = 0
     num_full_steps = 0
+
     while num_full_steps < times_s.maxlen:  # type: ignore[operator]
         while num_submitted - bench.num_ended < num_running + 16:
             bench.submit(num_tokens, max_tokens=32 + num_submitted % 224)
@@ -236,6 +225,7 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
         bench.answer_host(_not_found)
         bench.tick()
         took_s = bench.step()
+
         stats = bench.core.stats()
         if stats["l1_used_pages"] > 0.98 * L1_PAGES:
             times_s.append(took_s)
@@ -244,15 +234,14 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
 
 
 def time_long_queue(num_waiting: int) -> tuple[float, float]:
-    """Median seconds of a submission and of a step with so many requests waiting, half of them with
-    one prefix.
-    """
+    """Median seconds of a submission and of a step, with so many requests waiting."""
     bench = Bench(settings_of(64, 16_384), has_storage=False)
     bench.grant(256)
     submits_s: deque[float] = deque(maxlen=200)
     for _ in range(num_waiting):
         submits_s.append(bench.submit(1024))
         bench.answer_host(_not_found)
+
     steps_s = []
     for _ in range(100):
         bench.tick()
@@ -264,9 +253,7 @@ def time_long_queue(num_waiting: int) -> tuple[float, float]:
 def run_burst(
     num_requests: int, l2_tokens: int, storage_bytes_per_s: float
 ) -> tuple[float, float, Counter[str]]:
-    """Requests of 8k tokens at once, all of them in L3: CPU of the Scheduler, virtual seconds,
-    sources of tokens.
-    """
+    """Requests of 8k tokens at once, all in L3: Scheduler's CPU, virtual seconds, sources."""
     settings = replace(settings_of(64, 16_384), max_model_len=16_384, start_load_bytes_per_s=20e9)
     engine = Engine(settings, l2_pages=l2_tokens // 64, storage_bytes_per_s=storage_bytes_per_s)
     engine.submit_all(num_requests, BURST_TOKENS, max_tokens=4)
@@ -355,21 +342,18 @@ PARTS: dict[str, Callable[[float], list[Figure]]] = {
 
 def main() -> int:
     """Measure, print and keep the record; 1 below a bar."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument(
-        "--keep", action="store_true", help="write the record to benchmarks/results"
-    )
+    add_keep(parser)
     options = parser.parse_args()
+
+    # What the benchmark itself holds is not to be looked through again by every collection.
     gc.collect()
     gc.freeze()
     figures: list[Figure] = []
     for part in options.parts:
         figures += PARTS[part](reference_s())
-    keep_in: Path | None = REPOSITORY / "benchmarks" / "results" if options.keep else None
-    return report("scheduler_scale", {"parts": options.parts}, figures, keep_in=keep_in)
+    return report("scheduler_scale", {"parts": options.parts}, figures, keep_in=options.keep)
 
 
 if __name__ == "__main__":

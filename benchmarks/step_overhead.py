@@ -1,13 +1,9 @@
-"""What everything around a model costs per step: real actors, links and scheduler, and a model that
-only sleeps.
+"""What actors, links and the Scheduler cost per step, around a model that only sleeps.
 
-python -m benchmarks.step_overhead --ranks 2 --requests 64 --step-ms 5   # wall time per step
-against the step
+python -m benchmarks.step_overhead --ranks 2 --requests 64 --step-ms 5   # wall time over the step
 python -m benchmarks.step_overhead --ranks 2 --step-ms 0                 # the Scheduler's CPU time
-per step
 """
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -16,7 +12,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.record import REPOSITORY, Figure, report
+from benchmarks.command_line import add_keep, make_parser
+from benchmarks.record import Figure, report
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.actors.bootstrap.launch import start_engine
@@ -30,10 +27,10 @@ from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, build_sleeping_model
 
 SHORT_TOKENS, LONG_TOKENS = 64, 8192
-"""Of the prompts."""
+"""Lengths of the prompts."""
 OUTPUT_TOKENS = 400
 RAMP_TOKENS = 20
-"""At either end of a stream, not measured: the batch is not complete there."""
+"""Tokens at either end of a stream that do not count: the batch is not complete there."""
 MAX_WALL_RATIO = 1.10
 MAX_CPU_MS = 0.5
 MAX_CPU_MS_PER_REQUEST = 0.008
@@ -42,14 +39,12 @@ PAGE_SIZE = 64
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one number of concurrent requests."""
+    """What one number of concurrent requests costs."""
 
     wall_ms: float
     """Per step in the steady state, median over the streams."""
     cpu_ms: float
-    """Of the Scheduler's loop per round of steps, one on each rank; submissions and endings
-    included.
-    """
+    """Of the Scheduler's loop per step of every rank, with what submissions and endings take."""
 
 
 async def measure(
@@ -60,12 +55,14 @@ async def measure(
         secret=handle.secret, role=Role.CLIENT, name="benchmark", incarnation=0, pid=os.getpid()
     )
     link = await connect(handle.client_address, hello)
+
     before = (await handle.call("stats"))["scheduler"]
     for i in range(num_requests):
         link.send(_request(AskingId(i), f"{num_requests}-{i}", num_tokens))
     wall_ms = await _read_streams(link, num_requests)
     after = (await handle.call("stats"))["scheduler"]
     link.close()
+
     num_rounds = (after["num_plans"] - before["num_plans"]) / min(num_ranks, num_requests)
     return Measurement(
         wall_ms, 1e3 * (after["scheduler_cpu_s"] - before["scheduler_cpu_s"]) / num_rounds
@@ -96,11 +93,13 @@ async def _read_streams(link: Link, num_requests: int) -> float:
         assert isinstance(frame, TokenFrame)
         now_s = time.monotonic()
         news = [(asking, 1) for asking in frame.askings]
+
         for delta in frame.deltas:
             if delta.failure is not None:
                 raise RuntimeError(delta.failure.message)
             news.append((delta.asking, len(delta.token_ids)))
             num_finished += delta.finished is not None
+
         for request, num_new in news:
             count = num_tokens[request] = num_tokens.get(request, 0) + num_new
             if count >= RAMP_TOKENS and request not in began_s:
@@ -127,6 +126,7 @@ async def run(num_ranks: int, request_counts: list[int], step_ms: float) -> list
     )
     build_model = partial(build_sleeping_model, step_s=step_ms / 1e3)
     handle = await asyncio.to_thread(start_engine, config, "step-overhead", None, None, build_model)
+
     figures: list[Figure] = []
     try:
         await measure(handle, num_ranks, num_ranks, SHORT_TOKENS)
@@ -150,24 +150,20 @@ def _figures(name: str, measured: Measurement, num_requests: int, step_ms: float
 
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
         "--requests", type=int, nargs="+", help="default: 64, or 1 64 128 with --step-ms 0"
     )
     parser.add_argument("--step-ms", type=float, default=5.0)
-    parser.add_argument(
-        "--keep", action="store_true", help="write the record to benchmarks/results"
-    )
+    add_keep(parser)
     arguments = parser.parse_args()
+
     counts = arguments.requests or ([64] if arguments.step_ms else [1, 64, 128])
     figures = asyncio.run(run(arguments.ranks, counts, arguments.step_ms))
     config = {"ranks": arguments.ranks, "requests": counts, "step_ms": arguments.step_ms}
-    keep_in = REPOSITORY / "benchmarks" / "results" if arguments.keep else None
     name = "step_overhead" if arguments.step_ms else "scheduler_cpu"
-    return report(name, config, figures, keep_in=keep_in)
+    return report(name, config, figures, keep_in=arguments.keep)
 
 
 if __name__ == "__main__":

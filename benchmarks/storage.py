@@ -1,5 +1,4 @@
-"""Batches of 64 pages through the storage actor's worker, against the backend's library called
-directly.
+"""Batches of 64 pages through the storage worker, against the backend's library called directly.
 
 Both fill headers before they write and verify every page that they read, in one thread and in
 turns, on the same service. The ratio is the median over pairs of rounds. File and NIXL read what is
@@ -7,7 +6,6 @@ in the page cache. Of a service that this machine does not have the reason is pr
 figure.
 """
 
-import argparse
 import hashlib
 import os
 import platform
@@ -24,6 +22,7 @@ from statistics import median
 import numpy as np
 import pytest
 
+from benchmarks.command_line import add_results, make_parser
 from benchmarks.record import Figure, report
 from benchmarks.storage_direct import Direct, DirectFiles, DirectMooncake, DirectNixl, DirectRedis
 from raydix.ids import BatchId, HostPageId, PageKey
@@ -131,6 +130,7 @@ class Rig:
         self.worker = StorageWorker(subject.backend, self.arena, self.namespace, self.answers.put)
         subject.direct.open(self.arena.buffer)
         self.num_batches = 0
+
         random = np.random.default_rng(0)
         for page in range(BATCH):
             payload = self.arena.payload(HostPageId(page), 0)
@@ -143,7 +143,7 @@ class Rig:
         self.arena.close()
 
     def refs(self, round_index: int) -> list[ObjectRef]:
-        """The batch of a round: new keys, the same pages."""
+        """The batch of a round, which has new keys and the same pages."""
         geometry = self.arena.geometry
         return [
             ObjectRef(
@@ -158,7 +158,7 @@ class Rig:
         return [ObjectIdentity(self.namespace.digest, 0, ref.name.key) for ref in refs]
 
     def spoil(self) -> None:
-        """Let no page pass that is not read."""
+        """Break all headers, so that no page passes which is not read."""
         for page in range(BATCH):
             self.arena.page(HostPageId(page), 0)[:64] = bytes(64)
 
@@ -166,6 +166,7 @@ class Rig:
         """Write and read a batch as HostMemory orders it."""
         keys = b"".join(ref.name.key for ref in refs)
         page_ids = int32_array(range(BATCH))
+
         for make, seconds in ((WriteObjects, times.write), (ReadObjects, times.read)):
             self.num_batches += 1
             order = make(
@@ -174,6 +175,7 @@ class Rig:
                 host_page_ids=page_ids,
                 deadline_s=300.0,
             )
+
             start_s = time.perf_counter()
             self.worker.submit(order)
             done = self.answers.get()
@@ -190,11 +192,13 @@ class Rig:
         self.subject.direct.put(refs)
         times.write.append(time.perf_counter() - start_s)
         self.spoil()
+
         start_s = time.perf_counter()
         self.subject.direct.get(refs)
         for ref, identity in zip(refs, self._identities(refs), strict=True):
             assert verify_object(ref.page, identity) is ObjectStatus.OK
         times.read.append(time.perf_counter() - start_s)
+
         self.spoil()
         self.subject.direct.remove(refs)
 
@@ -210,6 +214,7 @@ def measure(name: str, subject: Subject, size: str, num_rounds: int) -> list[Fig
                 run(rig.refs(index), times)
     finally:
         rig.close()
+
     figures: list[Figure] = []
     for operation in ("read", "write"):
         own, library = getattr(by_worker, operation)[1:], getattr(directly, operation)[1:]
@@ -234,21 +239,18 @@ def measure(name: str, subject: Subject, size: str, num_rounds: int) -> list[Fig
 
 def main() -> int:
     """Measure, print the record, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--backends", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument(
         "--rounds", type=int, default=20, help="pairs of batches for each backend and size"
     )
     parser.add_argument("--folder", type=Path, help="for files; by default a temporary one")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        help="folder for the record of the ratios; speeds are this machine's",
+    add_results(
+        parser, help="folder for the record of the ratios; speeds are this machine's", default=None
     )
     arguments = parser.parse_args()
+
     figures: list[Figure] = []
     left_out: dict[str, str] = {}
     for name in arguments.backends:
@@ -260,6 +262,7 @@ def main() -> int:
             except pytest.skip.Exception as reason:
                 left_out[name] = str(reason)
                 print(f"{name}: left out, {reason}", file=sys.stderr)
+
     config = {
         "device": f"{platform.machine()} machine with {len(os.sched_getaffinity(0))} cores",
         "batch": BATCH,

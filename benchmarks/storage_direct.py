@@ -1,5 +1,4 @@
-"""What benchmarks.storage compares with: each library called as its documentation shows, without an
-adapter.
+"""Libraries of storage without an adapter, each called as its documentation shows.
 
 Every call does the whole batch or raises. Headers and verification are the caller's.
 """
@@ -65,7 +64,7 @@ class DirectFiles:
         return f"{self._folder}/{key[:2]}/{key}"
 
     def put(self, refs: Sequence[ObjectRef]) -> None:
-        """A file after the other."""
+        """Write one file after the other."""
         for ref in refs:
             path = self._path(ref)
             fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -74,7 +73,7 @@ class DirectFiles:
             os.rename(f"{path}.tmp", path)
 
     def get(self, refs: Sequence[ObjectRef]) -> None:
-        """A file after the other."""
+        """Read one file after the other."""
         for ref in refs:
             fd = os.open(self._path(ref), os.O_RDONLY)
             assert os.preadv(fd, [ref.page], 0) == len(ref.page)
@@ -130,11 +129,13 @@ class DirectNixl(DirectFiles):
         pages = agent.get_xfer_descs(
             [(self._address + ref.offset, len(ref.page), 0) for ref in refs], "DRAM"
         )
+
         handle = agent.initialize_xfer(operation, pages, files.trim(), "direct")
         state = agent.transfer(handle)
         while state not in ("DONE", "ERR"):
             state = agent.check_xfer_state(handle)
         assert state == "DONE", state
+
         agent.release_xfer_handle(handle)
         agent.deregister_memory(files)
         for fd in fds:

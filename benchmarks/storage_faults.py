@@ -1,5 +1,4 @@
-"""Storage that fails in the middle of traffic: what requests notice, and how soon its hits are
-back.
+"""Storage that fails in the middle of traffic: what requests notice, and when hits are back.
 
     python -m benchmarks.storage_faults
     python -m benchmarks.storage_faults --faults black_hole killed
@@ -10,30 +9,29 @@ is real: actors, links, arena, copies. `killed` runs on Ray actors and files, `s
 server, the others in one process on the fake backend.
 """
 
-import argparse
 import asyncio
 import random
 import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.engines import ask
+from benchmarks.command_line import add_results, make_parser
+from benchmarks.engines import ask, engine_sections
 from benchmarks.faulty_storage import FAULTS, FaultyStorage, Served, without_l3
-from benchmarks.prefetch import PAGE_TOKENS
 from benchmarks.record import Figure, report
+from benchmarks.sleeping_model import PAGE_TOKENS
 from raydix.errors import RaydixError
 from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE
 
 MAX_TTFT_RATIO = 1.15
 MAX_RECOVERY_S = 30.0
 RECOVERED_FRACTION = 0.9
-"""Of the hit rate before the fault, over the last `WINDOW` answers."""
+"""The part of the former hit rate at which the last `WINDOW` answers count as recovered."""
 WINDOW = 20
 
 
@@ -50,7 +48,7 @@ class Setting:
     documents: int = 96
     document_pages: int = 32
     new_fraction: float = 0.2
-    """Of the requests: for a document that nobody has asked for yet."""
+    """The part of the requests that are for a document that nobody has asked for yet."""
     question_tokens: int = 48
     output_tokens: int = 2
     chunk_tokens: int = 512
@@ -58,21 +56,21 @@ class Setting:
     l1_pages: int = 512
     l2_pages: int = 1024
     latency_s: float = 0.002
-    """Of the fake backend while nothing is wrong with it."""
+    """The latency of the fake backend while nothing is wrong with it."""
     max_recovery_s: float = 2 * MAX_RECOVERY_S
 
     def engine_sections(self, l3: dict[str, Any] | None, page_bytes: int) -> dict[str, Any]:
         """The configuration of an engine."""
-        return {
-            "model": {"path": "none", "max_model_len": 2 * self.document_pages * PAGE_TOKENS},
-            "cache": {
-                "page_size": PAGE_TOKENS,
-                "l1": {"num_pages": self.l1_pages},
-                "l2": {"bytes_per_node": self.l2_pages * page_bytes},
-                "l3": l3,
-            },
-            "scheduler": {"chunked_prefill_tokens": self.chunk_tokens},
-        }
+        sections = engine_sections(
+            max_model_len=2 * self.document_pages * PAGE_TOKENS,
+            page_size=PAGE_TOKENS,
+            l1_pages=self.l1_pages,
+            l2_bytes=self.l2_pages * page_bytes,
+            chunk_tokens=self.chunk_tokens,
+        )
+        sections["model"]["path"] = "none"
+        sections["cache"]["l3"] = l3
+        return sections
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Seen:
 
 
 class Traffic:
-    """An endless open loop of requests, the same for the same seed; each engine gets the same one."""
+    """An endless open loop of requests, the same for the same seed and so for each engine."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
         self._setting = setting
@@ -155,11 +153,10 @@ class Client:
 async def play(
     client: Client, setting: Setting, traffic: Traffic, storage: FaultyStorage | None
 ) -> list[Seen]:
-    """Send the trace in real time, whatever becomes of earlier requests; `storage` breaks on the
-    way.
-    """
+    """Send the trace in real time, whatever becomes of it; `storage` breaks on the way."""
     began_s = time.monotonic()
     tasks = []
+
     for index in range(setting.requests):
         arrival = traffic.next()
         await asyncio.sleep(began_s + arrival.at_s - time.monotonic())
@@ -172,9 +169,7 @@ async def play(
 async def measure_recovery(
     client: Client, setting: Setting, traffic: Traffic, wanted: float
 ) -> float:
-    """Go on with the traffic; seconds until the hit rate of the last known documents is `wanted`,
-    or infinity.
-    """
+    """Go on with the traffic; seconds until its hit rate is `wanted`, or infinity."""
     began_s = time.monotonic()
     first_s = traffic.next().at_s
     seen: list[Seen] = []
@@ -207,7 +202,7 @@ def hit_rate(seen: list[Seen]) -> float:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same trace with a fault and without L3. Times are of the requests that must not notice."""
+    """The same trace with a fault and without L3; times of requests that must not notice it."""
 
     faulty_ms: list[float]
     plain_ms: list[float]
@@ -218,7 +213,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Of the 95th percentiles."""
+        """The 95th percentile with the fault over that without L3."""
         return p95(self.faulty_ms) / p95(self.plain_ms)
 
 
@@ -242,6 +237,7 @@ async def measure_pair(
     plain_seen: list[Seen] = []
     if seed % 2:
         plain_seen = await play(healthy, setting, Traffic(setting, seed), None)
+
     traffic = Traffic(setting, seed)
     seen = await play(faulty, setting, traffic, storage)
     before = seen[: setting.requests_before_fault]
@@ -250,9 +246,11 @@ async def measure_pair(
         faulty, setting, traffic, RECOVERED_FRACTION * hit_rate(before)
     )
     await with_l3.settle()
+
     if not seed % 2:
         plain_seen = await play(healthy, setting, Traffic(setting, seed), None)
     await plain.settle()
+
     return Pair(
         faulty_ms=select_late(seen, setting),
         plain_ms=select_late(plain_seen, setting),
@@ -274,6 +272,7 @@ async def measure(fault: str, setting: Setting, *, has_bars: bool) -> list[Figur
     ):
         for served in (with_l3, plain):
             await Client(served, setting).learn_documents()
+
         pairs = []
         for seed in range(setting.pairs):
             pairs.append(await measure_pair(with_l3, plain, storage, setting, seed))
@@ -286,10 +285,9 @@ async def measure(fault: str, setting: Setting, *, has_bars: bool) -> list[Figur
 def describe(pair: Pair) -> str:
     """One line about one pair."""
     return (
-        f"p95 {p95(pair.faulty_ms):.1f} ms, without L3 {p95(pair.plain_ms):.1f} ms, ratio "
-        f"{pair.ratio:.3f}; "
-        f"hits {pair.hits_before:.2f} before, {pair.hits_during:.2f} during, back in "
-        f"{pair.recovery_s:.1f} s; "
+        f"p95 {p95(pair.faulty_ms):.1f} ms, without L3 {p95(pair.plain_ms):.1f} ms, "
+        f"ratio {pair.ratio:.3f}; hits {pair.hits_before:.2f} before, "
+        f"{pair.hits_during:.2f} during, back in {pair.recovery_s:.1f} s; "
         f"{pair.num_failed} failed"
     )
 
@@ -299,6 +297,7 @@ def summarise(pairs: list[Pair], *, has_bars: bool) -> list[Figure]:
     faulty_ms = p95([ttft_ms for pair in pairs for ttft_ms in pair.faulty_ms])
     plain_ms = p95([ttft_ms for pair in pairs for ttft_ms in pair.plain_ms])
     bars = {"ratio": MAX_TTFT_RATIO, "recovery": MAX_RECOVERY_S} if has_bars else {}
+
     return [
         Figure(
             name="failed",
@@ -335,12 +334,11 @@ def summarise(pairs: list[Pair], *, has_bars: bool) -> list[Figure]:
 
 def main() -> int:
     """Measure, print a record for each fault, and return 1 below a bar."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=list(FAULTS))
     parser.add_argument("--pairs", type=int, default=Setting().pairs)
-    parser.add_argument("--results", type=Path, help="folder for the records")
+    add_results(parser, help="folder for the records", default=None)
+
     arguments = parser.parse_args()
     setting = Setting(pairs=arguments.pairs)
     statuses = []

@@ -6,15 +6,15 @@ python -m benchmarks.table           # writes both
 python -m benchmarks.table --check   # exits 1 if either says anything but what the records say
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import make_parser
 from benchmarks.headlines import render_headlines
-from benchmarks.record import REPOSITORY
+from benchmarks.record import REPOSITORY, RESULTS
 from benchmarks.rows import cells, device
 
 BEGIN, END = "<!-- benchmarks: made by python -m benchmarks.table -->", "<!-- end of benchmarks -->"
@@ -31,6 +31,7 @@ def read_records(folder: Path) -> list[Record]:
 def render(records: Sequence[Record]) -> str:
     """A Markdown table of every figure that has a bar, by benchmark."""
     lines = list(_HEAD)
+
     for record in records:
         figures = [
             figure for figure in record["figures"] if "max_value" in figure or "min_value" in figure
@@ -65,13 +66,11 @@ def insert(text: str, table: str) -> str:
 
 def main() -> int:
     """Write or check."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
 
-    due = documents(read_records(REPOSITORY / "benchmarks" / "results"))
+    due = documents(read_records(RESULTS))
     stale = {path: text for path, text in due.items() if path.read_text() != text}
     if is_check:
         return int(bool(stale))

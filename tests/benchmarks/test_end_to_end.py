@@ -1,6 +1,4 @@
-"""The end-to-end benchmarks, tiny and on the cpu: they measure what they say, whatever the figures
-are.
-"""
+"""The end-to-end benchmarks, tiny and on the cpu: they measure what they say they do."""
 
 import json
 from collections.abc import Callable
@@ -21,6 +19,8 @@ from benchmarks import (
     reload,
 )
 from benchmarks.engines import Answer, Options, expect_sources
+from benchmarks.reference_models import MIN_TOP1
+from benchmarks.workloads import TINY_BATCHES
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 
 TINY = Options(device="cpu", is_tiny=True, repeats=1)
@@ -109,7 +109,7 @@ def test_tokens_count_as_beside_a_copy_if_it_was_under_way_all_the_time() -> Non
 def test_decode_tpot_is_measured_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
     figures = figures_of(decode_tpot.main, capsys)
 
-    for batch in decode_tpot.TINY.max_ms:
+    for batch in TINY_BATCHES.max_ms:
         assert (
             figures[f"TPOT, batch {batch}"]["value"]
             > figures[f"TPOT, batch {batch}"]["baseline"]
@@ -133,10 +133,7 @@ def test_bf16_is_compared_with_that_of_transformers(capsys: pytest.CaptureFixtur
     figures = figures_of(bf16_accuracy.main, capsys)
 
     for model in ("dense", "MoE"):
-        assert (
-            figures[f"{model}: median of the largest probability"]["value"]
-            >= bf16_accuracy.MIN_TOP1
-        )
+        assert figures[f"{model}: median of the largest probability"]["value"] >= MIN_TOP1
         ratio = figures[f"{model}: median divergence over that of transformers"]["value"]
         assert 0.1 < ratio < 2 * bf16_accuracy.MAX_RATIO
 

@@ -83,9 +83,8 @@ class Ioring:
         return self
 
     def _serve(self, work: list[_Sqe]) -> None:
-        """What the client does, in its own mapping of the memory; operations of a batch end in any
-        order.
-        """
+        """Do what the client does, in its own mapping of the memory."""
+        # Operations of a batch end in any order.
         for sqe in reversed(work):
             self.api.arrived.set()
             self.api.gate.wait()

@@ -1,4 +1,4 @@
-"""A Mooncake master and a process that lends it memory, for tests: real, over TCP on the loopback."""
+"""A real Mooncake master and a process that lends it memory, over TCP on the loopback."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,8 @@ _LEND = """
 import sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1]) == 0
+settings = ("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1])
+assert store.setup(*settings) == 0
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -41,6 +41,7 @@ class MotoServer:
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+
         give_up_s = time.monotonic() + 60
         while True:
             try:

@@ -15,9 +15,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs/writing_a_backend.md"
 
 
 def install_documented_package(folder: Path) -> str:
-    """Write a package with the document's code and entry point, for the path; returns the entry
-    point's name.
-    """
+    """Write a package with the document's code; returns the name of its entry point."""
     [code] = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
     [table] = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.S)
     [[name, target]] = re.findall(r'(\w+) = "(.*)"', table)

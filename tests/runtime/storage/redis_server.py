@@ -37,17 +37,10 @@ class RedisServer:
 
     def start(self) -> None:
         """Start, empty, on the same port as before, and wait until it answers."""
-        options = [
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
+        where = ["--port", str(self.port), "--bind", "127.0.0.1"]
+        options = [*where, "--save", "", "--appendonly", "no"]
         self.process = subprocess.Popen([self.program, *options], stdout=subprocess.DEVNULL)
+
         give_up_s = time.monotonic() + 20
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A real arena and worker around a backend, and what the conformance suite must know of a backend."""
+"""What the conformance suite knows of each backend, and a real arena and worker around it."""
 
 import errno
 import os
@@ -59,14 +59,13 @@ def make_object(name: int, payload: bytes | None = None) -> ObjectRef:
 
 
 class Store(ABC):
-    """A backend with a way to look at, and damage, what it stores. Can be pickled if another
-    process may use it.
+    """A backend with a way to look at what it stores, and to damage it.
+
+    Can be pickled if another process may use it.
     """
 
     is_bounded = False
-    """Raydix itself keeps the backend within `max_bytes`, evicts the least recently used, and
-    counts the bytes.
-    """
+    """Raydix itself counts the bytes, and evicts the least recently used beyond `max_bytes`."""
     outlives_backend = True
     """What one backend has written, another finds."""
     is_shared = True
@@ -93,9 +92,7 @@ class Store(ABC):
         return None
 
     def wait_for_dead_writers(self) -> None:
-        """Wait until the service has given up what a process that was killed had begun to write.
-        Most do at once.
-        """
+        """Wait until the service has given up what killed processes had begun to write."""
         return None
 
     def check(self, backend: StorageBackend) -> None:
@@ -193,6 +190,7 @@ class Bench:
         self.backend = backend
         self.payload_bytes = layout.payload_bytes(0)
         self.arena = HostArena.create(layout, num_pages * layout.host_page_bytes(0), 1, "/dev/shm")
+
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(
             backend, self.arena, namespace, self.answers.put, num_threads=2, tidy_every_s=3600

@@ -1,6 +1,4 @@
-"""AIBrix alone: its missing-block fault, folders that cannot be used, and failures of its
-connector.
-"""
+"""AIBrix alone: its missing-block fault, unusable folders, and failures of its connector."""
 
 import sys
 from collections.abc import Iterator
@@ -32,9 +30,7 @@ def bench(store: AibrixStore) -> Iterator[Bench]:
 
 
 def test_block_that_is_missing_shifts_no_other_into_its_place(bench: Bench) -> None:
-    """Asked for these eight at once, AIBrix's manager may return seven, with garbage for the
-    missing one.
-    """
+    """Asked for these eight at once, AIBrix's manager may return seven, one of them garbage."""
     bench.write([0, 1, 2, 3, 5, 6, 7])
     assert bench.read(list(range(8))) == [OK] * 4 + [MISSING] + [OK] * 3
 

@@ -1,6 +1,4 @@
-"""What every L3 backend must do, seen through the worker. Runs on every backend that this machine
-can run.
-"""
+"""What every L3 backend must do, as the worker sees it, on all that this machine can run."""
 
 import os
 import threading
@@ -97,6 +95,7 @@ def test_other_namespace_finds_nothing(store: Store) -> None:
     bench = Bench(backend)
     bench.write([1])
     bench.close()
+
     other = Bench(backend, make_namespace(b"model", "v2", LAYOUT))
     assert other.exists([1]) == [MISSING]
     assert other.read([1]) == [MISSING]
@@ -104,6 +103,7 @@ def test_other_namespace_finds_nothing(store: Store) -> None:
     assert other.clear() == [OK]
     assert other.exists([1, 2]) == [MISSING] * 2
     other.close()
+
     again = Bench(backend)
     assert again.read([1]) == [OK]
     again.close()
@@ -172,12 +172,14 @@ def test_store_that_can_delete_nothing_is_full_for_as_long_and_no_longer(store: 
     trouble = store.refuse_deletes(bench.backend)
     if trouble is None:
         pytest.skip("its deletions cannot fail")
+
     with trouble:
         for turn in range(20):
             assert bench.write([10 + turn, 40 + turn]) == [ObjectStatus.FULL] * 2
             assert not bench.backend.tidy()
         assert bench.worker.stats()["bytes"] == 8 * OBJECT_BYTES
         assert bench.read(list(range(8))) == [OK] * 8
+
     while bench.backend.tidy():
         pass
     assert bench.write(list(range(50, 58))) == [OK] * 8
@@ -261,6 +263,7 @@ def test_every_order_is_counted_by_operation_and_result(bench: Bench) -> None:
     bench.exists([1, 9])
     bench.read([1, 9, 2])
     bench.clear()
+
     stats = bench.worker.stats()
     counted = {
         name: stats[name]
@@ -330,7 +333,7 @@ def test_backend_that_raises_answers_io_error(bench: Bench) -> None:
 def test_concurrent_writers_of_different_bytes_leave_one_of_them_whole(
     bench: Bench, store: Store
 ) -> None:
-    """Two ranks may compute the same page with other rounding; a reader gets the one or the other."""
+    """Two ranks may round the same page in two ways; a reader gets the one or the other."""
     payloads = [bytes([value]) * LAYOUT.payload_bytes(0) for value in (1, 2)]
     refs = []
     for place, payload in enumerate(payloads):
@@ -364,10 +367,12 @@ def test_page_is_not_touched_after_the_answer(store: Store) -> None:
     bench = Bench(store.make(), layout=layout_of(256 << 10), num_pages=24)
     names = list(range(8))
     assert bench.write(names) == [OK] * 8
+
     answers = set()
     for deadline_s in (1e-5, 1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 10.0):
         bench.worker.submit(bench.read_order(names, first_page=8, deadline_s=deadline_s))
         answers |= set(bench.wait())
+
         stamps = [bytes([0x40 + page]) * bench.payload_bytes for page in range(8)]
         for page, stamp in enumerate(stamps):
             bench.arena.payload(HostPageId(8 + page), 0)[:] = stamp

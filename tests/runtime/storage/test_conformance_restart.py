@@ -1,6 +1,4 @@
-"""What every L3 backend that outlives a process must do: restarts, and processes that die in the
-middle of a batch.
-"""
+"""What every L3 backend that outlives a process must do when one restarts, or dies in a batch."""
 
 import multiprocessing
 import os
@@ -70,11 +68,13 @@ def test_writer_killed_in_a_batch_leaves_whole_objects_or_none(
     process = context.Process(target=write_for_ever, args=(lasting_store, sender), daemon=True)
     process.start()
     sender.close()
+
     for _ in range(num_batches):
         assert receiver.poll(60)
         receiver.recv()
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
+
     bench = Bench(lasting_store.make(), layout=layout_of(PAYLOAD_BYTES), num_pages=2 * NUM_OBJECTS)
     names = list(range(NUM_OBJECTS))
     assert set(bench.read(names, first_page=NUM_OBJECTS)) <= {OK, MISSING}

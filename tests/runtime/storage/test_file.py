@@ -128,12 +128,14 @@ def test_eviction_goes_from_the_high_mark_to_the_low_one_in_pieces_and_is_counte
     for first in range(0, 31 * TRIM_OBJECTS, TRIM_OBJECTS):
         backend.batch_put_from(refs(*range(first, first + TRIM_OBJECTS)), 1.0)
     assert not backend.tidy()
+
     backend.batch_put_from(refs(31 * TRIM_OBJECTS), 1.0)
     assert backend.tidy()
     assert backend.stats()["objects"] == 30 * TRIM_OBJECTS + 1
     assert backend.tidy()
     assert not backend.tidy()
     assert backend.stats()["objects"] == 30 * TRIM_OBJECTS
+
     assert (
         backend.stats()["objects_evicted"]
         == TRIM_OBJECTS + 1

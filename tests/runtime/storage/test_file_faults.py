@@ -39,11 +39,13 @@ def test_disk_that_deletes_nothing_for_a_while_is_full_meanwhile_and_not_for_goo
 ) -> None:
     backend = opened(tmp_path, max_bytes=32 * OBJECT_BYTES)
     assert backend.batch_put_from(refs(*range(32)), 1.0) == [OK] * 32
+
     refuse_unlinks(monkeypatch)
     for turn in range(100):
         assert backend.batch_put_from(refs(100 + turn, 300 + turn), 1.0) == [FULL] * 2
         assert not backend.tidy(), "there is no use in going on at once"
     assert backend.stats()["objects"] == 32 == len(files(tmp_path))
+
     monkeypatch.undo()
     while backend.tidy():
         pass
@@ -141,12 +143,14 @@ def test_transfers_that_raise_leave_no_descriptor_no_file_and_no_reservation(
         tmp_path, 4 * OBJECT_BYTES, clock=lambda: 0.0, transfers=BrokenTransfers()
     )
     backend.open(memoryview(b""), NAMESPACE)
+
     num_open = num_descriptors()
     for _ in range(4):
         with pytest.raises(RuntimeError, match="out of order"):
             backend.batch_get_into(refs(1, 2), 1.0)
         with pytest.raises(RuntimeError, match="out of order"):
             backend.batch_put_from(refs(3, 4), 1.0)
+
     assert num_descriptors() == num_open
     assert len(files(tmp_path)) == 2
     backend._transfers = SystemCalls()

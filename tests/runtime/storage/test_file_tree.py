@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import stat
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class HeldWrites(SystemCalls):
     def __init__(self, then: object) -> None:
         self.then = then
 
-    def write(self, fds: list[int], refs: list[ObjectRef]) -> list[ObjectStatus | OSError]:  # type: ignore[override]
+    def write(self, fds: Sequence[int], refs: Sequence[ObjectRef]) -> list[ObjectStatus | OSError]:
         results = super().write(fds, refs)
         assert callable(self.then)
         self.then()
@@ -46,9 +47,6 @@ def writer(root: Path, then: object) -> FileBackend:
 
 def write_and_hang(root: Path, started: Connection) -> None:
     writer(root, lambda: (started.send(1), signal.pause())).batch_put_from(refs(1, 2), 1.0)
-
-
-# Temporaries --------------------------------------------------------------------------------------
 
 
 def test_temporaries_of_a_killed_writer_are_swept_by_the_next_engine(tmp_path: Path) -> None:
@@ -143,9 +141,6 @@ def test_lock_of_a_writer_is_not_taken_by_one_that_looks(tmp_path: Path) -> None
             assert not dead & {first.token, second.token}
 
 
-# Users --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("modes", "umask"), [(OWNER_ALONE, 0o000), (OWNER_ALONE, 0o022), (GROUP_TOO, 0o077)]
 )
@@ -159,6 +154,7 @@ def test_files_and_folders_have_the_modes_that_are_configured(
         backend.batch_put_from(refs(1), 1.0)
     finally:
         os.umask(former)
+
     found = [tmp_path / "l3", *(tmp_path / "l3").rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {modes.folder}
     kinds = {
@@ -187,9 +183,6 @@ def test_folder_of_another_user_is_passed_over_and_counted(
     again = opened(tmp_path)
     assert again.stats()["objects"] == 1
     assert again.stats()["namespaces_unreadable"] == 1
-
-
-# What vanishes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -277,8 +270,10 @@ def test_root_that_vanishes_fails_every_operation_and_is_not_made_again(
     root.rename(tmp_path / "elsewhere")
     if is_replaced:  # what lies below a mount that is gone
         root.mkdir()
+
     assert every_operation(backend) == [IO_ERROR] * 6
     assert not root.exists() or list(root.iterdir()) == []
+
     if is_replaced:
         root.rmdir()
     (tmp_path / "elsewhere").rename(root)

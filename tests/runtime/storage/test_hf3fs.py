@@ -1,6 +1,4 @@
-"""The 3FS backend on the emulator of USRBIO: what it asks of its surroundings, and I/O that fails
-or stalls.
-"""
+"""The 3FS backend on the emulator of USRBIO: what it needs, and I/O that fails or stalls."""
 
 import builtins
 import errno
@@ -140,17 +138,20 @@ def test_read_under_way_is_waited_for_whatever_its_deadline(
     ref = ObjectRef(
         ObjectName(make_key(1), 0), page, bench.arena.geometry.page_offset(HostPageId(40), 0)
     )
+
     statuses: list[ObjectStatus] = []
     usrbio.gate.clear()
     usrbio.arrived.clear()
     reader = threading.Thread(target=lambda: statuses.extend(backend.batch_get_into([ref], 1.0)))
     reader.start()
     assert usrbio.arrived.wait(30)
+
     now_s[0] = 2.0
     assert reader.is_alive()
     assert backend.delete([ref.name]) == [OK]
     usrbio.gate.set()
     reader.join(30)
+
     assert statuses == [OK]
     assert backend.batch_get_into([ref], 1.0) == [ObjectStatus.TIMED_OUT]
     backend.check()

@@ -55,6 +55,7 @@ class Node:
             storage=StorageSettings(min_tokens=4, batch_pages=4, breaker_failures=1000),
         )
         self.core = HostMemoryCore(self.arena.geometry, settings)
+
         self.answers: queue.Queue[ObjectsDone] = queue.Queue()
         self.worker = StorageWorker(backend, self.arena, NAMESPACE, self.answers.put)
         self.granted: list[tuple[int, int]] = []
@@ -63,6 +64,7 @@ class Node:
         self.leased: list[HostPageId] = []
         self.flushed: list[ObjectStatus] = []
         self.now_s = 0.0
+
         self.tell(SchedulerAttached(SCHEDULER))
         self.tell(StorageAttached(STORAGE, 1))
 
@@ -85,6 +87,7 @@ class Node:
                     self.leased = [HostPageId(page) for page in pages.tolist()]
                 case StorageFlushed(status):
                     self.flushed.append(status)
+
         self.core.check()
 
     def settle(self) -> None:
@@ -110,6 +113,7 @@ class Node:
                 SCHEDULER, Lookup(lookup_id=LookupId(asked), keys=keys, num_l1_pages=(0,))
             )
         )
+
         self.settle()
         self.tell(
             FromScheduler(SCHEDULER, LeasePages(lease_id=LeaseId(asked), keys=keys, starts=(0,)))

@@ -84,6 +84,7 @@ def test_arena_is_registered_whole_and_the_options_are_passed(
         devices="mlx5_0",
         segment_bytes=1 << 30,
     )
+
     backend = MooncakeBackend(options)
     arena = memoryview(bytearray(4096))
     backend.open(arena, NAMESPACE)
@@ -96,6 +97,7 @@ def test_arena_is_registered_whole_and_the_options_are_passed(
         "mlx5_0",
         options.master,
     )
+
     address, size_bytes = client.calls[1]
     assert size_bytes == 4096
     backend.close()
@@ -126,6 +128,7 @@ def test_client_that_cannot_be_set_up_is_closed_and_tried_again_later(
     backend = MooncakeBackend(section, clock=lambda: now_s[0])
     backend.open(memoryview(bytearray(4096)), NAMESPACE)
     assert client.calls[1:] == [()]
+
     client.setup_code, client.register_code = 0, -1
     now_s[0] = 6.0
     for _ in range(3):
@@ -133,6 +136,7 @@ def test_client_that_cannot_be_set_up_is_closed_and_tried_again_later(
             "the arena cannot be registered now: no ConfigError after open"
         )
     assert len(client.calls) == 5, "it looks again only after some time"
+
     client.register_code = 0
     now_s[0] = 12.0
     backend.query([])
@@ -162,10 +166,12 @@ def test_absent_master_fails_operations_at_once_and_is_found_later(
         MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{port}"), clock=lambda: now_s[0]
     )
     bench = Bench(backend)
+
     assert bench.exists([1, 2]) == [IO_ERROR] * 2
     assert bench.clear() == [IO_ERROR]
     assert bench.worker.stats()["is_connected"] == 0
     assert client.calls == []
+
     with socket.create_server(("127.0.0.1", port)):
         assert bench.clear() == [IO_ERROR], "it looks again only after some time"
         now_s[0] += 6

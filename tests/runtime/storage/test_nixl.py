@@ -69,11 +69,13 @@ def test_failed_batch_says_what_is_wrong_with_each_file(
     (tmp_path / "1").write_bytes(b"short")
     refs = refs_to(arena, range(4))
     fds = [*opened(tmp_path, 3), os.open(tmp_path / "3", os.O_WRONLY)]
+
     first, second, third, fourth = transfers.read(fds, refs)
     assert [first, second, third] == [OK, ObjectStatus.TOO_SHORT, OK]
     assert isinstance(fourth, OSError)
     assert arena[0] == 1
     assert arena[3 * PAGE_BYTES - 1] == 3
+
     assert transfers.read([fds[0], fds[2]], [refs[0], refs[2]]) == [OK] * 2
     for fd in fds:
         os.close(fd)

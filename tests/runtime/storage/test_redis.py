@@ -1,6 +1,4 @@
-"""The Redis backend: a server that dies, stalls, is full or wants a password, and one that breaks
-the protocol.
-"""
+"""The Redis backend: servers that die, stall, are full, want a password or break the protocol."""
 
 import contextlib
 import socket
@@ -48,6 +46,7 @@ def test_killed_server_fails_operations_and_a_new_one_is_found_without_reopening
     objects = [make_object(name) for name in range(4)]
     names = [ref.name for ref in objects]
     assert backend.batch_put_from(objects, LATE) == [OK] * 4
+
     redis_server.kill()
     assert backend.batch_get_into(targets(0, 1, 2, 3), LATE) == [IO_ERROR] * 4
     assert backend.batch_put_from(objects, LATE) == [IO_ERROR] * 4
@@ -55,6 +54,7 @@ def test_killed_server_fails_operations_and_a_new_one_is_found_without_reopening
     assert backend.delete(names) == [IO_ERROR] * 4
     assert backend.query(names) == [None] * 4
     assert backend.clear() is IO_ERROR
+
     redis_server.start()
     assert backend.batch_get_into(targets(0, 1), LATE) == [MISSING] * 2
     assert backend.batch_put_from(objects, LATE) == [OK] * 4
@@ -182,11 +182,13 @@ def test_server_on_a_socket_in_the_file_system(redis_server: RedisServer, tmp_pa
         [redis_server.program, "--port", "0", "--unixsocket", path, "--save", ""],
         stdout=subprocess.DEVNULL,
     )
+
     backend = opened(f"unix://{path}")
     give_up_s = time.monotonic() + 20
     while backend.batch_put_from([make_object(1)], LATE) != [OK]:
         assert time.monotonic() < give_up_s
         time.sleep(0.01)  # a process that starts sends no word of it
+
     assert backend.batch_get_into(targets(1), LATE) == [OK]
     backend.close()
     process.kill()
@@ -194,9 +196,7 @@ def test_server_on_a_socket_in_the_file_system(redis_server: RedisServer, tmp_pa
 
 
 class ScriptedServer:
-    """Owns: a listening socket and a thread that reads a command, says the next part of the script,
-    and so on.
-    """
+    """Owns: a socket, and a thread that answers each command with the next part of a script."""
 
     def __init__(self, script: list[bytes]) -> None:
         self.script = script
@@ -231,6 +231,7 @@ def test_value_that_comes_after_the_deadline_does_not_reach_the_page() -> None:
     )
     backend = opened(server.url)
     [ref] = targets(1)
+
     assert backend.batch_get_into([ref], soon()) == [TIMED_OUT]
     ref.page[:] = b"S" * len(ref.page)
     server.last_word.set()

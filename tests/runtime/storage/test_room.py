@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raydix.runtime.storage.room import Room
+from raydix.runtime.storage.room import Reservation, Room
 
 
 class Store:
@@ -60,11 +60,13 @@ def test_store_that_cannot_delete_at_all_refuses_and_recovers_in_full() -> None:
     store = Store(64)
     names = [str(number) for number in range(64)]
     store.write(*names)
+
     store.stuck = set(names)
     for turn in range(100):
         assert store.write(f"new {turn}") == 0
         assert not store.room.trim(), "there is no use in going on at once"
     assert len(store.room) == 64
+
     store.stuck.clear()
     assert store.write(*(f"later {number}" for number in range(64))) == 64
     while store.room.trim():
@@ -102,6 +104,39 @@ def test_random_failures_never_take_more_than_the_bound_nor_leak_room() -> None:
             store.room.settle(reservation, written)
         store.room.check()
         assert store.room.figures()["bytes"] <= 50
+
     store.stuck.clear()
     with store.room.reserve([50]) as reservation:
         assert reservation.sizes == [50]
+
+
+def write_in_parts(store: Store, sizes: Sequence[int]) -> tuple[list[Sequence[int]], list[int]]:
+    """The parts in which objects of these sizes are written, and those that are refused."""
+    parts: list[Sequence[int]] = []
+
+    def write(part: Sequence[int], reservation: Reservation) -> None:
+        parts.append(part)
+        store.room.settle(reservation, {f"{len(parts)} {size}": size for size in part})
+
+    refused = store.room.write_in_parts(sizes, lambda size: size, write)
+    store.room.check()
+    return parts, refused
+
+
+def test_objects_that_do_not_fit_at_once_are_written_in_parts() -> None:
+    store = Store(10)
+
+    assert write_in_parts(store, [4, 5, 6]) == ([[4, 5], [6]], [])
+    assert store.evicted == ["1 4", "1 5"]
+
+
+def test_object_larger_than_the_store_is_refused_alone() -> None:
+    assert write_in_parts(Store(10), [4, 11, 5]) == ([[4], [5]], [11])
+
+
+def test_nothing_that_needs_an_eviction_is_written_while_none_can_be_deleted() -> None:
+    store = Store(4)
+    store.write("a", "b")
+    store.stuck = {"a", "b"}
+
+    assert write_in_parts(store, [2, 1, 1]) == ([[2]], [1, 1])

@@ -62,6 +62,7 @@ def test_killed_service_fails_operations_within_their_deadlines(own_server: Moto
     objects = [make_object(name) for name in range(3)]
     names = [ref.name for ref in objects]
     assert backend.batch_put_from(objects, LATE) == [OK] * 3
+
     own_server.kill()
     troubles = {IO_ERROR, ObjectStatus.TIMED_OUT}
     started_s = time.monotonic()
@@ -71,6 +72,7 @@ def test_killed_service_fails_operations_within_their_deadlines(own_server: Moto
     assert set(backend.delete(names)) <= troubles
     assert backend.query(names) == [None] * 3
     assert time.monotonic() - started_s < 30
+
     own_server.start()
     own_server.num_buckets = 0
     assert own_server.make_store().bucket == store.bucket

@@ -36,8 +36,10 @@ def test_slot_given_back_under_a_reader_is_not_handed_out(tmp_path: Path) -> Non
     slab.start_read(slot)
     slab.start_read(slot)
     slab.give_back(slot)
+
     taken = {slab.take() for _ in range(100)}
     assert slot not in taken
+
     slab.end_read(slot)
     slab.check()
     assert slot not in {slab.take() for _ in range(100)}
@@ -52,6 +54,7 @@ def test_random_use_keeps_the_books(tmp_path: Path) -> None:
     slab = Slab(tmp_path / "slab", 4096)
     taken: list[int] = []
     reads: list[int] = []
+
     for _ in range(2000):
         match rng.choice("tgre"):
             case "t":

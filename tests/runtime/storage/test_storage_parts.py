@@ -91,6 +91,7 @@ def test_lru_keeps_within_its_bound_and_gives_up_the_least_recently_used(
                     order[name] = order.pop(name)
             case "t":
                 victims = lru.trim()
+
         assert list(order.items())[: len(victims)] == list(victims.items())
         for victim in victims:
             del order[victim]

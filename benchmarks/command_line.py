@@ -1,0 +1,33 @@
+"""The parts of a command line that benchmarks share."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.record import RESULTS
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that prints a module's docstring as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_results(parser: argparse.ArgumentParser, help: str, default: Path | None = RESULTS) -> None:
+    """`--results`: the folder for the record. Default None: it is printed and not kept."""
+    parser.add_argument("--results", type=Path, default=default, help=help)
+
+
+def add_commit(parser: argparse.ArgumentParser) -> None:
+    """`--commit`: of the code, for a copy of it without a repository."""
+    parser.add_argument("--commit", help="of the code, where there is no repository beside it")
+
+
+def add_keep(parser: argparse.ArgumentParser) -> None:
+    """`--keep`: a folder for the record as `arguments.keep`, or None."""
+    parser.add_argument(
+        "--keep",
+        action="store_const",
+        const=RESULTS,
+        help="write the record to benchmarks/results",
+    )
