@@ -61,7 +61,7 @@ def sample_adjusted(
         token_ids_B = ops.sample_whole(logits_BV, columns)
         ops.sample_cut(logits_BV, columns, token_ids_B)
         token_ids_R[block.rows_B] = token_ids_B
-        slots.tokens_XL.view(-1)[block.next_index_B] = token_ids_B
+        slots.keep_sampled(block.next_index_B, token_ids_B)
 
 
 def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_Block]:

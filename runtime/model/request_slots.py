@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.runtime.messages.plan import AddedRequest, TableChanges
@@ -85,6 +86,13 @@ class RequestSlots:
         self.tokens_XL[slot, :num_tokens] = token_ids
         for table_XN in self.tables_XN:
             table_XN[slot] = 0
+
+    def keep_sampled(self, next_index_R: Tensor, token_ids_R: Tensor) -> None:
+        """Write sampled tokens (int32) behind their requests' tokens.
+
+        `next_index_R`: int64, where in `tokens_XL`, seen as one dimension.
+        """
+        self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R)
 
     def check_tables(self, changes: TableChanges) -> None:
         """Raise AccountingError if a run does not fit its table, or names a page outside the pool.

@@ -312,7 +312,7 @@ class ModelRunner:
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
-        tokens.scatter_(0, next_index_R, token_ids_R)
+        self.slots.keep_sampled(next_index_R, token_ids_R)
         return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
 
     def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
@@ -320,7 +320,7 @@ class ModelRunner:
         *_, next_index_R = (columns := split_columns(packed, shape.lengths))[:-NUM_COLUMNS]
         sampling = as_sampling_columns(columns[-NUM_COLUMNS:])
         self._decoder.ops.sample_cut(output.logits_RV, sampling, output.token_ids_R)
-        self.slots.tokens_XL.view(-1).scatter_(0, next_index_R, output.token_ids_R)
+        self.slots.keep_sampled(next_index_R, output.token_ids_R)
 
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)
@@ -331,7 +331,7 @@ class ModelRunner:
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, inputs.columns)
         if sampling.has_cuts:
             self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
-        self.slots.tokens_XL.view(-1)[inputs.next_index_R] = token_ids_R
+        self.slots.keep_sampled(inputs.next_index_R, token_ids_R)
         return self._finish(logits_RV, token_ids_R, sampling)
 
     def _finish(self, logits_RV: Tensor, token_ids_R: Tensor, sampling: SamplingRows) -> StepOutput:
