@@ -13,20 +13,19 @@ _BLOCK = 1024
 
 
 def silu_mul(gate_up_TI: Tensor) -> Tensor:
-    """silu of the first half of the last dimension times its second half, rounded as
-    `reference.activation.silu_mul` rounds.
+    """SwiGLU's gate: silu of the first half of the last dimension times its second half.
 
-    bf16 or float32, contiguous in the last dimension. Raises ValueError if a shape, dtype or stride
-    differs.
+    Rounded where `reference.activation.silu_mul` rounds. bf16 or float32, contiguous in the last
+    dimension. Raises ValueError if a shape, dtype or stride differs.
     """
     if gate_up_TI.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Gate and up are {gate_up_TI.dtype}; expected bfloat16 or float32.")
     if gate_up_TI.dim() != 2 or gate_up_TI.shape[1] % 2 or gate_up_TI.stride(1) != 1:
         raise ValueError(
             f"Gate and up are {tuple(gate_up_TI.shape)}, strides {gate_up_TI.stride()}; expected "
-            f"[T, 2 x I], "
-            "contiguous in the last dimension."
+            f"[T, 2 x I], contiguous in the last dimension."
         )
+
     num_tokens, size = gate_up_TI.shape[0], gate_up_TI.shape[1] // 2
     out_TI = torch.empty((num_tokens, size), dtype=gate_up_TI.dtype, device=gate_up_TI.device)
     if num_tokens:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRow:
-    """A row of several tokens. `first_token` indexes T, `row` the block tables; lengths are known
-    on the host.
+    """A row of several tokens, whose lengths the host knows.
+
+    `first_token` is an index in T, `row` one in the block tables.
     """
 
     row: int
@@ -32,9 +33,9 @@ class DecodeRows:
     context_tokens_B: Tensor
     """Cached tokens up to and including the last token; 0 skips a tile."""
     max_context_tokens: int
-    """None of them has a longer context."""
+    """The longest context, or more."""
     num_tokens_B: Tensor | None = None
-    """At most `tokens_per_tile`; None: one each."""
+    """How many tokens each has, at most `tokens_per_tile`; None: one each."""
     tokens_per_tile: int = 1
 
 
@@ -45,5 +46,8 @@ class AttentionRows:
     prefill: tuple[PrefillRow, ...]
     decode: tuple[DecodeRows, ...]
     tiles_X4: Tensor | None = None
-    """int32, those of `prefill` that are not in `decode` too, cut up for the GPU: (row in the block
-    tables, first index in T, tokens, position of the first token). The twins do without."""
+    """The rows of `prefill` that are not in `decode` too, cut into tiles for the GPU.
+
+    int32 columns: row in the block tables, first index in T, tokens, position of the first token.
+    The twins do without.
+    """

@@ -17,11 +17,9 @@ from torch import Tensor
 from raydix.kernels.page_copy import CopyDirection, CopySegment, check_segment, piece_places
 
 MIN_PIECE_BYTES = {CopyDirection.TO_POOL: 128 << 10, CopyDirection.TO_ARENA: 256 << 10}
-"""Of pieces for which this way is the better one."""
+"""From this size on, pieces go better by the copy engine than by `page_copy`."""
 _MAX_PIECES_PER_CALL = 128
-"""A call keeps others of the process out of the driver: 0.1 ms is no harm to a step that is being
-enqueued.
-"""
+"""Other threads cannot enter the driver during a call: 0.1 ms delays no step noticeably."""
 _CUDART = "libcudart.so.13"
 _ORDERED_IN_STREAM = 1  # cudaMemcpySrcAccessOrderStream
 
@@ -45,9 +43,7 @@ class _Attributes(ctypes.Structure):
 
 
 def has_copy_engine() -> bool:
-    """Does this build of PyTorch bring the batched copy of CUDA 13 (cudaMemcpyBatchAsync)? Earlier
-    ones differ.
-    """
+    """Does this build of PyTorch bring CUDA 13, whose cudaMemcpyBatchAsync is called here?"""
     return torch.cuda.is_available() and (torch.version.cuda or "").startswith("13.")
 
 
@@ -61,6 +57,7 @@ class CopyEngine:
                 f"Batched copies need CUDA 13; PyTorch has {torch.version.cuda}. Use page_copy "
                 f"instead."
             )
+
         self._copy = ctypes.CDLL(_CUDART).cudaMemcpyBatchAsync
         pointers, sizes = ctypes.c_void_p, ctypes.c_void_p
         attributes = (ctypes.POINTER(_Attributes), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t)
@@ -77,8 +74,7 @@ class CopyEngine:
     def copy_pages(
         self, segments: Sequence[CopySegment], arena: Tensor, direction: CopyDirection
     ) -> None:
-        """Enqueue all pieces of `segments`, in several calls, on the current stream, which must not
-        be the default one.
+        """Enqueue all pieces of `segments` on the current stream, which is not the default one.
 
         `arena`: uint8 view of all of the arena, registered with CUDA. Raises ValueError as
         `page_copy.pack_copies` does, RuntimeError if CUDA refuses.
@@ -90,6 +86,7 @@ class CopyEngine:
             raise ValueError(f"The arena is {arena.dtype}; expected contiguous uint8.")
         for segment in segments:
             check_segment(segment)
+
         places = [piece_places(segment) for segment in segments]
         in_pool = np.concatenate([pool for pool, _, _ in places])
         in_arena = np.concatenate([offsets for _, offsets, _ in places]) + arena.data_ptr()
@@ -97,6 +94,7 @@ class CopyEngine:
         source, target = (
             (in_arena, in_pool) if direction is CopyDirection.TO_POOL else (in_pool, in_arena)
         )
+
         for start in range(0, len(sizes), _MAX_PIECES_PER_CALL):
             part = slice(start, start + _MAX_PIECES_PER_CALL)
             self._copy_part(target[part], source[part], sizes[part], stream)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What one program per row does in the search for a row's cut: it collects the candidates, and
-narrows the interval of keys that holds the lowest kept one.
+"""The search for a row's cut by the one program that each row has.
 
-Tokens lie in lanes: lane i's are at i, i + LANES, i + 2 * LANES, ... That is so of a row itself,
-too, which is why a search may go on in either.
+It collects the candidates, and narrows the interval of keys that holds the lowest kept one. Tokens
+lie in lanes: lane i's are at i, i + LANES, i + 2 * LANES, ... That is so of a row itself, too,
+which is why a search may go on in either.
 """
 
 import triton
@@ -87,8 +87,9 @@ def _load_listed(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Raw logits of the listed groups from the `first` on, WIDTH neighbours to a lane; -inf past
-    the vocabulary.
+    """Raw logits of the listed groups from the `first` on, WIDTH neighbours to a lane.
+
+    Past the vocabulary they are -inf.
     """
     lane = tl.arange(0, LANES)
     place = first + lane // (GROUP // WIDTH)
@@ -118,10 +119,10 @@ def collect(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Copy the logits in [least, ceiling) to `found_ptr`, each lane its own; returns how many each
-    lane met.
+    """Copy the logits in [least, ceiling) to `found_ptr`, each lane its own.
 
-    `least` is finite. A lane that meets more than `max_depth` copies no more than those.
+    Returns how many each lane met; one that meets more than `max_depth` copies no more than those.
+    `least` is finite.
     """
     group = tl.arange(0, GROUPS)
     maxima = tl.load(maxima_ptr + group, mask=group < num_groups, other=float("-inf"))

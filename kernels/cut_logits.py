@@ -39,9 +39,7 @@ def least_kept(largest, temperature, min_p):
 
 @triton.jit
 def keys_of(logits, KEY_BITS: tl.constexpr):
-    """Integers in the order of the logits: the first bits, with those of negative numbers turned
-    round.
-    """
+    """Integers in the order of the logits: their first bits, inverted where they are negative."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> (32 - KEY_BITS)
 

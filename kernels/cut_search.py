@@ -1,13 +1,12 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The search for what top-k and top-p keep of a row: the lowest kept logit, without a sort, atomics
-or a host sync.
+"""The search for what top-k and top-p keep of a row: its lowest kept logit.
 
-Two launches. First, each part of a row's vocabulary is one program's: it notes the largest logit of
-each small group of tokens and, where those cannot bound what is kept, what lies from each of some
-rough pivots on. Then one program per row takes from that an interval of logits. Few groups have a
-token in it: of those, the candidates are collected, and the search goes on among them alone. Where
-they are too many for their buffer it goes on in the row itself, exact, too, but slower: at flat
-distributions with top-p alone.
+It needs no sort, no atomics and no host sync. Two launches. First, each part of a row's vocabulary
+is one program's: it notes the largest logit of each small group of tokens and, where those cannot
+bound what is kept, what lies from each of some rough pivots on. Then one program per row takes from
+that an interval of logits. Few groups have a token in it: of those, the candidates are collected,
+and the search goes on among them alone. Where they are too many for their buffer it goes on in the
+row itself, exact, too, but slower: at flat distributions with top-p alone.
 
 The search narrows an interval of integer keys, which have the order of the logits, sixteenfold at a
 time. All sums have one order for a vocabulary size, so that a row is cut alike in any batch.
@@ -39,15 +38,11 @@ _PART = 2048
 _CHUNK = 128
 """Tokens that a program compares with the pivots at a time, in registers."""
 _GROUP = 128
-"""Tokens of which the largest logit is noted: few hundred groups are soon searched, and few have a
-kept token.
-"""
+"""Tokens that share one noted maximum: so a row has few groups, and few of them a kept token."""
 _WARPS = 16
-"""Of a row's program: a thread for each lane."""
+"""Warps of a row's program, which has a thread for each lane."""
 _LANES = 512
-"""Candidates that a row's program looks at together, one a thread. Each lane has its own: none
-waits for another.
-"""
+"""Candidates that a row's program looks at together, one a thread, each in a lane of its own."""
 _DEPTH = 96
 """Candidates that are collected for a lane."""
 
@@ -134,16 +129,15 @@ def find_cuts(logits_RV: Tensor, columns: SamplingColumns, likeliest_R: Tensor) 
 
 @triton.jit
 def _is_grouped(top_k, num_groups):
-    """Whether the largest logits of groups bound what top-k keeps: as many tokens as groups reach
-    the bound.
-    """
+    """Do the maxima of groups bound what top-k keeps? As many tokens as groups reach the bound."""
     return (top_k > 0) & (top_k * 2 <= num_groups)
 
 
 @triton.jit
 def _rough_pivots(largest, temperature, top_p, vocab_size, KEY_BITS: tl.constexpr):
-    """Keys at even distances of logits, down to where all further tokens together are unlikely to
-    count; then all.
+    """Rising keys: the least of all, then some at even distances of logits.
+
+    These begin where all tokens below together are unlikely to count.
     """
     depth = tl.log(tl.zeros_like(largest) + vocab_size) - tl.log(tl.maximum(1.0 - top_p, 1e-6))
     pivot = tl.arange(0, PIVOTS)
@@ -171,8 +165,9 @@ def _summarise(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The largest logits of a part's groups, and, unless they suffice, sums: number or weight from
-    each pivot on.
+    """A part's maxima of groups and, unless those suffice, what lies from each pivot on.
+
+    That is the number of tokens for top-k, or their weight for top-p.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -211,8 +206,10 @@ def _summarise(
 
 @triton.jit
 def _decide_roughly(sums_ptr, keys, goal, top_p, end, num_parts, PARTS: tl.constexpr):
-    """What the sums of all parts say: an interval of keys, the goal, and the sums from its begin
-    and its end on.
+    """What the sums of all parts say of the cut.
+
+    Returns an interval of keys, as begin and end, the goal, and the sums from the begin and from
+    the end on.
     """
     part = tl.arange(0, PARTS)
     pivot = tl.arange(0, PIVOTS)
@@ -220,6 +217,7 @@ def _decide_roughly(sums_ptr, keys, goal, top_p, end, num_parts, PARTS: tl.const
     sums = tl.sum(tl.load(sums_ptr + offsets, mask=part[:, None] < num_parts, other=0.0), 0)
     total = tl.sum(tl.where(pivot == 0, sums, 0.0), 0)
     goal = tl.where(goal < 0.0, tl.maximum(top_p * total, LEAST_GOAL), goal)
+
     chosen = tl.maximum(tl.sum((sums >= goal).to(tl.int32), 0) - 1, 0)
     here = tl.sum(tl.where(pivot == chosen, sums, 0.0), 0)
     above = tl.sum(tl.where(pivot == chosen + 1, sums, 0.0), 0)
@@ -281,8 +279,8 @@ def _find(
                 rough_low = keys_of(tl.full((), -LARGEST, tl.float32), 16).to(tl.int64)
                 rough_high = keys_of(largest, 16).to(tl.int64) + 1
                 bound, _, _, _ = narrow(
-                    maxima_ptr, counts, rough_low, rough_high, top_k.to(tl.float32), here, above, float("-inf"),
-                    float("inf"), top_p, largest, temperature, False, 16, LANES,
+                    maxima_ptr, counts, rough_low, rough_high, top_k.to(tl.float32), here, above,
+                    float("-inf"), float("inf"), top_p, largest, temperature, False, 16, LANES,
                 )  # fmt: skip
                 low = keys_of(logits_of(bound.to(tl.int32), 16), KEY_BITS).to(tl.int64)
             else:
@@ -301,8 +299,8 @@ def _find(
             ceiling = tl.where(high < end, logits_of(high.to(tl.int32), KEY_BITS), float("inf"))
             row_found_ptr = found_ptr + row.to(tl.int64) * max_depth * LANES
             counts = collect(
-                row_ptr, maxima_ptr, groups_ptr + row.to(tl.int64) * num_groups, row_found_ptr, floor, ceiling,
-                vocab_size, num_groups, max_depth, GROUPS, GROUP, LANES, WIDTH,
+                row_ptr, maxima_ptr, groups_ptr + row.to(tl.int64) * num_groups, row_found_ptr,
+                floor, ceiling, vocab_size, num_groups, max_depth, GROUPS, GROUP, LANES, WIDTH,
             )  # fmt: skip
             source_ptr = row_found_ptr
             if tl.max(counts, 0) > max_depth:
@@ -311,15 +309,15 @@ def _find(
 
             if top_k > 0:
                 low, _, _, _ = narrow(
-                    source_ptr, counts, low, high, top_k.to(tl.float32), here, above, floor, ceiling, top_p, largest,
-                    temperature, False, KEY_BITS, LANES,
+                    source_ptr, counts, low, high, top_k.to(tl.float32), here, above, floor,
+                    ceiling, top_p, largest, temperature, False, KEY_BITS, LANES,
                 )  # fmt: skip
                 high = end
                 goal = tl.full((), -1.0, tl.float32)
             if top_p_64 < 1.0:
                 low, goal, here, above = narrow(
-                    source_ptr, counts, low, high, goal, here, above, floor, ceiling, top_p, largest, temperature,
-                    True, KEY_BITS, LANES,
+                    source_ptr, counts, low, high, goal, here, above, floor,
+                    ceiling, top_p, largest, temperature, True, KEY_BITS, LANES,
                 )  # fmt: skip
         tl.store(edges_ptr + row, low.to(tl.int32))
         tl.store(needed_ptr + row, goal - above)

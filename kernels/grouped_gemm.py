@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The experts of an MoE layer: two grouped GEMMs over rows sorted by expert, and the sum over each
-token's choices.
+"""The experts of an MoE layer: two grouped GEMMs over rows sorted by expert, then a sum.
 
-Weights come through tensor maps. With few rows per expert they are the left operand: a tensor
-core's tile is 64 wide on that side, and as narrow as the rows on the other. Tiles of an expert's
-blocks follow one another, so that its weights are read from memory once.
+The sum is over each token's choices. Weights come through tensor maps. With few rows per expert
+they are the left operand: a tensor core's tile is 64 wide on that side, and as narrow as the rows
+on the other. Tiles of an expert's blocks follow one another, so that its weights are read from
+memory once.
 
 Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B
 blocks.
@@ -21,11 +21,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 
 _ALIGNMENT_BYTES = 16
-"""Of a row of weights: what a tensor map asks for."""
+"""A tensor map asks that rows of weights take a multiple of this."""
 _INTERLEAVED = 8
-"""Gate rows and up rows take turns by eight in a tile: then a thread holds both of what it
-multiplies.
-"""
+"""Gate and up rows take turns by eight in a tile, so that a thread holds both of a product."""
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """From this many rows in a block they are the left operand."""
 _SUM_BLOCK = 1024
@@ -36,9 +34,7 @@ _Row = tuple[int, int, int, int, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
-    """Tile of one GEMM: `columns` of the output, `depth` of the sum at a time; its rows are the
-    block's.
-    """
+    """Tile of one GEMM: `columns` of the output, `depth` of the sum at a time, the block's rows."""
 
     columns: int
     depth: int
@@ -89,8 +85,9 @@ _FLOAT32_TILES = (_tiles(float("inf"), 16, (32, 32, 4, 2, 2), (32, 32, 4, 2, 2))
 
 
 def choose_tiles(num_slots: int, num_experts: int, dtype: torch.dtype) -> Tiles:
-    """Tile shapes for a bucket, by the mean number of rows per expert (measured at 128 experts x
-    768 on an H200).
+    """Tile shapes for a bucket of steps, by the mean number of rows per expert.
+
+    Measured at 128 experts x 768 on an H200.
     """
     table = _FLOAT32_TILES if dtype == torch.float32 else _BFLOAT16_TILES
     return next(tiles for tiles in table if num_slots <= tiles.max_mean_rows * num_experts)
@@ -110,6 +107,7 @@ def fused_experts(
     num_tokens, hidden = x_TC.shape
     if num_tokens == 0:
         return torch.empty_like(x_TC)
+
     num_experts, _, intermediate = down_ECI.shape
     tiles = choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
     blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.block_rows)
@@ -135,12 +133,14 @@ def _check_inputs(
             f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, "
             f"C, I]."
         )
+
     num_experts, hidden, intermediate = down_ECI.shape
     if gate_up_EIC.shape != (num_experts, 2 * intermediate, hidden) or x_TC.shape[1] != hidden:
         raise ValueError(
             f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, "
             f"C, I]."
         )
+
     if not gate_up_EIC.is_contiguous() or not down_ECI.is_contiguous():
         raise ValueError(
             f"Weights have strides {gate_up_EIC.stride()}, {down_ECI.stride()}; expected "
@@ -153,6 +153,7 @@ def _check_inputs(
         )
     if intermediate % _INTERLEAVED:
         raise ValueError(f"I is {intermediate}; expected a multiple of {_INTERLEAVED}.")
+
     if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
         raise ValueError(
             f"The choices' weights are {weights_TK.dtype}; expected contiguous float32."
@@ -195,6 +196,7 @@ def _gate_up(
         list(by_eight.stride()),
         [1, shape.columns // _INTERLEAVED, 2, _INTERLEAVED, shape.depth],
     )
+
     _gate_up_silu[(_num_programs(blocks, intermediate, shape),)](
         x_TC,
         gate_up,
@@ -385,6 +387,7 @@ def _sum_choices(
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < HIDDEN
+
     total = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(CHOICES):
         slot = token * CHOICES + choice

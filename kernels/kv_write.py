@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Between the QKV projection and attention: norm of queries and keys, rotation, and the write into
-the paged cache.
+"""From the QKV projection to attention: norm, rotation, and the write into the paged cache.
 
 Legend: T tokens of the step, Q query heads, H KV heads, D head dim, X positions or tokens, P pages,
 L layers of the KV group, S slots per page.
@@ -24,8 +23,7 @@ def rotate_and_write_kv(
     layer: int,
     slot_mapping_T: Tensor,
 ) -> None:
-    """Norm and rotate the queries in place, and put normed, rotated keys and the values into the
-    cache.
+    """Norm and rotate queries in place; write keys, normed and rotated, and values to the cache.
 
     qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; only the queries change.
     slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All else bf16 or all
@@ -34,10 +32,12 @@ def rotate_and_write_kv(
     """
     num_query_heads = _check_inputs(qkv_TX, pool_PLH2SD, layer, slot_mapping_T)
     _check_tables(qkv_TX, pool_PLH2SD.shape[5], rope, norm)
+
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tokens, group = qkv_TX.shape[0], num_query_heads // num_heads
     if num_tokens == 0:
         return
+
     block_group = triton.next_power_of_2(group)
     block_half = triton.next_power_of_2(head_dim // 2)
     _rotate_and_write[(num_tokens, num_heads)](
@@ -76,6 +76,7 @@ def _check_inputs(qkv_TX: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_
         raise ValueError(
             f"The pool is {tuple(pool_PLH2SD.shape)}; expected contiguous [P, L, H, 2, S, D]."
         )
+
     _, num_layers, num_heads, _, _, head_dim = pool_PLH2SD.shape
     if not 0 <= layer < num_layers:
         raise ValueError(f"Layer {layer} is not among the pool's {num_layers}.")
@@ -89,6 +90,7 @@ def _check_inputs(qkv_TX: Tensor, pool_PLH2SD: Tensor, layer: int, slot_mapping_
         raise ValueError(
             f"QKV {tuple(qkv_TX.shape)} does not match {num_heads} KV heads of {head_dim}."
         )
+
     if slot_mapping_T.shape != qkv_TX.shape[:1] or slot_mapping_T.dtype not in (
         torch.int32,
         torch.int64,
@@ -110,8 +112,7 @@ def _check_tables(qkv_TX: Tensor, head_dim: int, rope: RopeTables, norm: QkNorm 
     ):
         raise ValueError(
             f"Cos and sin are {[(t.dtype, tuple(t.shape)) for t in tables]}; expected contiguous "
-            f"{qkv_TX.dtype} "
-            f"[X, {head_dim}]."
+            f"{qkv_TX.dtype} [X, {head_dim}]."
         )
     if rope.positions_T is None:
         if rope.cos_XD.shape[0] != qkv_TX.shape[0] or rope.sin_XD.shape[0] != qkv_TX.shape[0]:
@@ -127,14 +128,14 @@ def _check_tables(qkv_TX: Tensor, head_dim: int, rope: RopeTables, norm: QkNorm 
             f"Positions are {rope.positions_T.dtype} {tuple(rope.positions_T.shape)}; expected "
             f"ints [T]."
         )
+
     weights = [] if norm is None else [norm.q_weight_D, norm.k_weight_D]
     if any(
         w.dtype != qkv_TX.dtype or w.shape != (head_dim,) or not w.is_contiguous() for w in weights
     ):
         raise ValueError(
-            f"Norm weights are {[(w.dtype, tuple(w.shape)) for w in weights]}; expected "
-            f"contiguous {qkv_TX.dtype} "
-            f"[{head_dim}]."
+            f"Norm weights are {[(w.dtype, tuple(w.shape)) for w in weights]}; expected contiguous "
+            f"{qkv_TX.dtype} [{head_dim}]."
         )
 
 
@@ -204,13 +205,12 @@ def _rotate_and_write(
 def _norm_and_rotate(
     x_ptr, is_x, weight_ptr, cos, sin, eps, DIM: tl.constexpr, BLOCK_HALF: tl.constexpr
 ):
-    """Return both halves of the heads at `x_ptr`; every step is rounded to their dtype, as in the
-    twins.
-    """
+    """Return both halves of the heads at `x_ptr`, rounded at every step as in the twins."""
     half: tl.constexpr = DIM // 2
     dtype = x_ptr.dtype.element_ty
     first = tl.load(x_ptr, mask=is_x, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + half, mask=is_x, other=0.0).to(tl.float32)
+
     if weight_ptr is not None:
         dim = tl.arange(0, BLOCK_HALF)
         is_dim = dim < half
@@ -225,6 +225,7 @@ def _norm_and_rotate(
         second = (
             (second_weight * (second * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         )
+
     first_cos, second_cos = (first * cos).to(dtype), (second * cos).to(dtype)
     first_sin, second_sin = (first * sin).to(dtype), (second * sin).to(dtype)
     rotated_first = (first_cos.to(tl.float32) - second_sin.to(tl.float32)).to(dtype)

@@ -1,10 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Token permutation for experts: a stable counting sort of (token, choice) slots by expert, cut
-into blocks of rows.
+"""Token permutation for experts: a stable counting sort of (token, choice) slots by expert.
 
-Nothing depends on the data but the values: shapes and grids follow from the number of slots, so a
-launch can be captured in a CUDA graph. Every program counts all slots, or sums the counts of all
-programs, for itself, so that none waits for another.
+The sorted slots are cut into blocks of rows. Nothing depends on the data but the values: shapes and
+grids follow from the number of slots, so a launch can be captured in a CUDA graph. Every program
+counts all slots, or sums the counts of all programs, for itself, so that none waits for another.
 
 Legend: T tokens, K experts per token, X = T x K slots (slot t x K + k), E experts, B blocks.
 """
@@ -20,7 +19,7 @@ MAX_EXPERTS = 1024
 _CHUNK = 64
 """Slots that a program compares with each other at a time."""
 _SMALL_SLOTS = 1024
-"""Up to this many slots every program counts all of them; past it, counts of chunks come first."""
+"""Every program counts all slots if there are so few; else chunks are counted first."""
 _MAX_PROGRAMS = 256
 _COUNT_ROWS = 32
 """Programs whose counts are read at a time."""
@@ -28,15 +27,14 @@ _COUNT_ROWS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertBlocks:
-    """Slots in order of their expert, and blocks of at most `block_rows` of them, each of one
-    expert. All int32.
+    """Slots in order of their expert, in blocks of at most `block_rows`, each of one expert.
+
+    All int32.
     """
 
     block_rows: int
     slots_X: Tensor
-    """Slots sorted by expert, then by slot. A slot with an expert outside of 0..E-1 is nowhere in
-    it.
-    """
+    """Slots sorted by expert, then by slot; without those whose expert is outside of 0..E-1."""
     num_blocks_1: Tensor
     """Blocks in use; entries of the columns below past it are undefined."""
     experts_B: Tensor
@@ -47,9 +45,7 @@ class ExpertBlocks:
 
 
 def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
-    """The most blocks that this many slots can need: every expert's last block may hold a single
-    row.
-    """
+    """The most blocks that so many slots can need: a single row may be in each expert's last."""
     touched = min(num_slots, num_experts)
     return touched + (num_slots - touched) // block_rows
 
@@ -67,11 +63,11 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
     if expert_ids_TK.dim() != 2 or not 1 <= num_experts <= MAX_EXPERTS:
         raise ValueError(
             f"Expert ids are {tuple(expert_ids_TK.shape)} of {num_experts} experts; expected [T, "
-            f"K] of at most "
-            f"{MAX_EXPERTS}."
+            f"K] of at most {MAX_EXPERTS}."
         )
     if block_rows < 1 or block_rows & (block_rows - 1):
         raise ValueError(f"block_rows is {block_rows}; expected a power of two.")
+
     num_slots = expert_ids_TK.numel()
     capacity = max_blocks(num_slots, num_experts, block_rows)
     columns = torch.empty((4, max(capacity, 1)), dtype=torch.int32, device=expert_ids_TK.device)
@@ -86,6 +82,7 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
     if num_slots == 0:
         blocks.num_blocks_1.zero_()
         return blocks
+
     block_experts = triton.next_power_of_2(num_experts)
     chunks = triton.next_power_of_2(triton.cdiv(num_slots, _CHUNK * _MAX_PROGRAMS))
     num_programs = triton.cdiv(num_slots, _CHUNK * chunks)
@@ -100,6 +97,7 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
             SLOTS=_CHUNK * chunks,
             BLOCK_EXPERTS=block_experts,
         )
+
     _place_slots[(num_programs,)](
         expert_ids_TK,
         counts,

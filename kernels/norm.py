@@ -16,7 +16,7 @@ _WIDE_ROW = 2048
 def rms_norm(
     x_TC: Tensor, weight_C: Tensor, eps: float, *, residual_TC: Tensor | None = None
 ) -> Tensor:
-    """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds. Returns [T, C].
+    """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds; [T, C].
 
     With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
     bf16 or all float32, contiguous in C. Raises ValueError if a shape, dtype or stride differs.
@@ -38,6 +38,7 @@ def rms_norm(
         raise ValueError(
             f"The weight is {tuple(weight_C.shape)}; expected contiguous [{x_TC.shape[1]}]."
         )
+
     num_tokens, size = x_TC.shape
     out_TC = torch.empty((num_tokens, size), dtype=x_TC.dtype, device=x_TC.device)
     if num_tokens:
@@ -69,9 +70,7 @@ def _rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One token. Sums and products are in float32; the sum with the residual is rounded before it
-    is used.
-    """
+    """One token. Sums and products are in float32; the sum with the residual is rounded first."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < SIZE
@@ -83,6 +82,7 @@ def _rms_norm(
         rounded = x.to(dtype)
         tl.store(residual_row_ptr, rounded, mask=is_column)
         x = rounded.to(tl.float32)
+
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
     weight = tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32)
     out = weight * (x * scale).to(dtype).to(tl.float32)

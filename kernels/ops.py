@@ -1,7 +1,9 @@
-"""The operations that a model is made of, behind one protocol: plain PyTorch, or Triton where there
-is a GPU.
+"""The operations of a model behind one protocol: plain PyTorch, or Triton where there is a GPU.
 
-Legend: as in `reference`.
+Legend: T tokens of the step, R rows (requests), C hidden, I twice the intermediate size, O outputs,
+X heads of queries, keys and values x D, Q query heads, H KV heads, D head dim, P pages, L layers of
+the KV group, S slots per page, N pages of a block table, E experts, K experts per token, V
+vocabulary.
 """
 
 import importlib.util
@@ -24,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float32)
 _ALIGNMENT_BYTES = 16
+"""Triton reads experts' weights through tensor maps, whose rows are multiples of this."""
 _EXPERT_ROWS = 8
-"""Of a row of experts' weights, which Triton reads through tensor maps."""
+"""Gate and up rows of experts take turns by so many."""
 
 
 class ModelOps(Protocol):
-    """What the model calls. Every function rounds where its twin in `reference` rounds; none waits
-    for the device.
+    """What the model calls. Every function rounds where its twin in `reference` rounds.
 
-    The twins of `fused_experts`, past DENSE_EXPERT_TOKENS tokens, and of the samplers are the
-    exception: there the host waits.
+    None waits for the device, but for two twins: `fused_experts`, past DENSE_EXPERT_TOKENS tokens,
+    and the samplers make the host wait.
     """
 
     @property
@@ -64,7 +66,10 @@ class ModelOps(Protocol):
         layer: int,
         slot_mapping_T: Tensor,
     ) -> Tensor:
-        """See `reference.kv_write.rotate_and_write_kv`. May overwrite `qkv_TX`, and return a view of it."""
+        """See `reference.kv_write.rotate_and_write_kv`.
+
+        May overwrite `qkv_TX`, and return a view of it.
+        """
 
     def sample_whole(self, logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
         """See `reference.sampling.sample_whole`."""
@@ -88,7 +93,10 @@ class ModelOps(Protocol):
         rows: AttentionRows,
         scale: float,
     ) -> Tensor:
-        """See `reference.paged_attention.paged_attention`. `rows.tiles_X4` comes from `plan_tiles`."""
+        """See `reference.paged_attention.paged_attention`.
+
+        `rows.tiles_X4` comes from `plan_tiles`.
+        """
 
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
@@ -157,12 +165,12 @@ def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
+
     if any(
         size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes
     ):
         return (
             f"experts are {tuple(expert_sizes)} wide; the Triton kernels need multiples of "
-            f"{_EXPERT_ROWS} and rows of "
-            f"multiples of {_ALIGNMENT_BYTES} bytes."
+            f"{_EXPERT_ROWS} and rows of multiples of {_ALIGNMENT_BYTES} bytes."
         )
     return None

@@ -8,14 +8,15 @@ from enum import StrEnum
 from typing import assert_never
 
 ENCODED_ALIGNMENT_BYTES = 16
-"""Of every payload and every head's run, so that threads of a GPU move whole words."""
+"""Payloads and heads' runs are multiples of this, so that GPU threads move whole words."""
 SCALES_BYTES = 16
-"""Behind a head's payloads: two scales and the padding."""
+"""Behind a head's payloads there are two scales and padding, of this size together."""
 SCALE_LOW_BITS = 0x7F
-"""Of a scale's 24 significant bits these stay zero."""
+"""These of a scale's 24 significant bits stay zero."""
 SMALLEST_MAGNITUDE = 2.0**-100
+"""A head whose magnitudes are all below this is encoded as zeros."""
 NAN_BITS = 0x7FC00000
-"""Of the scale of what holds an infinity or NaN."""
+"""The scale of a head that holds an infinity or NaN."""
 
 
 class Codec(StrEnum):
@@ -28,9 +29,7 @@ class Codec(StrEnum):
 
     @property
     def largest(self) -> float:
-        """What the largest magnitude of a payload is scaled to. Raises ValueError for NONE, which
-        has none.
-        """
+        """What a head's largest magnitude is scaled to. Raises ValueError for NONE."""
         match self:
             case Codec.INT8:
                 return 127.0
@@ -43,7 +42,5 @@ class Codec(StrEnum):
 
 
 def encoded_head_bytes(page_elements: int) -> int:
-    """Bytes of one head's run in a page; `page_elements`: of its keys, which is tokens times head
-    dim.
-    """
+    """Bytes of one head's run in a page; its keys are `page_elements`, tokens times head dim."""
     return 2 * page_elements + SCALES_BYTES

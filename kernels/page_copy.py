@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Copies of pages between L1 and L2: one launch moves many pages and reads or writes the registered
-arena itself.
+"""Copies of pages between L1 and L2 by a kernel that reads or writes the registered arena.
 
-A piece is a run of bytes that is contiguous on both sides: some layers of a whole page, or one
-layer of a rank's heads.
+One launch moves many pages. A piece is a run of bytes that is contiguous on both sides: some layers
+of a whole page, or one layer of a rank's heads.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from raydix.kernels.page_codec import Codec, encoded_head_bytes
 
 WORD_BYTES = 8
 ALIGNMENT_BYTES = 16
-"""Of pieces on both sides: the width of one thread's load or store."""
+"""Pieces are aligned to the width of one thread's load or store, on both sides."""
 SEGMENT_FIELDS = 8
 _BLOCK_WORDS = 512
 _SMALL_PIECE_BYTES = 32 << 10
@@ -58,8 +57,9 @@ class CopySegment:
     rank_offset_bytes: int
     """Where this rank's heads begin within a layer of the canonical page."""
     codec: Codec = Codec.NONE
-    """Of the canonical page; pools are [P, L, H, 2, S, D] if there is one. `quantised_copy` copies
-    such segments.
+    """What the canonical page is encoded with; `quantised_copy` copies such segments.
+
+    Their pools are [P, L, H, 2, S, D].
     """
 
 
@@ -74,19 +74,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedCopies:
-    """What the kernel reads: copy `words` to the device, then make the launches in any order, on
-    any stream.
-    """
+    """What the kernel reads: copy `words` to the device, then launch, in any order and stream."""
 
     words: NDArray[np.int64]
     launches: tuple[Launch, ...]
 
 
 def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
-    """Lay the segments of several launches out in one table, page lists behind them; equal lists
-    are stored once.
+    """Lay out the segments of several launches in one table, with lists of pages behind them.
 
-    Raises ValueError if a segment is empty, misaligned or outside its pool's layers.
+    Equal lists are stored once. Raises ValueError if a segment is empty, misaligned or outside its
+    pool's layers.
     """
     segments = [segment for launch in launches for segment in launch]
     start = len(segments) * SEGMENT_FIELDS
@@ -101,6 +99,7 @@ def pack_copies(launches: Sequence[Sequence[CopySegment]]) -> PackedCopies:
             parts.append(_page_words(segment))
             start += parts[-1].size
         row[:] = _segment_row(segment, starts[key])
+
     counts = [len(launch) for launch in launches]
     return PackedCopies(
         words=np.concatenate([rows.reshape(-1), *parts]),
@@ -150,6 +149,7 @@ def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDire
         )
     if launch.num_segments < 1:
         raise ValueError(f"A launch of {launch.num_segments} segments; expected at least one.")
+
     whole_words = arena[: arena.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
     _copy_pieces[(choose_num_ctas(direction, launch.smallest_piece_bytes),)](
         table,
@@ -165,9 +165,7 @@ def copy_pages(table: Tensor, launch: Launch, arena: Tensor, direction: CopyDire
 
 
 def compile_copies(device: torch.device) -> None:
-    """Launch every variant of the kernel over a segment without pages, so that no copy has to wait
-    for a compiler.
-    """
+    """Launch every variant of the kernel over no pages, so that no copy waits for a compiler."""
     table = torch.zeros(SEGMENT_FIELDS, dtype=torch.int64, device=device)
     arena = torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for direction in CopyDirection:
@@ -177,9 +175,7 @@ def compile_copies(device: torch.device) -> None:
 
 
 def piece_places(segment: CopySegment) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Every piece's address in the pool and byte offset in the arena, pages in order, and the bytes
-    of one piece.
-    """
+    """Each piece's address in the pool and offset in the arena, and the bytes of a piece."""
     pieces = np.arange(_num_pieces(segment))
     in_pool = _page_words(segment)[::2, None] * WORD_BYTES + pieces * _layer_bytes(segment.pool)
     in_arena = segment.pages.arena_offsets[:, None] + pieces * segment.canonical_layer_bytes
@@ -212,6 +208,7 @@ def check_segment(segment: CopySegment) -> None:
         raise ValueError(
             f"{len(pages.page_ids)} page ids for {len(pages.arena_offsets)} offsets in the arena."
         )
+
     layer_bytes, arena_bytes = _layer_bytes(pool), _arena_layer_bytes(segment)
     if (
         segment.rank_offset_bytes < 0
@@ -219,8 +216,7 @@ def check_segment(segment: CopySegment) -> None:
     ):
         raise ValueError(
             f"{arena_bytes} bytes from {segment.rank_offset_bytes} on are outside a canonical "
-            f"layer of "
-            f"{segment.canonical_layer_bytes} bytes."
+            f"layer of {segment.canonical_layer_bytes} bytes."
         )
     figures = (
         layer_bytes,
@@ -304,8 +300,7 @@ def _copy_pieces(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A fixed grid walks (page, piece, block) of each segment; offsets and sizes are in int64
-    words.
+    """A fixed grid walks (page, piece, block) of each segment; sizes are in int64 words.
 
     The arena's lines are of 128 bytes, its pages aligned to 64. So reads of it are rotated by 8
     words within the block where that lets every warp start on a line: on an H200 they reach 0.93 of
@@ -321,6 +316,7 @@ def _copy_pieces(
         piece_words = tl.load(row_ptr + 5).to(tl.int32)
         pages_ptr = table_ptr + tl.load(row_ptr + 6)
         num_pages = tl.load(row_ptr + 7).to(tl.int32)
+
         blocks = tl.cdiv(piece_words, BLOCK)
         total = num_pages * num_pieces * blocks
         for work in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
@@ -333,6 +329,7 @@ def _copy_pieces(
             lane = tl.arange(0, BLOCK)
             if TO_POOL:
                 lane = (lane + (arena_piece.to(tl.int64) // 64 % 2).to(tl.int32) * 8) % BLOCK
+
             word = work % blocks * BLOCK + lane
             inside = word < tl.multiple_of(piece_words, 2)
             if TO_POOL:

@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Split-KV attention of a few query tokens per row over paged keys and values, read through the
-block tables.
+"""Split-KV attention of a few query tokens per row over paged keys and values.
 
 The keys of a row are divided into splits, each read by its own program for all query heads of a KV
 head at once; a second kernel weighs the splits (Flash-Decoding). Lengths and tables are read on the
@@ -47,8 +46,9 @@ class DecodeTiles:
 def choose_num_splits(
     num_tiles: int, num_kv_heads: int, max_context_tokens: int, num_sms: int
 ) -> int:
-    """A power of two for a bucket of batches: programs for every multiprocessor, no split
-    needlessly short or long.
+    """Splits for a bucket of batches, a power of two that gives every multiprocessor work.
+
+    No split is needlessly short or long.
     """
     to_fill = min(
         _PROGRAMS_PER_SM * num_sms // max(num_tiles * num_kv_heads, 1),
@@ -70,8 +70,7 @@ def paged_decode(
     num_splits: int,
     out_TQD: Tensor,
 ) -> None:
-    """Causal attention of the tiles' tokens, into their rows of `out_TQD`; other tokens' rows are
-    left alone.
+    """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
     q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32. The
     softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
@@ -84,6 +83,7 @@ def paged_decode(
     num_tiles, num_query_heads = len(tiles.rows_B), q_TQD.shape[1]
     if num_tiles == 0:
         return
+
     is_float32 = q_TQD.dtype == torch.float32
     group = num_query_heads // num_heads
     block_rows = max(16, triton.next_power_of_2(tiles.tokens_per_tile * group))
@@ -93,6 +93,7 @@ def paged_decode(
         (num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32
     )
     lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_query_heads), dtype=torch.float32)
+
     _decode_split[(num_heads, num_splits, num_tiles)](
         q_TQD,
         pool_PLH2SD,
@@ -159,11 +160,11 @@ def _check_tiles(tiles: DecodeTiles, group: int) -> None:
             f"Tiles have columns of {[tuple(column.shape) for column in columns]}; expected one "
             f"length."
         )
+
     if tiles.tokens_per_tile < 1 or tiles.tokens_per_tile * group > MAX_TILE_ROWS:
         raise ValueError(
             f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at "
-            f"most "
-            f"{MAX_TILE_ROWS} in product."
+            f"most {MAX_TILE_ROWS} in product."
         )
     if tiles.num_tokens_B is None and tiles.tokens_per_tile != 1:
         raise ValueError(f"Tiles of {tiles.tokens_per_tile} tokens need num_tokens_B.")
@@ -291,8 +292,9 @@ def _combine_splits(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Mean of one token's and head's splits, weighted by their sums of exponentials (lse is in base
-    2).
+    """Mean of one token's and head's splits, weighted by their sums of exponentials.
+
+    The logarithm `lse` of such a sum has base 2.
     """
     slot = tl.program_id(0)
     query_head = tl.program_id(1)
@@ -313,6 +315,7 @@ def _combine_splits(
             other=0.0,
         )
         result = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
+
         out_row_ptr = out_ptr + tl.load(tokens_ptr + tile).to(tl.int64) * out_token_stride
         out_row_ptr += token * out_token_stride + query_head * out_head_stride
         tl.store(out_row_ptr + dim, result.to(out_ptr.dtype.element_ty), mask=is_dim)

@@ -23,9 +23,9 @@ def check_paged_inputs(
     ):
         raise ValueError(
             f"Pool {pool_PLH2SD.dtype} and out {out_TQD.dtype} {tuple(out_TQD.shape)} do not "
-            f"match queries "
-            f"{q_TQD.dtype} {tuple(q_TQD.shape)}."
+            f"match queries {q_TQD.dtype} {tuple(q_TQD.shape)}."
         )
+
     if pool_PLH2SD.dim() != 6 or pool_PLH2SD.shape[3] != 2 or not pool_PLH2SD.is_contiguous():
         raise ValueError(
             f"The pool is {tuple(pool_PLH2SD.shape)}; expected contiguous [P, L, H, 2, S, D]."
@@ -35,6 +35,7 @@ def check_paged_inputs(
         raise ValueError(f"Layer {layer} is not among the pool's {num_layers}.")
     if page_size & (page_size - 1):
         raise ValueError(f"The page size is {page_size}; expected a power of two.")
+
     if q_TQD.dim() != 3 or q_TQD.shape[2] != head_dim or q_TQD.shape[1] % num_heads:
         raise ValueError(
             f"Queries {tuple(q_TQD.shape)} do not match {num_heads} KV heads of {head_dim}."

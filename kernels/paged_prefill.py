@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Causal attention of many query tokens per row over paged keys and values (FlashAttention-2
-order).
+"""Causal attention of many query tokens per row over pages (FlashAttention-2 order).
 
 Each program takes a tile of one row's queries and one query head, and walks the row's pages up to
 the tile's last token. Keys and values of the step itself are read from their pages too, so they
@@ -36,10 +35,10 @@ def tile_tokens(dtype: torch.dtype) -> int:
 
 
 def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int32]:
-    """Divide rows into tiles: [X, 4] of (row, index in T, tokens, position of the first token),
-    longest first.
+    """Divide rows into tiles, [X, 4], longest first.
 
-    The same table serves all layers of a step; copy it to the device once.
+    A tile is (row, index in T, tokens, position of the first token). The same table serves all
+    layers of a step; copy it to the device once.
     """
     size = tile_tokens(dtype)
     tiles = [
@@ -52,14 +51,14 @@ def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int
         for row in rows
         for start in range(0, row.num_tokens, size)
     ]
+
+    # Those with the most keys first, so that none of them starts when all others have ended.
     tiles.sort(key=lambda tile: -(tile[2] + tile[3]))
     return np.array(tiles, dtype=np.int32).reshape(-1, 4)
 
 
 def is_extension(row: PrefillRow, num_query_heads: int, num_sms: int) -> bool:
-    """Are the row's tokens so few, and its prefix so long, that splitting its keys (`paged_decode`)
-    is faster?
-    """
+    """Are tokens so few, and the prefix so long, that splitting keys (`paged_decode`) is faster?"""
     num_programs = -(-row.num_tokens // TILE_TOKENS) * num_query_heads
     return 2 * num_programs <= num_sms and row.context_tokens >= 4 * row.num_tokens
 
@@ -74,8 +73,7 @@ def paged_prefill(
     scale: float,
     out_TQD: Tensor,
 ) -> None:
-    """Attend for all tokens of the tiles, into their rows of `out_TQD`; other tokens' rows are left
-    alone.
+    """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
     q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32.
     tiles_X4: `plan_tiles` on the device. The softmax is in float32. Raises ValueError if a shape,
@@ -126,10 +124,10 @@ def paged_prefill(
 
 
 def _key_blocks(pool_PLH2SD: Tensor, block_keys: int) -> TensorDescriptor | None:
-    """A tensor map of the pool's rows of D, in which a block of keys is one box; None where keys
-    are loaded one by one.
+    """A tensor map of the pool's rows of D, in which a block of keys is one box.
 
-    At 8,192 tokens after as many it saves 2 % of the time (H200, 2026-11-21).
+    None where keys are loaded one by one. At 8,192 tokens after as many it saves 2 % of the time
+    (H200, 2026-11-21).
     """
     page_size, head_dim = pool_PLH2SD.shape[4:]
     num_rows = pool_PLH2SD.numel() // head_dim
@@ -155,11 +153,10 @@ def _load_kv(
     BLOCK_KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Keys and values [BLOCK_KEYS, BLOCK_DIM] from `begin` on; those past `stop` are zero if
-    IS_MASKED.
+    """Keys and values [BLOCK_KEYS, BLOCK_DIM] from `begin` on.
 
-    Rows are those of the pool seen as [P * L * H * 2 * S, D]. A page's last owner may have left NaN
-    past `stop`, which a weight of zero would not silence.
+    If IS_MASKED, those past `stop` are zero. Rows are those of the pool seen as [P * L * H * 2 * S,
+    D]. A page's last owner may have left NaN past `stop`, which a weight of zero would not silence.
     """
     key = begin + tl.arange(0, BLOCK_KEYS)
     dim = tl.arange(0, BLOCK_DIM)
@@ -172,6 +169,7 @@ def _load_kv(
         rows = pages * page_rows + head_row + key % PAGE
     else:
         rows = tl.load(table_ptr + key // PAGE).to(tl.int64) * page_rows + head_row + key % PAGE
+
     kv_ptr = pool_ptr + rows[:, None] * DIM + dim[None, :]
     if IS_MASKED:
         is_kv = is_key[:, None] & (dim < DIM)[None, :]

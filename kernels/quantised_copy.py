@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Copies of pages that are quantised in L2: one launch moves many pages and encodes or restores
-them on the way.
+"""Copies of pages that are quantised in L2, encoded or restored on the way.
 
-The twins are `reference.encode_pages` and `reference.decode_pages`, bit by bit but for the bits of
-a NaN.
+One launch moves many pages. The twins are `encode_pages` and `decode_pages` of
+`reference.page_codec`, bit by bit but for the bits of a NaN.
 """
 
 from typing import Any
@@ -31,11 +30,10 @@ _PIPELINED_BYTES = 64 << 10
 
 
 def choose_num_ctas(direction: CopyDirection, page_elements: int) -> int:
-    """Just enough to saturate PCIe on an H200 (2026-11-21); `page_elements` as for
-    `encoded_head_bytes`.
+    """Just enough to saturate PCIe on an H200 (2026-11-21).
 
-    A multiprocessor encodes heads one after another: 16 tokens of 128 dims in a microsecond, four
-    times as many in two.
+    `page_elements`: as for `encoded_head_bytes`. A multiprocessor encodes heads one after another:
+    16 tokens of 128 dims in a microsecond, four times as many in two.
     """
     match direction:
         case CopyDirection.TO_POOL:
@@ -52,8 +50,7 @@ def copy_quantised_pages(
     pool: Tensor,
     codec: Codec,
 ) -> None:
-    """Enqueue one launch of `page_copy.pack_copies`, whose segments have this codec, on the current
-    stream.
+    """Enqueue a launch of `page_copy.pack_copies`, whose segments all have this codec.
 
     `table` and `arena`: as for `page_copy.copy_pages`. `pool`: that of a segment; all pools of the
     launch have its dtype, page size and head dim. Raises ValueError if a tensor has another dtype
@@ -76,6 +73,7 @@ def copy_quantised_pages(
         raise ValueError(f"Pages of {pool.dtype} {tuple(pool.shape)} cannot be held as {codec}.")
     if launch.num_segments < 1:
         raise ValueError(f"A launch of {launch.num_segments} segments; expected at least one.")
+
     page_elements = pool.shape[4] * pool.shape[5]
     all_columns = triton.next_power_of_2(page_elements)
     options: dict[str, Any] = {
@@ -86,6 +84,7 @@ def copy_quantised_pages(
         "HEAD_BYTES": encoded_head_bytes(page_elements),
         "IS_INT8": codec is Codec.INT8,
     }
+
     copy = (table, arena, launch.first_segment, launch.num_segments)
     grid = (choose_num_ctas(direction, page_elements),)
     if direction is CopyDirection.TO_POOL:
@@ -151,6 +150,7 @@ def _restore_heads(
             pool_head = pool_ptr + pool_word * (8 // ELEMENT_BYTES) + head * (2 * PAGE_ELEMENTS)
             arena_head = arena_ptr + arena_word * 8 + head * HEAD_BYTES
             pool_head, arena_head = tl.multiple_of(pool_head, 16), tl.multiple_of(arena_head, 16)
+
             past_line = ((arena_head + work % BLOCKS * BLOCK).to(tl.int64) // 16 % 8).to(tl.int32)
             offset = work % BLOCKS * BLOCK + (tl.arange(0, BLOCK) + (8 - past_line) * 16) % BLOCK
             inside = offset < 2 * PAGE_ELEMENTS
@@ -159,6 +159,7 @@ def _restore_heads(
                 tl.pointer_type(tl.float32), bitcast=True
             )
             scales = tl.load(scales_ptr + kv)
+
             if IS_INT8:
                 number = payload.to(tl.int8, bitcast=True).to(tl.float32)
             else:
@@ -187,7 +188,10 @@ def _encode_heads(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A fixed grid walks (page, piece, head) of each segment. Products must not be fused with sums."""
+    """A fixed grid walks (page, piece, head) of each segment.
+
+    Products must not be fused with sums.
+    """
     kv = tl.arange(0, 2)
     column = tl.arange(0, COLUMNS)
     inside = (column < PAGE_ELEMENTS)[None, :]
@@ -215,6 +219,7 @@ def _encode_heads(
             value = tl.load(pool_head + offset, mask=inside, other=0.0, cache_modifier=".cg").to(
                 tl.float32
             )
+
             largest_bits = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
             is_number = largest_bits < _INFINITY_BITS
             largest = largest_bits.to(tl.float32, bitcast=True)
@@ -227,6 +232,7 @@ def _encode_heads(
                 tl.full((2,), 1.0, tl.float32), scale_bits.to(tl.float32, bitcast=True)
             )
             factor = tl.where((scale_bits == 0) | (largest_bits >= _INFINITY_BITS), 0.0, factor)
+
             scaled = tl.where(is_number[:, None], value, 0.0) * factor[:, None]
             if IS_INT8:
                 payload = (scaled + _ROUNDER).to(tl.int32, bitcast=True).to(tl.uint8)

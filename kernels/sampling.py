@@ -1,10 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Sampling of one token per row: temperature, min-p, top-k, top-p and Gumbel noise, without a sort
-or a host sync.
+"""Sampling of one token per row: temperature, min-p, top-k, top-p and Gumbel noise.
 
-Each part of a row's vocabulary is one program's, which finds the part's best token; then the best
-part is chosen. The noise of a token is a hash of (seed, output position, token id), so a row's
-token does not depend on its batch.
+It needs no sort and no host sync. Each part of a row's vocabulary is one program's, which finds the
+part's best token; then the best part is chosen. The noise of a token is a hash of (seed, output
+position, token id), so a row's token does not depend on its batch.
 
 Legend: R rows, V vocabulary, X parts of the vocabulary.
 """
@@ -39,9 +38,13 @@ _PART = 2048
 
 
 def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
-    """See `reference.sampling.sample_whole`. Raises ValueError if a shape, dtype or stride differs."""
+    """See `reference.sampling.sample_whole`.
+
+    Raises ValueError if a shape, dtype or stride differs.
+    """
     check_inputs(logits_RV, columns)
     num_rows, vocab_size = logits_RV.shape
+
     num_parts = triton.cdiv(vocab_size, _PART)
     token_ids_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
     scores_RX = logits_RV.new_empty((num_rows, num_parts), dtype=torch.float64)
@@ -73,7 +76,10 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-    """See `reference.sampling.sample_cut`. Raises ValueError if a shape, dtype or stride differs."""
+    """See `reference.sampling.sample_cut`.
+
+    Raises ValueError if a shape, dtype or stride differs.
+    """
     check_inputs(logits_RV, columns)
     num_rows, vocab_size = logits_RV.shape
     if token_ids_R.dtype != torch.int32 or token_ids_R.shape != (num_rows,):
@@ -195,6 +201,7 @@ def _score_whole(
     is_cut = _is_cut(temperatures_ptr, top_ks_ptr, top_ps_ptr, min_ps_ptr, row)
     token_ids = part * PART + tl.arange(0, PART)
     logits = load_logits(row_ptr, token_ids, vocab_size)
+
     if (temperature > 0.0) & (is_cut == 0):
         noise_key = tl.load(noise_keys_ptr + row)
         best, best_id = _best_with_noise(_divide(logits, temperature), token_ids, noise_key)
@@ -202,6 +209,7 @@ def _score_whole(
         largest = tl.max(logits, 0)
         best_id = tl.min(tl.where(logits == largest, token_ids, _NO_TOKEN), 0)
         best = largest.to(tl.float64)
+
     entry = row.to(tl.int64) * tl.num_programs(1) + part
     tl.store(scores_ptr + entry, best)
     tl.store(ids_ptr + entry, best_id)

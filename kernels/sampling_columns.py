@@ -1,5 +1,4 @@
-"""What decides how each row of a step is sampled, as columns on the device: for the kernels and for
-their twins.
+"""How each row of a step is sampled, as columns on the device: for kernels and twins.
 
 Legend: R rows, V vocabulary.
 """
@@ -46,7 +45,7 @@ class SamplingColumns:
 
 
 def as_sampling_columns(columns: Sequence[Tensor]) -> SamplingColumns:
-    """NUM_COLUMNS columns of int64, in the order of the fields; float64 is told by its bits."""
+    """Name NUM_COLUMNS columns of int64, in the order of the fields; float64 are given by bits."""
     noise_keys_R, temperatures_R, top_ks_R, top_ps_R, min_ps_R = columns
     return SamplingColumns(
         noise_keys_R=noise_keys_R,
@@ -58,9 +57,7 @@ def as_sampling_columns(columns: Sequence[Tensor]) -> SamplingColumns:
 
 
 def check_inputs(logits_RV: Tensor, columns: SamplingColumns) -> None:
-    """Raise ValueError unless logits are bf16 or float32, contiguous in V, and the columns fit
-    them.
-    """
+    """Raise ValueError unless logits are bf16 or float32, contiguous in V, and columns fit."""
     if logits_RV.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Logits are {logits_RV.dtype}; expected bfloat16 or float32.")
     if logits_RV.dim() != 2 or logits_RV.stride(1) != 1 or logits_RV.shape[1] == 0:

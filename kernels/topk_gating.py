@@ -17,11 +17,11 @@ _BLOCK_ELEMENTS = 512
 def topk_gating(
     router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (weights_TK float32, expert_ids_TK int32), most likely first; of equals the lower id
-    comes first.
+    """Return (weights_TK float32, expert_ids_TK int32), most likely first.
 
-    bf16 or float32 logits, contiguous in E; the softmax is in float32. Weights are divided by their
-    sum if `renormalise`. Raises ValueError if a shape, dtype or stride differs.
+    Of equals the lower id comes first. bf16 or float32 logits, contiguous in E; the softmax is in
+    float32. Weights are divided by their sum if `renormalise`. Raises ValueError if a shape, dtype
+    or stride differs.
     """
     if router_logits_TE.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(
@@ -32,13 +32,14 @@ def topk_gating(
             f"Router logits have strides {router_logits_TE.stride()}; expected [T, E], contiguous "
             f"in E."
         )
+
     num_tokens, num_experts = router_logits_TE.shape
     if not 1 <= num_experts_per_token <= num_experts <= MAX_EXPERTS:
         raise ValueError(
-            f"{num_experts_per_token} of {num_experts} experts are to be chosen; expected at "
-            f"least one, of at most "
-            f"{MAX_EXPERTS}."
+            f"{num_experts_per_token} of {num_experts} experts are to be chosen; expected at least "
+            f"one, of at most {MAX_EXPERTS}."
         )
+
     shape, device = (num_tokens, num_experts_per_token), router_logits_TE.device
     weights_TK = torch.empty(shape, dtype=torch.float32, device=device)
     expert_ids_TK = torch.empty(shape, dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
 """`ModelOps` by Triton kernels.
 
-Legend: as in `reference`.
+Legend: as in `ops`.
 """
 
 from collections.abc import Sequence
@@ -75,6 +75,7 @@ class TritonOps:
         others = [
             row for row in rows if not is_extension(row, self._num_query_heads, self._num_sms)
         ]
+
         size = self.extension_tokens
         split = [
             (
@@ -110,6 +111,7 @@ class TritonOps:
                 scale=scale,
                 out_TQD=out_TQD,
             )
+
         for decode in rows.decode:
             paged_decode(
                 q_TQD,

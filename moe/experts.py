@@ -7,8 +7,10 @@ from raydix.kernels.ops import ModelOps
 
 
 class Experts(nn.Module):
-    """SwiGLU experts. `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first; `down_ECI`:
-    its inverse shape.
+    """SwiGLU experts.
+
+    `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first. `down_ECI`: [experts, hidden,
+    intermediate].
     """
 
     def __init__(

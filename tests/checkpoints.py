@@ -1,6 +1,4 @@
-"""Small random checkpoints of every family, made by transformers, and what transformers generates
-from them.
-"""
+"""Small random checkpoints of every family, and what transformers generates from them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,15 +60,15 @@ LOGITS_TOLERANCE = 3e-5
 def make_checkpoint(
     folder: Path, family: Family, *, seed: int, max_shard_size: str = "50GB", **overrides: Any
 ) -> Path:
-    """Save a random float32 model without EOS. Weights are large (0.3), so that a wrong cached page
-    changes tokens.
+    """Save a random float32 model without EOS. Returns `folder`.
 
-    `overrides` are fields of the family's config. Biases and norm weights are random, too. Returns
-    `folder`.
+    Weights are large (0.3), so that a wrong cached page changes tokens. `overrides` are fields of
+    the family's config. Biases and norm weights are random, too.
     """
     torch.manual_seed(seed)
     config = _CONFIGS[family](**{**_COMMON, **_PER_FAMILY[family], **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -85,12 +83,11 @@ def make_checkpoint(
 def reference_generate(
     folder: Path, token_ids: Sequence[int], num_tokens: int
 ) -> tuple[list[int], torch.Tensor]:
-    """Greedy `generate` of transformers, eager attention on the CPU: (output tokens, logits
-    [num_tokens, V]).
-    """
+    """Greedy output of transformers on the CPU, and its logits [num_tokens, V]."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
+
     prompt = torch.tensor([list(token_ids)])
     output = model.generate(
         prompt,
@@ -104,9 +101,7 @@ def reference_generate(
 
 
 def num_decided_tokens(logits: torch.Tensor) -> int:
-    """How many tokens come before the first whose two largest reference logits differ by less than
-    `MIN_TOP2_GAP`.
-    """
+    """How many tokens come before the first whose two largest logits are within MIN_TOP2_GAP."""
     top2 = logits.topk(2, dim=-1).values
     undecided = torch.nonzero(top2[:, 0] - top2[:, 1] < MIN_TOP2_GAP).flatten().tolist()
     return undecided[0] if undecided else len(logits)

@@ -40,6 +40,7 @@ def fused_experts(
     """
     if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
         return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+
     num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
     order_X = expert_ids_TK.flatten().argsort(stable=True)
     tokens_X = order_X // experts_per_token
@@ -52,6 +53,7 @@ def fused_experts(
         for expert, part_XC in enumerate(sorted_XC.split(counts))
         if counts[expert]
     ]
+
     weighted_XC = torch.cat(outputs) * weights_TK.flatten()[order_X, None].to(x_TC.dtype)
     by_choice_TKC = torch.empty_like(weighted_XC).index_copy_(0, order_X, weighted_XC)
     return by_choice_TKC.view(-1, experts_per_token, x_TC.shape[1]).sum(1)

@@ -41,8 +41,7 @@ def rotate_and_write_kv(
     layer: int,
     slot_mapping_T: Tensor,
 ) -> Tensor:
-    """Norm and rotate queries and keys, and write keys and values into the cache. Returns the
-    queries, [T, Q, D].
+    """Norm and rotate queries and keys, cache keys and values, return the queries [T, Q, D].
 
     qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values. slot_mapping_T: as in
     `write_kv`.
@@ -52,9 +51,11 @@ def rotate_and_write_kv(
     q_TQD, k_THD, v_THD = qkv_TXD.split(
         (qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1
     )
+
     cos_TD, sin_TD = rope.cos_XD, rope.sin_XD
     if rope.positions_T is not None:
         cos_TD, sin_TD = cos_TD[rope.positions_T], sin_TD[rope.positions_T]
+
     if norm is not None:
         q_TQD, k_THD = (
             rms_norm(q_TQD, norm.q_weight_D, norm.eps),

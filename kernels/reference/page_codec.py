@@ -22,8 +22,7 @@ _PAYLOAD_DTYPES = {Codec.INT8: torch.int8, Codec.FP8: torch.float8_e4m3fn}
 
 
 def encode_pages(kv_XH2SD: Tensor, codec: Codec) -> Tensor:
-    """Keys and values of X layers of pages as `page_codec` describes, uint8 [X, H *
-    encoded_head_bytes].
+    """Keys and values of X layers of pages, encoded: uint8 [X, H * encoded_head_bytes].
 
     A payload is `x / scale`, rounded half to even; the scale of a head's keys or values is their
     largest magnitude over `codec.largest`, rounded up to 17 bits: products with a payload are then
@@ -56,8 +55,9 @@ def encode_pages(kv_XH2SD: Tensor, codec: Codec) -> Tensor:
 def decode_pages(
     encoded_XB: Tensor, codec: Codec, shape_H2SD: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """Restore what `encode_pages` returned, [X, H, 2, S, D]: payload times scale in float32,
-    rounded to `dtype`.
+    """Restore what `encode_pages` returned, [X, H, 2, S, D].
+
+    That is payload times scale in float32, rounded to `dtype`.
     """
     num_heads, _, page_size, head_dim = shape_H2SD
     encoded_XHB = encoded_XB.unflatten(1, (num_heads, -1))

@@ -41,6 +41,7 @@ def paged_attention(
                 decode.context_tokens_B,
                 scale,
             )
+
     tiles = [tile for decode in rows.decode for tile in _tiles(decode)]
     for row in (*rows.prefill, *tiles):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
@@ -93,9 +94,8 @@ def _decode_attention(
     """One query per row, rows padded to one length."""
     page_size, head_dim = pool_PLH2SD.shape[4:]
     batch, num_pages = tables_BN.shape
-    # Padding meets a weight of zero, which does not silence a NaN that a page's last owner may have
-    # left. So pages past a row's end are read as its first one, and the rest of its last page is
-    # cleared.
+    # Padding has a weight of zero, but zero times a NaN that a page's last owner left is NaN. So
+    # pages past a row's end are read as its first one, and the rest of its last page is cleared.
     last_page_B = (context_tokens_B - 1) // page_size
     pages_N = torch.arange(num_pages, device=tables_BN.device)
     tables_BN = torch.where(pages_N <= last_page_B[:, None], tables_BN, tables_BN[:, :1])

@@ -34,13 +34,13 @@ def sample_whole(logits_RV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor) -> None:
-    """Replace, in place, the tokens of rows that cut: by min-p, then top-k, then top-p over what is
-    left.
+    """Replace the tokens of rows that cut, in place.
 
-    A row's entry in `token_ids_R` is its most likely token before that. Tokens as likely as the
-    k-th stay. Top-p keeps the fewest tokens that reach it; of equals at its edge, of which some are
-    one too many, each keeps the same share of its weight: it is as likely as if those to keep were
-    drawn. The host waits.
+    They cut by min-p, then by top-k, then by top-p over what is left. A row's entry in
+    `token_ids_R` is its most likely token before that. Tokens as likely as the k-th stay. Top-p
+    keeps the fewest tokens that reach it; of equals at its edge, of which some are one too many,
+    each keeps the same share of its weight: it is as likely as if those to keep were drawn. The
+    host waits.
     """
     rows_X = columns.cuts_R.nonzero()[:, 0]
     if not len(rows_X):
@@ -62,8 +62,9 @@ def _scaled(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _kept_shares(logits_XV: Tensor, columns: SamplingColumns) -> Tensor:
-    """The share of its weight that each token keeps, float32: 1, 0 where it is cut, or between at
-    the edge of top-p.
+    """The share of its weight that each token keeps, float32.
+
+    It is 1, or 0 where the token is cut, or between at the edge of top-p.
     """
     vocab_size = logits_XV.shape[1]
     temperatures_X1 = columns.temperatures_R.float()[:, None]
@@ -100,8 +101,7 @@ def _with_most_noise(scores_XV: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def gumbel_noise(noise_keys_X: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise, float64 [X, V]: a hash of key and token id by SplitMix64 (Steele
-    2014).
+    """Standard Gumbel noise, float64 [X, V]: SplitMix64 (Steele 2014) of key and token id.
 
     Its 53 bits and a half are never 0 or 1, so that the noise is finite.
     """

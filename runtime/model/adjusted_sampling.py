@@ -1,5 +1,4 @@
-"""Sampling of rows whose logits change first: by penalties on the tokens so far, and by masks
-before `min_tokens`.
+"""Sampling of rows whose logits change first: by penalties, or by masks before `min_tokens`.
 
 Such rows are few: they are sampled apart, in blocks of rows, whose copies of the logits are
 float32. Penalties are counted from the tokens each time, so that nothing is kept between steps.
@@ -20,9 +19,7 @@ from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SamplingRows
 
 BLOCK_ROWS = 32
-"""Rows at a time: they bound the memory that takes, about 30 bytes for each token of the
-vocabulary.
-"""
+"""Rows at a time. Sampling them takes about 30 bytes for each token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +27,7 @@ class _Block:
     """Some of the adjusted rows: their columns on the device, and what the host has to know."""
 
     rows_B: Tensor
-    """Of the step's logits and tokens."""
+    """Which rows of the step's logits and tokens they are."""
     next_index_B: Tensor
     """Where in the slots' tokens, seen as one dimension, the sampled one goes."""
     slots_B: Tensor
@@ -41,7 +38,7 @@ class _Block:
     sampling: tuple[Tensor, ...]
     """The columns of `SamplingColumns`."""
     masked_rows: Tensor
-    """In the block; with `masked_ids` the tokens that may not be sampled yet."""
+    """Rows of the block whose token in `masked_ids` may not be sampled yet."""
     masked_ids: Tensor
     max_tokens: int
 
@@ -49,8 +46,7 @@ class _Block:
 def sample_adjusted(
     ops: ModelOps, logits_RV: Tensor, rows: SamplingRows, slots: RequestSlots, token_ids_R: Tensor
 ) -> None:
-    """Replace the adjusted rows' tokens in `token_ids_R` and in the slots. Nothing waits for the
-    device.
+    """Sample the adjusted rows again, into `token_ids_R` and the slots, without a host wait.
 
     In vLLM's order: min_tokens, penalties, temperature, min-p, top-k, top-p, noise.
     """
@@ -65,7 +61,7 @@ def sample_adjusted(
         token_ids_B = ops.sample_whole(logits_BV, columns)
         ops.sample_cut(logits_BV, columns, token_ids_B)
         token_ids_R[block.rows_B] = token_ids_B
-        slots.tokens_XL.view(-1)[block.next_index_B] = token_ids_B
+        slots.keep_sampled(block.next_index_B, token_ids_B)
 
 
 def _blocks(rows: SamplingRows, slots: RequestSlots, vocab_size: int) -> list[_Block]:
@@ -128,9 +124,7 @@ def _block_columns(
 
 
 def _penalise(logits_BV: Tensor, block: _Block, tokens_XL: Tensor) -> Tensor:
-    """Repetition over prompt and output, presence and frequency over the output, as vLLM applies
-    them.
-    """
+    """Apply penalties as vLLM does: repetition to prompt and output, the others to the output."""
     tokens_BL = tokens_XL[block.slots_B, : block.max_tokens].long()
     positions_L = torch.arange(block.max_tokens, device=logits_BV.device)
     is_token_BL = positions_L < block.num_tokens_B[:, None]

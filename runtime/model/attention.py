@@ -26,9 +26,7 @@ class GroupBatch:
     block_tables_RN: Tensor
     """int32, page ids per row."""
     slot_mapping_T: Tensor
-    """int64, page * S + offset where each token's keys and values go; those that are not kept go to
-    page 0.
-    """
+    """int64, page * S + offset where each token's keys and values go; to page 0 if not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +62,7 @@ class RmsNorm(nn.Module):
         )
 
     def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
-        """Same shape out as in. `residual_TC`: `x_TC` is added to it in place, and the sum is
-        normed.
-        """
+        """Norm `x_TC`, or the sum that `residual_TC` becomes when `x_TC` is added in place."""
         return self._ops.rms_norm(x_TC, self.weight, self.eps, residual_TC=residual_TC)
 
 
@@ -88,6 +84,7 @@ class FullAttention(nn.Module):
         self.layer_in_group = layer_in_group
         self._ops = ops
         self._scale = spec.head_dim**-0.5
+
         query_size, kv_size = self._row_counts()
         self.qkv = linear_parameters(
             query_size + 2 * kv_size, hidden_size, bias=spec.qkv_bias, device=device, dtype=dtype
@@ -95,6 +92,7 @@ class FullAttention(nn.Module):
         self.output = linear_parameters(
             hidden_size, query_size, bias=spec.output_bias, device=device, dtype=dtype
         )
+
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
         if spec.qk_norm is not None:
@@ -129,6 +127,7 @@ class FullAttention(nn.Module):
         qkv_TX = self.qkv(x_TC)
         if before_cache is not None:
             before_cache()
+
         pool_PLH2SD, layer = group.pool_PLH2SD, self.layer_in_group
         q_TQD = self._ops.rotate_and_write_kv(
             qkv_TX, batch.rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T

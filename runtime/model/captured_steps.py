@@ -16,9 +16,7 @@ from raydix.runtime.model.pinned_copies import on_device
 from raydix.runtime.model.step_shapes import StepShape
 
 RING_ENTRIES = 16
-"""Steps whose columns may be on their way at once. More than are ever in flight, so that the host
-does not wait.
-"""
+"""How many steps' columns may be on their way at once: more than are ever in flight."""
 
 T = TypeVar("T")
 
@@ -29,23 +27,17 @@ class CapturedOutput:
 
     logits_RV: Tensor
     token_ids_R: Tensor
-    """int32, the sampled tokens; the most likely ones of rows that cut tokens, until those are
-    sampled too.
-    """
+    """int32, the sampled tokens; for rows that cut, until those are sampled, the most likely."""
 
 
 RunColumns = Callable[[Tensor, StepShape], CapturedOutput]
 """Enqueues the step that packed columns describe."""
 CutColumns = Callable[[Tensor, StepShape, CapturedOutput], None]
-"""Enqueues what its rows that cut tokens need besides: they are sampled, which replaces their
-tokens.
-"""
+"""Enqueues the sampling of its rows that cut tokens, which replaces their tokens."""
 
 
 class CapturedSteps:
-    """Owns: the captured steps, their inputs and outputs, and the pinned memory that columns pass
-    through.
-    """
+    """Owns: the captured steps, their inputs and outputs, and pinned memory for columns."""
 
     def __init__(
         self,
@@ -56,8 +48,10 @@ class CapturedSteps:
         shapes: Sequence[StepShape],
         device: torch.device,
     ) -> None:
-        """Capture `run` and `cut` for all shapes, apart: the search for a cut is a dozen launches
-        that most steps do without. `padding`: packed columns that do no harm.
+        """Capture `run` and `cut` for all shapes. `padding`: packed columns that do no harm.
+
+        The two are apart because the search for a cut is a dozen launches, without which most steps
+        do.
         """
         self.shapes = shapes
         largest = max(shape.packed_size for shape in shapes)
@@ -75,7 +69,7 @@ class CapturedSteps:
             columns.copy_(torch.from_numpy(padding(shape)))
             graph, output = _capture(partial(run, columns, shape), memory)
             self._graphs[shape] = graph, output
-            # Capturing computes nothing, and `cut` goes by tokens.
+            # Capturing computes nothing, but `cut` reads the tokens that the step leaves.
             graph.replay()
             self._cut_graphs[shape], _ = _capture(partial(cut, columns, shape, output), memory)
 
@@ -86,18 +80,16 @@ class CapturedSteps:
         self._copied[entry].synchronize()
         self._ring[entry, : columns.size].numpy()[:] = columns
         staged = self._ring_on_device[entry, : columns.size]
-        torch.add(
-            staged, 0, out=self._inputs[: columns.size]
-        )  # see `pinned_copies`: a plain copy would queue
+        # See `pinned_copies`: a plain copy would queue.
+        torch.add(staged, 0, out=self._inputs[: columns.size])
         self._copied[entry].record()
+
         graph, output = self._graphs[shape]
         graph.replay()
         return output
 
     def replay_cut(self, shape: StepShape) -> None:
-        """Enqueue the sampling of rows that cut tokens, of the step of this shape that was replayed
-        last.
-        """
+        """Enqueue the sampling of rows that cut, of the last replayed step of this shape."""
         self._cut_graphs[shape].replay()
 
 

@@ -32,8 +32,10 @@ class LoadedModel:
 
     decoder: Decoder
     weight_fingerprint: bytes
-    """32 bytes over name, shape, dtype and content of every whole tensor of the checkpoint, in
-    whatever files; of random weights: over what they are drawn from.
+    """32 bytes over the weights, in whatever files and shards they are.
+
+    They cover name, shape, dtype and content of every tensor of the checkpoint, whole; of random
+    weights, what they are drawn from.
     """
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
@@ -77,6 +79,7 @@ def load_model(
     decoder = make_decoder(
         config.spec, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
     )
+
     return LoadedModel(
         decoder=decoder,
         weight_fingerprint=load_weights(decoder, config.family, folder),
@@ -144,6 +147,7 @@ def _some(names: set[str] | list[str]) -> str:
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of every shard, each once."""
     for path, expected in _shards(folder):
+        # Read lazily, so that one tensor at a time is in memory.
         try:
             with safe_open(path, framework="pt", device="cpu") as shard:
                 names = list(shard.keys())
@@ -166,9 +170,11 @@ def _shards(folder: Path) -> list[tuple[Path, set[str] | None]]:
                 f"{folder} holds neither {_SINGLE} nor {_INDEX}; only safetensors are supported."
             )
         return [(folder / _SINGLE, None)]
+
     weight_map = read_json(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{folder / _INDEX} has no weight_map.")
+
     by_file: dict[str, set[str]] = {}
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:

@@ -125,9 +125,11 @@ def _check_raw(raw: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"The checkpoint is quantised ({method}); only unquantised weights are supported."
         )
+
     for name in _SIZES:
         if raw.get(name) is not None:
             _check_size(name, raw[name])
+
     for section in ("rope_scaling", "rope_parameters"):
         parameters = raw.get(section)
         if isinstance(parameters, dict) and "original_max_position_embeddings" in parameters:

@@ -21,9 +21,7 @@ def packed_size(lengths: Sequence[int]) -> int:
 
 
 def pack_columns(columns: Sequence[Column], lengths: Sequence[int] | None = None) -> Column:
-    """One column behind another; each is given its length, the rest of which is zero. None: its
-    own.
-    """
+    """Lay columns one behind another, each filled up with zeros to its length; None: its own."""
     lengths = [len(column) for column in columns] if lengths is None else lengths
     packed = np.zeros(packed_size(lengths), dtype=np.int64)
     start = 0

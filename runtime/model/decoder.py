@@ -175,6 +175,7 @@ class Decoder(nn.Module):
         }
         if not self.spec.tied_embeddings:
             weights["head.weight"] = self.head
+
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
@@ -210,6 +211,7 @@ def make_decoder(
         num_kv_heads=attention.num_kv_heads,
         expert_sizes=_expert_sizes(spec),
     )
+
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
     return Decoder(spec, kv_groups, ops, device=device, dtype=dtype)
 

@@ -49,6 +49,7 @@ class LogprobTensors:
             asked,
             strict=True,
         )
+
         messages = iter(
             TokenLogprobs(
                 token_ids=(token_id, *top_ids[:count]),
@@ -63,8 +64,9 @@ class LogprobTensors:
 def compute_logprobs(
     logits_RV: Tensor, token_ids_R: Tensor, num_logprobs: Sequence[int | None], copies: PinnedCopies
 ) -> LogprobTensors | None:
-    """Log-softmax in float32 of the rows that asked; None if none did. A rank is 1 + the number of
-    likelier tokens.
+    """Log-softmax in float32 of the rows that asked; None if none did.
+
+    A rank is 1 + the number of likelier tokens.
     """
     counts = [
         min(count, logits_RV.shape[1]) if count is not None else None for count in num_logprobs
@@ -72,6 +74,7 @@ def compute_logprobs(
     asked = [row for row, count in enumerate(counts) if count is not None]
     if not asked:
         return None
+
     (index_J,) = copies.to_device([np.array(asked, dtype=np.int64)])
     num_top = max(count or 0 for count in counts)
     blocks = [
@@ -81,6 +84,7 @@ def compute_logprobs(
     sampled_ids_J, sampled_logprobs_J, sampled_ranks_J, top_ids_JK, top_logprobs_JK = (
         torch.cat(parts) for parts in zip(*blocks, strict=True)
     )
+
     return LogprobTensors(
         num_logprobs=tuple(counts),
         sampled_ids_J=sampled_ids_J,

@@ -15,10 +15,9 @@ from raydix.runtime.model.columns import Column, pack_columns, split_columns
 
 
 class PinnedCopies:
-    """Owns: the pinned memory that kernels on the current stream may still read or write. Nothing
-    here waits for them.
+    """Owns: the pinned memory that kernels on the current stream may still read or write.
 
-    On the cpu nothing is copied but columns into one another.
+    Nothing here waits for them. On the cpu nothing is copied but columns into one another.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +29,8 @@ class PinnedCopies:
         packed = torch.from_numpy(pack_columns(columns))
         if self._device.type == "cuda":
             pinned = packed.pin_memory()
-            packed = torch.add(on_device(pinned), 0)  # a plain copy would take a copy engine
+            # A plain copy would take a copy engine.
+            packed = torch.add(on_device(pinned), 0)
             self._keep(pinned)
         return split_columns(packed, [len(column) for column in columns])
 
@@ -53,7 +53,7 @@ class PinnedCopies:
 
 
 class _DeviceArray:
-    """What torch asks of memory that a CUDA device can reach: where it is, and how it is laid out."""
+    """Tells torch where memory that a CUDA device can reach is, and how it is laid out."""
 
     def __init__(self, pinned: Tensor) -> None:
         self._pinned = pinned
@@ -61,7 +61,8 @@ class _DeviceArray:
 
 
 def on_device(pinned: Tensor) -> Tensor:
-    """The same memory as a tensor of the current CUDA device, whose kernels reach it over the bus."""
+    """The same memory as a tensor of the current CUDA device, which reaches it over the bus."""
     if not pinned.numel():
-        return torch.empty_like(pinned, device="cuda")  # nothing lies nowhere
+        # Memory of no bytes has no address.
+        return torch.empty_like(pinned, device="cuda")
     return torch.as_tensor(_DeviceArray(pinned), device="cuda")

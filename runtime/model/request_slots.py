@@ -1,10 +1,11 @@
-"""Per-request state on the device: tokens, block tables and sampling parameters, one row per slot."""
+"""State of each request on the device, one row per slot: tokens, block tables, sampling."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raydix.errors import AccountingError
 from raydix.runtime.messages.plan import AddedRequest, TableChanges
@@ -40,6 +41,7 @@ class RequestSlots:
         self.tokens_per_slot = max_model_len + 1
         self.scratch_slot = max_slots
         """For rows of padding: its block tables name the padding page alone."""
+
         self.tokens_XL = torch.zeros(
             max_slots + 1, self.tokens_per_slot, dtype=torch.int32, device=device
         )
@@ -61,8 +63,9 @@ class RequestSlots:
         self.is_taken[slots] = False
 
     def add(self, request: AddedRequest) -> None:
-        """Put a request into its slot. Raises AccountingError if the slot is taken or the tokens do
-        not fit.
+        """Put a request into its slot.
+
+        Raises AccountingError if the slot is taken or the tokens do not fit.
         """
         slot, num_tokens = request.slot, len(request.token_ids)
         if not 0 <= slot < self.max_slots or self.is_taken[slot]:
@@ -75,6 +78,7 @@ class RequestSlots:
                 f"{request.request_id} has {num_tokens} tokens; max_model_len is "
                 f"{self.max_model_len}."
             )
+
         self.is_taken[slot] = True
         self.sampling.put(slot, request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
@@ -83,9 +87,15 @@ class RequestSlots:
         for table_XN in self.tables_XN:
             table_XN[slot] = 0
 
+    def keep_sampled(self, next_index_R: Tensor, token_ids_R: Tensor) -> None:
+        """Write sampled tokens (int32) behind their requests' tokens.
+
+        `next_index_R`: int64, where in `tokens_XL`, seen as one dimension.
+        """
+        self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R)
+
     def check_tables(self, changes: TableChanges) -> None:
-        """Raise AccountingError if a run does not fit its table, or names a page that its group's
-        pool lacks.
+        """Raise AccountingError if a run does not fit its table, or names a page outside the pool.
 
         Kernels do not look: a page that is not there is memory of something else.
         """
@@ -94,24 +104,24 @@ class RequestSlots:
             raise AccountingError(
                 f"Block tables of KV group {changes.group} change; there are {len(self.tables_XN)}."
             )
+
         fits = (starts >= 0) & (counts >= 0) & (starts + counts <= self.max_pages)
         if counts.sum() != len(changes.page_ids) or not fits.all():
             raise AccountingError(
                 f"Block-table runs {list(zip(starts.tolist(), counts.tolist(), strict=True))} do "
-                f"not fit "
-                f"{len(changes.page_ids)} page ids or tables of {self.max_pages} pages."
+                f"not fit {len(changes.page_ids)} page ids or tables of {self.max_pages} pages."
             )
         if not ((changes.slots >= 0) & (changes.slots < self.max_slots)).all():
             raise AccountingError(
                 f"Block tables of slots {changes.slots.tolist()} change; there are "
                 f"{self.max_slots}."
             )
+
         num_pages = self._pool_pages[changes.group]
         if not ((changes.page_ids >= 0) & (changes.page_ids <= num_pages)).all():
             raise AccountingError(
                 f"Block tables name pages {changes.page_ids.min()} to {changes.page_ids.max()} of "
-                f"KV group "
-                f"{changes.group}; its pool has {num_pages} beside the padding page."
+                f"KV group {changes.group}; its pool has {num_pages} beside the padding page."
             )
 
     def change_tables(self, changes: TableChanges) -> None:

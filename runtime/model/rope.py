@@ -17,8 +17,9 @@ class RotaryEmbedding:
         self._inverse_frequencies = inverse_frequencies.to(device)
 
     def tables(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return (cos_TD, sin_TD) in `dtype`, computed in float32; the second half of D repeats the
-        first.
+        """Return (cos_TD, sin_TD) in `dtype`, computed in float32.
+
+        The second half of D repeats the first.
         """
         angles = positions_T[:, None].float() * self._inverse_frequencies
         angles_TD = torch.cat((angles, angles), dim=-1)

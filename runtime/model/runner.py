@@ -1,5 +1,4 @@
-"""Carries out the rows of numbered plans: gathers a step's tokens, runs the decoder, samples, keeps
-the tokens.
+"""Carries out numbered plans: gathers tokens, runs the decoder, samples, keeps the tokens.
 
 Sampled tokens are written to the slot's tokens on the device, so the next plan may use one that the
 Scheduler has not seen yet. Lengths are known on the host; nothing here waits for the device.
@@ -49,7 +48,7 @@ ASKING_FOR_ALL = replace(
     masked_until_min_tokens=(0,),
     num_logprobs=20,
 )
-"""What a row may ask of sampling besides, which warm-up tries."""
+"""All that a row may ask of sampling at once: warm-up tries this and the two before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +107,7 @@ class ModelRunner:
         self._decoder = decoder
         self._pools = pools
         self._device = device
+
         self._rope_XD = decoder.rotary.tables(
             torch.arange(max_model_len, device=device), decoder.dtype
         )
@@ -122,9 +122,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, max_prefill_tokens: int) -> None:
-        """Run steps of all kinds up to this size, over the padding page, so that every kernel is
-        compiled.
-        """
+        """Run steps of all kinds up to this size, on padding, so that every kernel is compiled."""
         longest = min(max_prefill_tokens, self.slots.max_model_len)
         sizes = {size - less for size in _powers_of_two(16, longest) for less in (0, 1)} | {longest}
         for num_tokens in sorted(sizes):
@@ -142,8 +140,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture small steps of all sizes, if the operations allow it. Call once, before the first
-        plan.
+        """Capture small steps of all sizes, if the operations allow it.
+
+        To be called once, before the first plan.
         """
         if self._decoder.ops.is_capturable:
             self._captured = CapturedSteps(
@@ -175,9 +174,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
-        """Run the plan's rows, after `apply`. On cuda the work is only enqueued, on the current
-        stream.
-        """
+        """Run the plan's rows, after `apply`; on cuda, enqueue them on the current stream."""
         rows = read_rows(plan, self.slots)
         if not len(rows.slots):
             return self._output(torch.empty(0, dtype=torch.int32), None)
@@ -202,9 +199,7 @@ class ModelRunner:
         return self._sample(hidden_TC[inputs.sampled_R], inputs, sampling)
 
     def check(self) -> None:
-        """Raise AccountingError if a block table names a page that its pool lacks. Waits for the
-        device.
-        """
+        """Raise AccountingError if a block table names a page outside its pool. The host waits."""
         for group, (table_XN, pool) in enumerate(
             zip(self.slots.tables_XN, self._pools, strict=True)
         ):
@@ -221,6 +216,7 @@ class ModelRunner:
         is_decode = rows.num_tokens == 1
         prefill = rows.prefill_rows()
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
+
         columns = self.slots.copies.to_device(
             [
                 tokens.token_index_T,
@@ -248,6 +244,7 @@ class ModelRunner:
         ) = columns
         sampling_columns, others = others[:NUM_COLUMNS], others[NUM_COLUMNS:]
         tiles, slots_B, tokens_B, contexts_B, *extension_columns = others
+
         singles = DecodeRows(
             rows_B=slots_B,
             tokens_B=tokens_B,
@@ -264,6 +261,7 @@ class ModelRunner:
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
             tiles_X4=tiles.view(torch.int32).view(-1, 4),
         )
+
         batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
         return _StepInputs(
             token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
@@ -285,6 +283,7 @@ class ModelRunner:
                     pool_PLH2SD=pool_PLH2SD, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T
                 )
             )
+
         cos_XD, sin_XD = self._rope_XD
         rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
         return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
@@ -313,7 +312,7 @@ class ModelRunner:
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
-        tokens.scatter_(0, next_index_R, token_ids_R)
+        self.slots.keep_sampled(next_index_R, token_ids_R)
         return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
 
     def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
@@ -321,7 +320,7 @@ class ModelRunner:
         *_, next_index_R = (columns := split_columns(packed, shape.lengths))[:-NUM_COLUMNS]
         sampling = as_sampling_columns(columns[-NUM_COLUMNS:])
         self._decoder.ops.sample_cut(output.logits_RV, sampling, output.token_ids_R)
-        self.slots.tokens_XL.view(-1).scatter_(0, next_index_R, output.token_ids_R)
+        self.slots.keep_sampled(next_index_R, output.token_ids_R)
 
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)
@@ -332,7 +331,7 @@ class ModelRunner:
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, inputs.columns)
         if sampling.has_cuts:
             self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
-        self.slots.tokens_XL.view(-1)[inputs.next_index_R] = token_ids_R
+        self.slots.keep_sampled(inputs.next_index_R, token_ids_R)
         return self._finish(logits_RV, token_ids_R, sampling)
 
     def _finish(self, logits_RV: Tensor, token_ids_R: Tensor, sampling: SamplingRows) -> StepOutput:
@@ -355,7 +354,7 @@ class ModelRunner:
         return StepOutput(token_ids=token_ids, logprobs=on_host, ready=ready)
 
     def _run_padding(self, num_tokens: int, start: int, num_samples: int = 1) -> None:
-        """A row of padding, after which `num_samples` tokens are sampled as the scratch slot asks."""
+        """Run a row of padding, and sample `num_samples` tokens of it as the scratch slot asks."""
         rows = padding_row(num_tokens, start, self.slots)
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
         inputs = self._inputs(rows, sampling)

@@ -14,11 +14,11 @@ from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.columns import Column
 
 GREEDY_BELOW = 1e-5
-"""Of temperature: logits divided by less are not told apart from the largest one in float32."""
+"""Temperatures below this are greedy: float32 could not tell the scaled logits apart."""
 _ROUNDING = 1 - 2.0**-17
-"""Of top-p: a sum that only rounding keeps from reaching it has reached it."""
+"""Factor on top-p: a sum that misses it by rounding alone counts as reaching it."""
 _SMALLEST_TOP_P = 1e-30
-"""In float32 it is not zero yet, so that the most likely token is always kept."""
+"""The least top-p: above zero in float32, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
 _NONE: Column = np.zeros(0, dtype=np.int64)
 _FEW_ROWS = 4
@@ -36,11 +36,9 @@ class SamplingRows:
     """Where in the request's tokens the sampled one goes."""
     output_positions: Column
     columns: tuple[Column, ...]
-    """Of `SamplingColumns`; adjusted rows are greedy there."""
+    """The columns of `SamplingColumns`, in which adjusted rows are greedy."""
     adjusted: Column
-    """Indices of the rows whose logits change before they are sampled: by penalties, or before
-    `min_tokens`.
-    """
+    """Indices of rows whose logits change first: by penalties, or before `min_tokens`."""
     has_cuts: bool
     """Does one of the rows that are not adjusted cut tokens?"""
     has_logprobs: bool
@@ -61,7 +59,7 @@ class SlotSampling:
         """No slot asks for more than a temperature."""
 
     def put(self, slot: int, sampling: DeviceSampling) -> None:
-        """The request that is in `slot` from now on asks for this."""
+        """Record what the request that has just taken `slot` asks for."""
         self.of_slot[slot] = sampling
         self._columns_CX[:, slot] = _slot_columns(sampling)
         is_random = sampling.temperature >= GREEDY_BELOW
@@ -87,6 +85,7 @@ class SlotSampling:
                 has_cuts=False,
                 has_logprobs=False,
             )
+
         is_adjusted = self._is_penalised[slots] | (output_positions < self._min_tokens[slots])
         columns[:, is_adjusted] = 0
         return SamplingRows(
@@ -142,7 +141,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _slot_columns(sampling: DeviceSampling) -> Column:
-    """In the order of `SamplingColumns`, but with the mixed seed in place of the key of a position."""
+    """In the order of `SamplingColumns`, but with the mixed seed in place of a noise key."""
     columns = np.zeros(NUM_COLUMNS, dtype=np.int64)
     if sampling.temperature < GREEDY_BELOW:
         return columns

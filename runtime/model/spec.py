@@ -30,7 +30,7 @@ class AttentionSpec:
     qkv_bias: bool
     output_bias: bool
     qk_norm: NormSpec | None
-    """Of each head of queries and keys, before they are rotated."""
+    """The norm of each head of queries and keys, before they are rotated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class ModelSpec:
     def digest(self) -> bytes:
         """32 bytes over every field: equal digests compute the same from equal weights.
 
-        Names of types and fields are part of it: who renames one gives all stored pages new names.
+        Names of types and fields are part of it, so that renaming one renames all stored pages.
         """
         return hashlib.sha256(json.dumps(_described(self), sort_keys=True).encode()).digest()
 

@@ -22,13 +22,13 @@ class TokenColumns:
     """Where each token of a step is, in tensors seen as one dimension."""
 
     token_index_T: Column
-    """In the slots' tokens."""
+    """Its place in the slots' tokens."""
     page_index_T: Column
-    """In the block tables; for what is not kept: an entry that names the padding page."""
+    """Its page's entry in the block tables; if it is not kept, one that names the padding page."""
     page_offset_T: Column
-    """Place in the page."""
+    """Its place in the page."""
     positions_T: Column
-    """In the sequence."""
+    """Its position in the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,7 @@ def read_rows(plan: StepPlan, slots: RequestSlots) -> StepRows:
         write_starts=plan.row_write_starts.astype(np.int64),
         output_positions=plan.row_output_positions.astype(np.int64),
     )
+
     if (
         (rows.num_tokens < 1).any()
         or (rows.starts < 0).any()
@@ -107,8 +108,7 @@ def read_rows(plan: StepPlan, slots: RequestSlots) -> StepRows:
     ):
         raise AccountingError(
             f"Plan {plan.step} has rows from {rows.starts.tolist()} to {rows.ends.tolist()}; "
-            f"expected at least one "
-            f"token each, within max_model_len {slots.max_model_len}."
+            f"expected at least one token each, within max_model_len {slots.max_model_len}."
         )
     if not slots.is_taken[rows.slots].all():
         raise AccountingError(
@@ -142,8 +142,7 @@ def choose_shape(rows: StepRows, shapes: Sequence[StepShape]) -> StepShape | Non
 def step_columns(
     rows: StepRows, sampling: SamplingRows, slots: RequestSlots, shape: StepShape
 ) -> Column:
-    """Packed columns of a captured step: the rows, all of which sample, then padding up to its
-    shape.
+    """Packed columns of a captured step: its rows, which all sample, then padding.
 
     In order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and
     including the last of them; of each row that samples its last token's index in T, where in the
@@ -154,6 +153,7 @@ def step_columns(
     last_tokens_R = rows.last_tokens
     next_index_R = np.full(shape.num_rows, slots.scratch_slot * slots.tokens_per_slot + 1)
     next_index_R[: len(last_tokens_R)] = tokens.token_index_T[last_tokens_R] + 1
+
     columns = [
         tokens.token_index_T,
         tokens.page_index_T,
@@ -195,12 +195,11 @@ def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
 
 
 def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepRows:
-    """Fill the shape's tokens with rows of the scratch slot, a tile each, of which nothing is kept
-    or sampled.
-    """
+    """Fill the shape with rows of the scratch slot, a tile each, not kept and not sampled."""
     missing = shape.num_tokens - int(rows.num_tokens.sum())
     if not missing:
         return rows
+
     starts = np.arange(0, missing, shape.tokens_per_tile)
     num_tokens = np.minimum(missing - starts, shape.tokens_per_tile)
     return StepRows(

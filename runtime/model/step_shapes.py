@@ -1,6 +1,4 @@
-"""Sizes of the steps that are captured in CUDA graphs: decode steps, and small extensions of a
-cached prefix.
-"""
+"""Sizes of steps that are captured in CUDA graphs: decodes, and short extensions of a prefix."""
 
 from dataclasses import dataclass
 
@@ -8,7 +6,7 @@ from raydix.kernels.sampling_columns import NUM_COLUMNS
 from raydix.runtime.model.columns import packed_size
 
 EXTENSION_TOKENS = (16, 32, 64, 128)
-"""Beyond, a step has work enough to hide its launches."""
+"""Longer extensions have work enough to hide their launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +16,7 @@ class StepShape:
     num_tokens: int
     num_rows: int
     tokens_per_tile: int
-    """Of attention."""
+    """Query tokens in a tile of attention."""
 
     @property
     def is_decode(self) -> bool:
@@ -27,15 +25,16 @@ class StepShape:
 
     @property
     def num_tiles(self) -> int:
-        """Enough for any rows that fit: each may end within a tile, and so may the padding."""
+        """Enough tiles for any rows that fit: each may end within one, and so may the padding."""
         if self.tokens_per_tile == 1:
             return self.num_tokens
         return -(-self.num_tokens // self.tokens_per_tile) + self.num_rows
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the step's columns: 4 by token, 4 by tile, 2 by row that samples and those of
-        `SamplingColumns`.
+        """Lengths of the step's columns.
+
+        There are 4 by token, 4 by tile and, by row that samples, 2 and those of `SamplingColumns`.
         """
         by_row = (self.num_rows,) * (2 + NUM_COLUMNS)
         return (self.num_tokens,) * 4 + (self.num_tiles,) * 4 + by_row
@@ -52,8 +51,9 @@ class StepShape:
 
 
 def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:
-    """Batches of single tokens, by rising size: a step is padded to the next one. The last is
-    `max_rows`.
+    """Batches of single tokens, by rising size, up to `max_rows`.
+
+    A step is padded to the next one.
     """
     fine = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
     sizes = (*(size for size in fine if size < max_rows), max_rows)

@@ -10,9 +10,7 @@ LAYER, NUM_LAYERS = 1, 2
 
 
 class PagedRows:
-    """Rows with the given contexts, of which the last `num_tokens` are queries; unused slots hold
-    NaN.
-    """
+    """Rows of given contexts, whose last `num_tokens` are queries; unused slots hold NaN."""
 
     def __init__(
         self,
@@ -33,6 +31,7 @@ class PagedRows:
         for table_N, context in zip(tables_RN, contexts, strict=True):
             slots = torch.arange(context, max_pages * page_size)
             pool[table_N[slots // page_size], :, :, :, slots % page_size] = torch.nan
+
         firsts = [sum(num_tokens[:row]) for row in range(len(num_tokens))]
         self.rows = tuple(
             PrefillRow(
@@ -40,6 +39,7 @@ class PagedRows:
             )
             for row, context in enumerate(contexts)
         )
+
         self.scale = self.dim**-0.5
         self.pool_PLH2SD = pool.to(device, dtype)
         self.tables_RN = tables_RN.to(device, torch.int32)
@@ -56,6 +56,7 @@ class PagedRows:
             AttentionRows(prefill=self.rows, decode=()),
             self.scale,
         )
+
         is_float32 = self.q_TQD.dtype == torch.float32
         tolerance = 1e-5 if is_float32 else 2e-2
         torch.testing.assert_close(

@@ -30,6 +30,7 @@ class Layer:
         down = (
             torch.randn(num_experts, hidden, intermediate, generator=generator) / intermediate**0.5
         )
+
         logits = torch.randn(num_tokens, num_experts, generator=generator)
         weights, expert_ids = reference.topk_gating(logits, choices, renormalise=True)
         model = [tensor.to(self.device, self.dtype) for tensor in (x, gate_up, down)]
@@ -119,6 +120,7 @@ def test_bad_inputs_are_refused() -> None:
     x, gate_up, down, weights, ids = Layer(
         (3, 32, 16, 4, 2), torch.device("cpu"), torch.float32
     ).tensors()
+
     for tensors in [
         (x.double(), gate_up, down, weights, ids),
         (x, gate_up.bfloat16(), down, weights, ids),

@@ -20,9 +20,7 @@ def seed() -> None:
 
 
 class Inputs:
-    """A step's projections of `heads` = (query heads, KV heads, head dim), and its tables and
-    slots.
-    """
+    """Projections of a step, with `heads` = (query heads, KV heads, head dim), tables and slots."""
 
     def __init__(
         self, heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype
@@ -31,6 +29,7 @@ class Inputs:
         num_query_heads, num_heads, head_dim = heads
         width = (num_query_heads + 2 * num_heads) * head_dim
         self.qkv = torch.randn(TOKENS, width).to(device, dtype)
+
         half = 10 * torch.randn(TOKENS, head_dim // 2)
         angles = torch.cat((half, half), dim=-1)
         self.rope = RopeTables(
@@ -38,6 +37,7 @@ class Inputs:
             sin_XD=angles.sin().to(device, dtype),
             positions_T=None,
         )
+
         weights = torch.randn(2, head_dim).to(device, dtype)
         self.norm = QkNorm(q_weight_D=weights[0], k_weight_D=weights[1], eps=EPS)
         self.pool = torch.full((8, LAYERS, num_heads, 2, PAGE, head_dim), 7.0).to(device, dtype)
@@ -109,6 +109,7 @@ def test_positions_choose_rows_of_the_tables(device: torch.device) -> None:
 
 def test_bad_inputs_are_refused() -> None:
     good = Inputs((4, 2, 16), torch.device("cpu"), torch.float32)
+
     for qkv, pool, layer, slots in [
         (good.qkv.half(), good.pool.half(), 0, good.slots),
         (good.qkv, good.pool.bfloat16(), 0, good.slots),
@@ -121,6 +122,7 @@ def test_bad_inputs_are_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=r"expected|match|not among"):
             rotate_and_write_kv(qkv, good.rope, good.norm, pool, layer, slots)
+
     for rope, norm in [
         (replace(good.rope, cos_XD=good.rope.cos_XD.half()), good.norm),
         (replace(good.rope, sin_XD=good.rope.sin_XD[1:]), good.norm),

@@ -65,8 +65,6 @@ def test_bad_inputs_are_refused(
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """bfloat16: one unit in the last place, where a float32 sum in another order falls on the other
-    side.
-    """
+    """bfloat16: one unit in the last place, for float32 sums of another order may round apart."""
     rtol = 1e-5 if out.dtype == torch.float32 else 2**-7
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=rtol)

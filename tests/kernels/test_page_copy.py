@@ -27,9 +27,7 @@ def seed() -> None:
 
 
 class Tiers:
-    """A pool with this rank's heads and an arena whose canonical pages hold `num_ranks` times as
-    many.
-    """
+    """A rank's pool, and an arena whose canonical pages hold the heads of `num_ranks` ranks."""
 
     def __init__(self, device: torch.device, *, heads: int, num_ranks: int, rank: int) -> None:
         self.pool = torch.randn(9, NUM_LAYERS, heads, 2, PAGE, DIM, device=device)

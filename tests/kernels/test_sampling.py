@@ -99,6 +99,7 @@ def awkward_logits(num_rows: int, vocab_size: int, dtype: torch.dtype) -> torch.
         torch.randn(num_rows, vocab_size)
         * torch.tensor([3.0, 0.2, 8.0])[torch.arange(num_rows) % 3, None]
     )
+
     for row in range(num_rows):
         match row % 7:
             case 1:
@@ -239,6 +240,7 @@ def test_rows_that_do_not_cut_keep_their_tokens(device: torch.device) -> None:
 def test_bad_inputs_are_refused() -> None:
     logits = torch.zeros(2, 8)
     columns = columns_of([DeviceSampling(seed=1)] * 2, [0, 1], torch.device("cpu"))
+
     for bad_logits, bad_columns in [
         (logits.double(), columns),
         (torch.zeros(8, 2).T, columns),
@@ -250,5 +252,6 @@ def test_bad_inputs_are_refused() -> None:
             sample_whole(bad_logits, bad_columns)
         with pytest.raises(ValueError, match="expected"):
             sample_cut(bad_logits, bad_columns, torch.zeros(2, dtype=torch.int32))
+
     with pytest.raises(ValueError, match="int32"):
         sample_cut(logits, columns, torch.zeros(2))

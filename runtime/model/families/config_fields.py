@@ -34,6 +34,7 @@ def read_attention(
     """Full attention, the same in all layers."""
     rope = read_rope(config)
     _require_full_attention(config)
+
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_whole = isinstance(head_dim, int) and not isinstance(head_dim, bool)
@@ -43,6 +44,7 @@ def read_attention(
             f"{num_kv_heads}; expected an even head_dim and whole query groups per KV head. "
             f"{REMEDY}"
         )
+
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -12,12 +12,13 @@ class FamilyDefinition:
     """How checkpoints of one architecture are recognised and read."""
 
     model_type: str
-    """Of config.json."""
+    """The `model_type` of config.json."""
     architecture: str
-    """Of config.json, in case it names one."""
+    """The one entry of config.json's `architectures`, if there is any."""
     read_spec: Callable[[Any], ModelSpec]
-    """From the config as transformers reads it. Raises CheckpointError, naming the limit, for what
-    the decoder does not support.
+    """Reads the config as transformers presents it.
+
+    Raises CheckpointError, naming the limit, for what the decoder does not support.
     """
     weight_names: Mapping[str, str]
-    """See `weight_names`."""
+    """What checkpoints call the decoder's weights: a table as in `weight_names`."""

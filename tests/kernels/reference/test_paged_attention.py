@@ -16,8 +16,9 @@ def seed() -> None:
 
 
 def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """q [T, Q, D] are the last T of the S tokens of k and v [S, H, D]; one query and head at a
-    time.
+    """Attend one query and head at a time.
+
+    q [T, Q, D] are the last T of the S tokens of k and v [S, H, D].
     """
     out = torch.empty_like(q)
     for t in range(q.shape[0]):
@@ -89,6 +90,7 @@ def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> Attenti
         context_tokens_B=torch.tensor([contexts[row] for row in single]),
         max_context_tokens=max((contexts[row] for row in single), default=0),
     )
+
     return AttentionRows(
         prefill=tuple(
             PrefillRow(

@@ -63,9 +63,7 @@ def test_samples_are_distributed_as_the_softmax() -> None:
 
 
 def test_positions_of_one_seed_are_independent_of_those_of_the_next() -> None:
-    """Neither rows nor neighbouring positions share noise: pairs of equal tokens are as rare as
-    chance has them.
-    """
+    """Neither rows nor neighbouring positions share noise: equal tokens pair up by chance."""
     logits = torch.zeros(4000, VOCAB)
     first, second = (
         torch.tensor(sample(logits, [DeviceSampling(seed=s, temperature=1.0)] * 4000, range(4000)))

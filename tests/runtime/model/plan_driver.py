@@ -54,6 +54,7 @@ class PlanDriver:
         dtype = str(model.decoder.dtype).removeprefix("torch.")
         layout = model.kv_layout(page_size, dtype)
         self.pools = make_pools(KvShard(layout=layout), [num_pages] * len(layout.groups), CPU)
+
         self.runner = ModelRunner(
             model.decoder,
             self.pools,
@@ -62,6 +63,7 @@ class PlanDriver:
             max_model_len=256,
             device=CPU,
         )
+
         self.free_pages = [
             int(page) for page in np.random.default_rng(7).permutation(num_pages) + 1
         ]
@@ -98,6 +100,7 @@ class PlanDriver:
         """Put a request into `slot` with enough pages for 128 more tokens."""
         num_pages = -(-(len(token_ids) + 128) // self.page_size) - len(shared_pages)
         pages = list(shared_pages) + [self.free_pages.pop() for _ in range(num_pages)]
+
         added = AddedRequest(
             slot=Slot(slot),
             request_id=RequestId(f"request-{slot}"),
@@ -105,6 +108,7 @@ class PlanDriver:
             num_prompt_tokens=num_prompt_tokens or len(token_ids),
             sampling=sampling,
         )
+
         tables = tuple(
             TableChanges(
                 group=group,
@@ -115,6 +119,7 @@ class PlanDriver:
             )
             for group in range(len(self.pools))
         )
+
         self.runner.apply(StepPlan(step=self._step, added=(added,), tables=tables))
         return DrivenRequest(
             slot=slot,
@@ -134,11 +139,13 @@ class PlanDriver:
     def step(
         self, rows: Sequence[Row], wait_layer: Callable[[int, int], None] = lambda load, layer: None
     ) -> StepOutput:
-        """Run one step and advance the requests. A row samples if it reaches the end of its known
-        tokens.
+        """Run one step and advance the requests.
+
+        A row samples if it reaches the end of its known tokens.
         """
         ends = [row.request.position + row.num_tokens for row in rows]
         samples = [end >= row.request.num_tokens for row, end in zip(rows, ends, strict=True)]
+
         plan = StepPlan(
             step=self._step,
             row_slots=int32_array(row.request.slot for row in rows),
@@ -153,6 +160,7 @@ class PlanDriver:
             ),
             row_loads=int32_array(row.load for row in rows),
         )
+
         self._step += 1
         self.runner.apply(plan)
         output = self.runner.execute(plan, wait_layer)
@@ -164,8 +172,9 @@ class PlanDriver:
     def generate(
         self, requests: Sequence[DrivenRequest], num_tokens: int, chunk: int = 10**6
     ) -> list[list[int]]:
-        """Prefill in chunks, then decode, all requests in each step; tokens are read only after the
-        last step.
+        """Prefill in chunks, then decode, all requests in each step.
+
+        Tokens are read only after the last step.
         """
         outputs: list[tuple[list[int], StepOutput]] = []
         targets = [request.num_tokens + num_tokens for request in requests]
@@ -177,6 +186,7 @@ class PlanDriver:
             ]
             if not rows:
                 break
+
             before = [row.request.num_tokens for row in rows]
             output = self.step(rows)
             sampled = [
@@ -185,6 +195,7 @@ class PlanDriver:
                 if row.request.num_tokens > count
             ]
             outputs.append((sampled, output))
+
         tokens: dict[int, list[int]] = {request.slot: [] for request in requests}
         for step, (slots, output) in enumerate(outputs):
             for slot, token_id in zip(slots, tokens_of(output, step), strict=True):

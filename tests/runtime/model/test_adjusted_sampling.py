@@ -32,6 +32,7 @@ def penalised(
                 if value > 0
                 else value * sampling.repetition_penalty
             )
+
         value -= sampling.frequency_penalty * counts[token_id]
         value -= sampling.presence_penalty * (counts[token_id] > 0)
         result.append(value)

@@ -1,6 +1,4 @@
-"""Captured steps on a GPU: they give what the same steps give when run operation by operation, and
-compile nothing.
-"""
+"""Captured steps on a GPU give what their operations give one by one, and compile nothing."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,12 +93,14 @@ def start(runner: ModelRunner, num_tokens: int, sampling: DeviceSampling = LOGPR
         num_prompt_tokens=num_tokens,
         sampling=sampling,
     )
+
     tables = TableChanges(
         slots=int32_array([1]),
         starts=int32_array([0]),
         counts=int32_array([num_pages]),
         page_ids=int32_array(np.random.default_rng(1).permutation(NUM_PAGES)[:num_pages] + 1),
     )
+
     removed = int32_array(np.flatnonzero(runner.slots.is_taken))
     runner.apply(StepPlan(step=0, removed_slots=removed, added=(added,), tables=(tables,)))
 
@@ -178,9 +178,7 @@ SAMPLED = (
 def start_all(
     runner: ModelRunner, sampling: tuple[DeviceSampling, ...], num_tokens: int
 ) -> StepPlan:
-    """A request in each of the first slots, all computed but for the last token; the plan that
-    decodes them all.
-    """
+    """Requests that are computed but for their last token, and the plan that decodes them all."""
     count = len(sampling)
     pages_each = num_tokens // runner.slots.page_size + 2
     added = tuple(
@@ -193,12 +191,14 @@ def start_all(
         )
         for slot, each in enumerate(sampling)
     )
+
     tables = TableChanges(
         slots=int32_array(range(count)),
         starts=int32_array([0] * count),
         counts=int32_array([pages_each] * count),
         page_ids=int32_array(range(1, count * pages_each + 1)),
     )
+
     runner.apply(StepPlan(step=0, added=added, tables=(tables,)))
     return StepPlan(
         step=1,

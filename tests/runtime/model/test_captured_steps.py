@@ -1,4 +1,4 @@
-"""Steps that run from packed columns, as captured ones do, against the same steps run row by row."""
+"""Steps that pass through packed columns, as captured ones do, give what plain steps give."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,7 @@ RANDOM = DeviceSampling(seed=4, temperature=1.2, num_logprobs=2)
 
 
 class UncapturedSteps:
-    """Stands in for `CapturedSteps` where there are no graphs: the same columns, run one operation
-    after another.
-    """
+    """Stands in for `CapturedSteps` without graphs: the same columns, operation by operation."""
 
     def __init__(self, driver: PlanDriver) -> None:
         self._run = driver.runner._run_columns

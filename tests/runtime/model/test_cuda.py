@@ -78,12 +78,14 @@ def make_plans(sampling: tuple[DeviceSampling, ...]) -> list[StepPlan]:
         )
         for slot in slots
     )
+
     tables = TableChanges(
         slots=int32_array(slots),
         starts=int32_array(0 for _ in slots),
         counts=int32_array(8 for _ in slots),
         page_ids=int32_array(np.random.default_rng(1).permutation(40)[: 8 * len(sampling)] + 1),
     )
+
     plans = []
     for step in range(NUM_STEPS):
         start = 0 if step == 0 else PROMPT_TOKENS + step - 1

@@ -115,9 +115,7 @@ def test_tokens_and_logits_are_those_of_transformers(
 def check_segment(
     tokens: list[int], logits: torch.Tensor, expected: list[int], expected_logits: torch.Tensor
 ) -> int:
-    """Compare up to and with the first undecided position, whose logits count but whose token does
-    not.
-    """
+    """Compare up to the first undecided position: its logits count, its token does not."""
     decided = num_decided_tokens(expected_logits)
     assert tokens[:decided] == expected[:decided]
     difference = (logits[: decided + 1] - expected_logits[: decided + 1]).abs().max()

@@ -35,6 +35,7 @@ def slots() -> RequestSlots:
         max_model_len=MAX_MODEL_LEN,
         device=torch.device("cpu"),
     )
+
     for slot in (1, 3):
         slots.add(
             AddedRequest(
