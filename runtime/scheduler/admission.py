@@ -18,9 +18,7 @@ from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
 
 _MAX_MOVED = 16
-"""Waiting requests whose place is chosen anew per step, because more of them is cached: a step's
-cost is bounded.
-"""
+"""Waiting requests whose place is chosen anew per step: a bound on what a step costs."""
 
 
 class Verdict(Enum):
@@ -35,9 +33,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """What a request would find: `match` in L1, then `num_l2_pages` in L2, of which
-    `num_load_pages` are loaded.
-    """
+    """What a request would find in L1, then in L2, and how much of the latter would be loaded."""
 
     match: Match
     num_l2_pages: int
@@ -50,7 +46,7 @@ class Assessment:
 
 
 def enqueue(replica: Replica, lane: Lane, request: RequestState, match: Match) -> int:
-    """Let a request wait on a lane, whose L1 holds `match`; returns how many further pages L2 has."""
+    """Let a request wait on a lane; returns how many pages L2 has beyond `match` in L1."""
     num_l2_pages = replica.count_l2_pages(request, match.num_pages)
     num_pages = match.num_pages + num_l2_pages
     lacks = _prompt_key(replica, request, num_pages)
@@ -61,9 +57,7 @@ def enqueue(replica: Replica, lane: Lane, request: RequestState, match: Match) -
 def admit_waiting(
     replica: Replica, lane: Lane, now_s: float, budget_tokens: int
 ) -> list[RequestState]:
-    """Admit waiting requests, in order, until one has no room or the prompts admitted use up
-    `budget_tokens`.
-    """
+    """Admit waiting requests, in order, until one has no room or the budget is used up."""
     admitted: list[RequestState] = []
     _move_grown(replica, lane)
 
@@ -86,7 +80,7 @@ def admit_waiting(
 
 
 def _move_grown(replica: Replica, lane: Lane) -> None:
-    """Under `lpm`, those of which more is cached than when their place was chosen move forward."""
+    """Under `lpm`, requests move forward of which more is cached than when they got their place."""
     for _ in range(_MAX_MOVED):
         request = lane.waiting.take_grown()
         if request is None:
@@ -110,9 +104,7 @@ def _prompt_key(replica: Replica, request: RequestState, page: int) -> PageKey |
 
 
 def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Verdict:
-    """Admit one waiting request if there is room and nothing that it should wait for; else it may
-    be parked.
-    """
+    """Admit one waiting request if there is room for it and nothing that it should wait for."""
     found = assess(replica, lane, request, now_s)
     if _has_fallen_back(replica, lane, request, found) or _follows(replica, lane, request, found):
         return Verdict.WAITS
@@ -154,9 +146,7 @@ def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
 def _has_fallen_back(
     replica: Replica, lane: Lane, request: RequestState, found: Assessment
 ) -> bool:
-    """Under `lpm`, less of the request is cached than when its place was chosen, and others are
-    before it now.
-    """
+    """Under `lpm`, less of it is cached than when it got its place: others go first now."""
     settings = replica.settings
     has_shrunk = found.num_pages < lane.waiting.num_cached_pages(request)
     if settings.policy is not SchedulingPolicy.LPM or not settings.prefix_caching or not has_shrunk:
@@ -166,9 +156,7 @@ def _has_fallen_back(
 
 
 def _follows(replica: Replica, lane: Lane, request: RequestState, found: Assessment) -> bool:
-    """Park a request behind the one that computes or loads a page of its prompt, or that is not to
-    run beside it.
-    """
+    """Park a request behind one that brings a page of its prompt, or may not run beside it."""
     lacks = None
     leader = _leader(replica, lane, request, found)
     if leader is not None:
@@ -198,9 +186,7 @@ def _leader(
 def _last_shared_page(
     replica: Replica, lane: Lane, request: RequestState, leader: RequestId
 ) -> int:
-    """The last page that a request will find in L1 when its leader has published its prompt, or
-    loaded its part.
-    """
+    """The last page that a request will find in L1 when its leader is done."""
     own, other = request.chain, replica.requests[leader].chain
     promotion = lane.promotions.get(leader)
     num_other = other.num_prompt_pages if promotion is None else promotion.num_pages

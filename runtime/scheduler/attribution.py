@@ -38,15 +38,18 @@ def attribute(
     ]
     if num_cached + num_left_pages < num_full:
         runs.append((num_full, _miss_reason(prefetch, settings, num_cached + num_left_pages)))
+
     ranges: list[Range] = []
     for stop_page, source in runs:
         _extend(ranges, min(stop_page, num_full) * size, source)
+
     if num_full * size < num_prompt:
         _extend(
             ranges,
             num_prompt,
             PageSource.PARTIAL_PAGE if settings.prefix_caching else PageSource.CACHING_OFF,
         )
+    # Of a prompt that is cached as a whole the last token is computed all the same, to sample.
     elif ranges and ranges[-1][2] <= PageSource.L3:
         start, end, source = ranges.pop()
         if end - start > 1:
@@ -58,8 +61,9 @@ def attribute(
 def _arrival_runs(
     prefetch: PrefetchState, start: int, stop: int, found: PageSource
 ) -> Iterator[tuple[int, PageSource]]:
-    """Where runs of pages end, and the tier that held them on arrival. `found`: the tier of [start,
-    stop) now.
+    """Runs of pages in [start, stop), by their end and the tier that held them on arrival.
+
+    `found`: the tier that has them now.
     """
     page = start
     for _, run in groupby(prefetch.sources[start:stop]):
@@ -81,14 +85,14 @@ def total_by_source(ranges: list[Range]) -> dict[str, int]:
 def _miss_reason(prefetch: PrefetchState, settings: SchedulerSettings, page: int) -> PageSource:
     if not settings.prefix_caching:
         return PageSource.CACHING_OFF
+
     if page >= len(prefetch.sources):
         return PageSource.NOT_FOUND
     source = PageSource(prefetch.sources[page])
     if source is PageSource.PENDING:
         if prefetch.first_runnable_s is None:
-            return (
-                PageSource.NOT_FOUND
-            )  # it was in L2 when the request was admitted, so nothing was waited for
+            # It was in L2 when the request was admitted, so nothing was waited for.
+            return PageSource.NOT_FOUND
         is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT
         return PageSource.TIMED_OUT if is_patient else PageSource.CANCELLED
     return PageSource.NOT_FOUND if source <= PageSource.L3 else source

@@ -41,12 +41,12 @@ class BackupQueue:
         self._num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
         self._inspected: dict[bytes, NewPage] = {}
-        """Pages that go next and that L2 has or is to get, by as much of the key as the mirror
-        has.
-        """
+        """Pages that go next and that L2 has or is to get, by short key."""
         self._lost: set[bytes] = set()
-        """Those of the inspected pages that L2 has lost since, in some group. They are looked at with the next
-        rows: else pages would go to and fro for ever between two tiers that are both full.
+        """Short keys of inspected pages that L2 has lost since, in some group.
+
+        They are looked at with the next rows, and not at once: two tiers that are both full would
+        copy pages to and fro for ever.
         """
 
     def __len__(self) -> int:
@@ -67,9 +67,7 @@ class BackupQueue:
                 self._add(page)
 
     def add_all(self, tree: RadixTree) -> None:
-        """Before a clean stop: what `write_back` has kept in L1 alone goes to L2, heads of chains
-        first.
-        """
+        """Before a clean stop: under `write_back`, copy all that is in L1 alone, heads first."""
         if self._settings.write_policy is not WritePolicy.WRITE_BACK:
             return
         for run in tree.unlocked():

@@ -42,15 +42,14 @@ class BlockTable:
         self._num_sent = min(self._num_sent, start)
 
     def cut(self, stop: int) -> PageIds:
-        """Keep the first `stop` pages, which were not sent further; returns the others."""
+        """Keep the first `stop` pages; returns the others."""
         surplus = self.pages(stop)
         for known in self._page_ids:
             del known[stop:]
+        self._num_sent = min(self._num_sent, stop)
         return surplus
 
     def take_unsent(self) -> tuple[int, list[list[int]]]:
-        """Where the device's copy is out of date and, per group, the pages from there on; it is
-        told of them.
-        """
+        """Where the device's copy is out of date and each group's pages from there on, to tell."""
         start, self._num_sent = self._num_sent, len(self)
         return start, [known[start:] for known in self._page_ids]

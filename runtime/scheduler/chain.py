@@ -1,4 +1,4 @@
-"""A prompt as the cache sees it: tokens in pages, each page with a key that covers all before it."""
+"""A prompt as the cache sees it: pages of tokens, each with a key that covers all before it."""
 
 from collections.abc import Iterable
 
@@ -57,9 +57,7 @@ class Chain:
         self._keys += keys
 
     def extend_keys(self, num_pages: int, max_new: int) -> int:
-        """Hash the keys of the first `num_pages` full pages, at most `max_new` new ones; returns
-        how many were new.
-        """
+        """Hash keys of the first full pages, at most `max_new` new ones; returns their number."""
         known = self.num_keys
         stop = min(num_pages, known + max_new)
         if known >= stop:
@@ -79,6 +77,6 @@ class Chain:
         return PageKey(self.keys(page + 1, page))
 
     def short_keys(self, pages: Iterable[int]) -> list[bytes]:
-        """As much of the keys of these full prompt pages as the mirror of L2 has."""
+        """The first 16 bytes of the keys of these prompt pages, which is what the mirror holds."""
         keys = self.keys(self.num_prompt_pages)
         return [keys[page * KEY_BYTES : page * KEY_BYTES + MIRROR_KEY_BYTES] for page in pages]

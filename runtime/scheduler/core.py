@@ -1,12 +1,10 @@
-"""The Scheduler's brain: a state machine without I/O. `handle(event, now_s)` returns what the shell
-is to do.
-"""
+"""The Scheduler's brain: a state machine without I/O, events in and effects out."""
 
 from collections import Counter
 from typing import assert_never
 
 from raydix.errors import AccountingError
-from raydix.ids import RequestId
+from raydix.ids import ClientId, RequestId
 from raydix.runtime.messages.arrays import empty
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -38,11 +36,12 @@ from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.submission import enqueue_hashed, move_waiting, submit
 
+_PATIENCE = 10
+"""A step may take so many times as long as predicted."""
+
 
 class SchedulerCore:
-    """Decides everything about L1 and requests of one replica. Events must come in order of `now_s`
-    (monotonic).
-    """
+    """Decides about L1 and the requests of one replica. Events come in order of `now_s`."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -79,24 +78,20 @@ class SchedulerCore:
 
     @property
     def is_attached(self) -> bool:
-        """Every rank is there, and HostMemory, if there is to be one, has said whether there is L3."""
+        """Every rank is there, and HostMemory, if any, has said whether there is an L3."""
         replica = self._replica
         knows_host = not self.settings.has_host_memory or replica.host.has_storage is not None
         return knows_host and all(lane.is_attached for lane in replica.lanes)
 
     @property
     def is_backed_up(self) -> bool:
-        """No page waits for its copy to L2 to start; without a usable HostMemory it would wait in
-        vain.
-        """
+        """No page waits for its copy to L2. Without a usable HostMemory it would wait in vain."""
         return not self._replica.host.is_usable or not any(
             len(lane.backups) for lane in self._replica.lanes
         )
 
     def explain(self, request_id: RequestId) -> dict[str, object] | None:
-        """Where the prompt of one of the last 1,024 requests came from, by token range; None if
-        unknown.
-        """
+        """Where a recent request's prompt came from, by token range; None if unknown."""
         return self._replica.explained.get(request_id)
 
     def stats(self) -> dict[str, float]:
@@ -105,6 +100,7 @@ class SchedulerCore:
         stats = replica.counters.figures()
         stats["num_requests_running"] = sum(len(lane.running) for lane in replica.lanes)
         stats["num_requests_waiting"] = replica.num_waiting
+
         stats |= self._l1_figures()
         stats["l2_known_pages"] = replica.host.num_keys
         groups = range(self.settings.num_groups)
@@ -113,6 +109,7 @@ class SchedulerCore:
         stats["lookups_open"] = len(replica.lookups)
         stats["lookups_due"] = replica.lookups.num_queued
         stats["l2_claimed_pages"] = replica.lookups.num_claimed_pages
+
         stats["transfers_in_flight"] = sum(len(lane.in_flight.transfers) for lane in replica.lanes)
         stats["dirty_pages"] = sum(len(lane.backups) for lane in replica.lanes)
         stats["ranks_attached"] = sum(len(lane.attached) for lane in replica.lanes)
@@ -141,16 +138,15 @@ class SchedulerCore:
         replica = self._replica
         for lane in replica.lanes:
             lane.check()
-        placed = [
-            name for lane in replica.lanes for name in (*lane.running, *lane.waiting.requests)
-        ]
-        placed += replica.hashing
+        waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
+        running = [name for lane in replica.lanes for name in lane.running]
+        placed = [*running, *waiting, *replica.hashing]
         if sorted(placed) != sorted(replica.requests):
             raise AccountingError(
                 f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
             )
-        waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
         replica.lookups.check(waiting)
+
         if self.is_idle and replica.lookups.num_claimed_pages:
             raise AccountingError(
                 f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed"
@@ -164,23 +160,9 @@ class SchedulerCore:
             case events.ClientMessage():
                 self._on_client(event, now_s)
             case events.ClientGone():
-                for request in [
-                    r for r in replica.requests.values() if r.client_id == event.client_id
-                ]:
-                    replica.drop(request)
-                drop_hints(replica, event.client_id)
+                self._on_client_gone(event)
             case events.RankAttached():
-                lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
-                if event.rank in lane.attached:
-                    self._lose_rank(event.rank, now_s)
-                attached = AttachedRank(
-                    connection=event.connection, incarnation=event.incarnation, pid=event.pid
-                )
-                lane.attach(event.rank, attached)
-                replica.tell_host(ProcessDrained(pid=event.pid))
-                for other in replica.lanes:
-                    if lane.is_attached and not other.is_attached:
-                        move_waiting(replica, other, now_s)
+                self._on_rank_attached(event, now_s)
             case events.RankMessage():
                 self._on_rank(event, now_s)
             case events.RankLost():
@@ -201,7 +183,8 @@ class SchedulerCore:
                 for lane in replica.lanes:
                     lane.backups.add_all(lane.l1.tree)
             case events.Tick():
-                # Times count on a tick alone: what had been said by then was taken before.
+                # Only a tick looks at the clock: all that was said until then has been taken
+                # before it, so nobody counts as late who has answered.
                 self._expire(now_s)
                 self._judge_silence(now_s)
             case _:
@@ -215,18 +198,46 @@ class SchedulerCore:
             case PrefetchPrompt():
                 take_hint(replica, event.client_id, event.message)
             case AbortRequest() | StopRequest():
-                hint = replica.hints.get(event.message.request_id)
-                asked = (event.client_id, event.message.asking)
-                if hint is not None and (hint.client_id, hint.asking) == asked:
-                    abort_hint(replica, hint)
-                    return
-                request = replica.requests.get(event.message.request_id)
-                if request is None or (request.client_id, request.submit.asking) != asked:
-                    return
-                is_stop = isinstance(event.message, StopRequest)
-                reason = FinishReason.STOP if is_stop else FinishReason.ABORT
-                replica.send_tokens(request, empty(), (), reason)
-                replica.finish(request, reason)
+                self._end_asking(event.client_id, event.message)
+            case _:
+                assert_never(event.message)
+
+    def _end_asking(self, client_id: ClientId, message: AbortRequest | StopRequest) -> None:
+        """End a request or hint, unless the client means an earlier one of this name."""
+        replica = self._replica
+        asked = client_id, message.asking
+        hint = replica.hints.get(message.request_id)
+        if hint is not None and (hint.client_id, hint.asking) == asked:
+            abort_hint(replica, hint)
+        request = replica.requests.get(message.request_id)
+        if request is not None and (request.client_id, request.submit.asking) == asked:
+            is_stop = isinstance(message, StopRequest)
+            reason = FinishReason.STOP if is_stop else FinishReason.ABORT
+            replica.send_tokens(request, empty(), (), reason)
+            replica.finish(request, reason)
+
+    def _on_client_gone(self, event: events.ClientGone) -> None:
+        replica = self._replica
+        requests = [r for r in replica.requests.values() if r.client_id == event.client_id]
+        for request in requests:
+            replica.drop(request)
+        drop_hints(replica, event.client_id)
+
+    def _on_rank_attached(self, event: events.RankAttached, now_s: float) -> None:
+        replica = self._replica
+        lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
+        if event.rank in lane.attached:
+            self._lose_rank(event.rank, now_s)
+        attached = AttachedRank(
+            connection=event.connection, incarnation=event.incarnation, pid=event.pid
+        )
+        lane.attach(event.rank, attached)
+        replica.tell_host(ProcessDrained(pid=event.pid))
+
+        # Whoever waits on a lane without ranks can be served here.
+        for other in replica.lanes:
+            if lane.is_attached and not other.is_attached:
+                move_waiting(replica, other, now_s)
 
     def _is_current(self, event: events.RankMessage | events.RankLost) -> bool:
         """The event belongs to the link by which its rank is attached."""
@@ -248,13 +259,14 @@ class SchedulerCore:
                 assert_never(event.message)
 
     def _lose_rank(self, rank: int, now_s: float) -> None:
-        """A rank is gone and its lane's L1 with it: its requests wait again, with all tokens known
-        so far.
-        """
+        """A rank is gone and its lane's L1 with it: its requests wait again, with their tokens."""
         replica = self._replica
         lane = replica.lanes[rank // self.settings.ranks_per_lane]
         replica.counters.count(Count.LOST_RANKS)
         abandon_transfers(replica, lane)
+
+        # A request that ends every rank it runs on must not do so for ever. Suspects run one at a
+        # time, so the last loss can be nobody else's doing.
         for request in list(lane.running.values()):
             request.note_loss()
             if request.num_losses > MAX_LOSSES:
@@ -265,16 +277,19 @@ class SchedulerCore:
                 replica.fail(request, FailureKind.ENGINE_DEAD, text)
             else:
                 replica.requeue(request)
+
         lane.lose_ranks()
         move_waiting(replica, lane, now_s)
 
     def _expire(self, now_s: float) -> None:
-        """Some times have come: end overdue requests, look at waiting ones."""
+        """End requests whose deadline has passed, and look again at those that waited until now."""
         replica = self._replica
         for entry in replica.timers.take_due(now_s):
             request = None if entry is None else replica.requests.get(entry[0])
+            # The name may belong to a later request by now.
             if entry is None or request is None or request.serial != entry[1]:
                 continue
+
             if request.deadline_s is not None and request.deadline_s <= now_s:
                 text = (
                     f"deadline_s of {request.submit.deadline_s:g} passed after "
@@ -293,31 +308,35 @@ class SchedulerCore:
                 self._condemn_late_ranks(lane, now_s)
 
     def _condemn_late_ranks(self, lane: Lane, now_s: float) -> None:
-        """A rank may not take for ever over the oldest step or copy of its lane; before its first
-        step it may.
+        """End the ranks that take too long over the oldest step or copy of their lane.
+
+        Before a lane's first step they may take for ever: kernels are compiled and graphs captured.
         """
         replica = self._replica
-        patience_s = self.settings.step_deadline_s
-        late: list[tuple[float, str, set[int]]] = []
-        step = next(iter(lane.in_flight.steps.values()), None)
-        if step is not None:
-            step_patience_s = max(
-                patience_s, 10 * replica.prefill_rate.predict_s(step.num_tokens, now_s)
-            )
-            late.append((step.started_s + step_patience_s, f"step {step.step}", step.waiting_ranks))
-        copy = next(iter(lane.in_flight.transfers.values()), None)
-        if copy is not None and copy.sent_s is not None:
-            late.append(
-                (copy.sent_s + patience_s, f"transfer {copy.transfer_id}", copy.waiting_ranks)
-            )
-        due_s, what, ranks = min(late, key=lambda entry: entry[0])
+        due_s, what, ranks = self._next_due(lane, now_s)
         is_late = lane.is_warm and due_s <= now_s
-        again_s = due_s if lane.is_warm and not is_late else now_s + patience_s
-        if lane.alarm.advance(again_s, now_s):
-            replica.wake_at(again_s)
-        if not is_late:
-            return
-        for rank in sorted(ranks):
+
+        # Ranks that are condemned now, or may take for ever, are looked at again after a while.
+        look_again_s = now_s + self.settings.step_deadline_s
+        if lane.is_warm and not is_late:
+            look_again_s = due_s
+        if lane.alarm.advance(look_again_s, now_s):
+            replica.wake_at(look_again_s)
+
+        for rank in sorted(ranks) if is_late else ():
             incarnation = lane.attached[rank].incarnation
             reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
             replica.emit(KillRank(rank=rank, incarnation=incarnation, reason=reason))
+
+    def _next_due(self, lane: Lane, now_s: float) -> tuple[float, str, set[int]]:
+        """Of a lane's oldest step and oldest copy the one due first: when, its name, its ranks."""
+        dues: list[tuple[float, str, set[int]]] = []
+        step, copy = lane.in_flight.oldest_step, lane.in_flight.oldest_transfer
+        if step is not None:
+            predicted_s = self._replica.prefill_rate.predict_s(step.num_tokens, now_s)
+            patience_s = max(self.settings.step_deadline_s, _PATIENCE * predicted_s)
+            dues.append((step.started_s + patience_s, f"step {step.step}", step.waiting_ranks))
+        if copy is not None and copy.sent_s is not None:
+            due_s = copy.sent_s + self.settings.step_deadline_s
+            dues.append((due_s, f"transfer {copy.transfer_id}", copy.waiting_ranks))
+        return min(dues, key=lambda due: due[0])

@@ -1,10 +1,8 @@
-"""The requests of a lane that decode: their progress in columns, so that a step is one pass and not
-an object each.
+"""The requests of a lane that decode, with their progress in columns: a step is one pass over them.
 
-A request joins once its first token is known and leaves when its run ends. While it is here its
-progress is kept here:
-`RequestState` reads it from its slot. Objects are touched where something happens: a page is full,
-a request ends.
+A request joins once its first token is known and leaves when its run ends. Meanwhile its progress
+is kept here, where `RequestState` reads it from its slot. Its own object is touched only where
+something happens: a page is full, the request ends.
 """
 
 from dataclasses import dataclass
@@ -20,9 +18,7 @@ from raydix.runtime.scheduler.request import RequestState
 _NO_STOP = -1
 """Fills the columns of stop ids; no token has it."""
 _MAX_STOP_COLUMNS = 16
-"""Everybody's row is as wide as the widest: a request with more stop ids has them in a set of its
-own.
-"""
+"""All rows are as wide as the widest: a request with more stop ids has a set of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +34,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenTokens:
-    """What became of one step's tokens, for those who still decode. Each array has one entry per
-    such request.
-    """
+    """What became of one step's tokens: in each array one entry per request that still decodes."""
 
     slots: Int32Array
     token_ids: Int32Array
@@ -55,12 +49,11 @@ class DecodeBatch:
         self._page_size = page_size
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
-        """Counts joinings; 0 where nobody is. What was planned for an earlier one is not for this
-        one.
-        """
+        """The number of the joining that has the slot; 0: free. Rows are planned for one joining."""
         self._num_joined = 0
         self._slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         """Who is here, in order of slots."""
+
         self._num_prompt: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sampled: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_known: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
@@ -68,27 +61,26 @@ class DecodeBatch:
         self._min_output: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_paged: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         """Tokens for which the block table has room."""
+
         self._stop_ids: NDArray[np.int32] = np.full((num_slots, 1), _NO_STOP, dtype=np.int32)
         self._has_stops = False
         """Some slot has stop ids, or had when the last request joined."""
         self._long_stops: dict[int, frozenset[int]] = {}
         """By slot: the stop ids of those that have too many for the columns."""
+
         self._askings = np.zeros(num_slots, dtype=np.int64)
         self._client_of: dict[ClientId, int] = {}
         self._clients: list[ClientId] = []
         self._client_numbers: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+
         self._fresh: NDArray[np.int32] = np.zeros((num_slots, max(page_size, 16)), dtype=np.int32)
         """Known tokens that the request's own bytes do not have yet."""
         self._num_fresh: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._num_sure = 0
-        """Steps for which each of them surely has a place for its next token, and another one to
-        sample.
-        """
+        """Steps for which every request surely has a page to write to and a token to sample."""
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    # Who is here ----------------------------------------------------------------------------------
 
     def join(self, request: RequestState) -> None:
         """A running request has its first token and samples one with each row from now on."""
@@ -98,15 +90,18 @@ class DecodeBatch:
         self._stamps[slot] = self._num_joined
         self._requests[slot] = request
         self._slots = np.flatnonzero(self._stamps).astype(np.int32)
+
         self._num_prompt[slot] = request.num_prompt
         self._num_sampled[slot] = request.num_sampled
         self._num_known[slot] = request.num_output
         self._max_output[slot] = request.max_tokens
         self._min_output[slot] = request.submit.sampling.min_tokens
+
         self._num_fresh[slot] = 0
         self._askings[slot] = request.submit.asking
         self._client_numbers[slot] = self._client_number(request.client_id)
         self._set_stop_ids(slot, request.submit.stop_token_ids)
+
         self.table_grew(slot, len(request.table))
         self._num_sure = 0
         request.join(self)
@@ -131,8 +126,6 @@ class DecodeBatch:
     def table_grew(self, slot: int, num_pages: int) -> None:
         """The block table of a request has so many pages, more than before."""
         self._num_paged[slot] = num_pages * self._page_size
-
-    # Queries --------------------------------------------------------------------------------------
 
     def num_sampled(self, slot: int) -> int:
         """Output tokens of a request that were planned."""
@@ -164,11 +157,10 @@ class DecodeBatch:
         )
         return slots[lacks].tolist() if lacks.any() else []
 
-    # A step ---------------------------------------------------------------------------------------
-
     def plan(self) -> DecodeRows | None:
-        """One row for everybody who has a place for its next token and has not sampled its last;
-        None if nobody has.
+        """One row for each request with a place for its next token and one left to sample.
+
+        None if there is no such request.
         """
         slots = self._slots
         if not len(slots):
@@ -260,6 +252,7 @@ class DecodeBatch:
             raise AccountingError(
                 f"requests decode in slots {present}; the columns say {self._slots.tolist()}"
             )
+
         for slot in present:
             request = self.request(slot)
             num_steps = self._num_paged[slot] - self._num_prompt[slot] - self._num_sampled[slot] + 1
@@ -267,11 +260,13 @@ class DecodeBatch:
                 raise AccountingError(
                     f"slot {slot} has room for {num_steps} steps; {self._num_sure} are sure"
                 )
+
             room = len(request.table) * self._page_size
             if request.slot != slot or self._num_paged[slot] != room:
                 raise AccountingError(
                     f"slot {slot} has room for {self._num_paged[slot]} tokens; its table for {room}"
                 )
+
             if not 1 <= self._num_known[slot] <= self._num_sampled[slot] <= self._max_output[slot]:
                 figures = (
                     f"{self._num_known[slot]} of {self._num_sampled[slot]} of "

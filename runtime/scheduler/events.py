@@ -14,8 +14,6 @@ from raydix.runtime.messages.client import (
 from raydix.runtime.messages.host import FromHost, ToHost
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 
-# Events -------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMessage:
@@ -34,8 +32,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAttached:
-    """A GPU actor said hello: it holds no request, its L1 is empty and none of its copies is in
-    flight.
+    """A GPU actor said hello: its L1 is empty, it holds no request and no copy is in flight.
 
     An earlier connection of the rank, if any, counts as lost. The same process may say hello again.
     """
@@ -57,9 +54,7 @@ class RankMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLost:
-    """A GPU actor's link closed. Its process may still be copying until it has exited or said hello
-    anew.
-    """
+    """A GPU actor's link closed. Until it exits or says hello anew it may still be copying."""
 
     rank: int
     connection: ConnectionId
@@ -67,9 +62,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAttached:
-    """HostMemory said hello. An earlier connection, if any, counts as lost, whether or not its
-    process died.
-    """
+    """HostMemory said hello. An earlier connection counts as lost, if its process lives or not."""
 
     connection: ConnectionId
 
@@ -96,9 +89,7 @@ class FlushL1:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackUpL1:
-    """The engine is about to stop: under `write_back`, copy to L2 what no request holds and L2
-    lacks.
-    """
+    """The engine is about to stop: under `write_back`, copy to L2 what it lacks of L1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,20 +112,13 @@ Event = (
 )
 
 
-# Effects ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPlan:
-    """Send a plan to every rank of a lane. Every plan is answered by one `StepResult` per rank, in
-    order.
-    """
+    """Send a plan to every rank of a lane; each answers with one `StepResult`, in order."""
 
     lane: int
     connections: tuple[ConnectionId, ...]
-    """Of the lane's ranks, in order: a plan is for whom it was made for, and for nobody who
-    attached since.
-    """
+    """The links of the lane's ranks, in order. Whoever attaches later does not get the plan."""
     plan: StepPlan
 
 
@@ -148,9 +132,7 @@ class SendHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendClient:
-    """Send news of one request to its client; the shell merges the deltas of a turn into one frame
-    per client.
-    """
+    """Send news of one request to its client; the shell merges a turn's news into one frame."""
 
     client_id: ClientId
     delta: RequestDelta
@@ -158,9 +140,7 @@ class SendClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTokens:
-    """Send one more token of each of these requests to their client, which knows them by their
-    askings.
-    """
+    """Send one more token of each of these requests to their client, by their askings."""
 
     client_id: ClientId
     askings: Int64Array

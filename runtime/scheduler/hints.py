@@ -1,9 +1,8 @@
-"""Prefetch hints: bring to L2 what L3 has of a prompt before a request asks for it. Nothing is
-computed.
+"""Prefetch hints: bring to L2 what L3 has of a prompt before a request asks for it.
 
-A hint is a lookup without a request. It goes after the requests everywhere: its keys are hashed
-when theirs are, few hints are looked up at a time, and HostMemory reads for them when no request's
-pages wait.
+Nothing is computed. A hint is a lookup without a request. It goes after the requests everywhere:
+its keys are hashed when theirs are, few hints are looked up at a time, and HostMemory reads for
+them when no request's pages wait.
 """
 
 from raydix.ids import ClientId
@@ -36,6 +35,7 @@ def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) ->
         delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
         replica.emit(SendClient(client_id=client_id, delta=delta))
         return
+
     replica.add_hint(
         PrefetchHint(
             asking=message.asking,
@@ -54,9 +54,11 @@ def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None
     if replica.is_in_use(message.request_id):
         text = f"request_id {message.request_id!r} is in use; expected a new one."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+
     refusal = refuse_prefetch(message, replica.settings)
     if refusal is not None:
         return refusal
+
     if len(replica.hints) >= _MAX_HINTS:
         text = (
             f"{_MAX_HINTS} prefetches wait, which is the most. Try again in {_RETRY_AFTER_S:g} s."
@@ -68,9 +70,7 @@ def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None
 
 
 def look_up_hints(replica: Replica, num_pages: int, now_s: float) -> None:
-    """Compute at most `num_pages` keys of hints, oldest first, and look up those whose keys are
-    known.
-    """
+    """Hash at most `num_pages` keys of hints, oldest first, and look up those that are done."""
     num_looked_up = sum(hint.prefetch.is_pending for hint in replica.hints.values())
     for hint in list(replica.hints.values()):
         if num_looked_up >= _MAX_LOOKED_UP:
@@ -94,14 +94,13 @@ def look_up_hints(replica: Replica, num_pages: int, now_s: float) -> None:
 
 
 def end_hint(replica: Replica, hint: PrefetchHint, missed: PageSource) -> None:
-    """Tell the client where the prompt's pages were; `missed`: why those did not come of which
-    nothing is known.
-    """
+    """Tell the client where the prompt's pages were; `missed`: why pending ones did not come."""
     hint.prefetch.give_up(missed)
     sources = hint.prefetch.sources
     num_cached = next(
         (page for page, source in enumerate(sources) if source > PageSource.L3), len(sources)
     )
+
     ranges = attribute(
         hint.chain.num_prompt,
         hint.prefetch,
@@ -110,6 +109,7 @@ def end_hint(replica: Replica, hint: PrefetchHint, missed: PageSource) -> None:
         num_loaded_pages=num_cached,
         num_left_pages=0,
     )
+
     replica.counters.count_end(FinishReason.PREFETCH)
     _answer(replica, hint, FinishReason.PREFETCH, total_by_source(ranges))
 

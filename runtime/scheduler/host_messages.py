@@ -35,9 +35,7 @@ _NARROWED_FRACTION = 0.125
 
 
 def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
-    """HostMemory is there, new or again. What was granted or leased over an earlier connection is
-    void.
-    """
+    """HostMemory is there, new or again. Grants and leases of an earlier connection are void."""
     if replica.host.connection is not None:
         on_host_lost(replica)
     replica.host.attach(connection)
@@ -46,9 +44,7 @@ def on_host_attached(replica: Replica, connection: ConnectionId) -> None:
 
 
 def on_host_lost(replica: Replica) -> None:
-    """Go on without L2: nothing waits for it any more. Copies in flight go on and are acknowledged
-    as ever.
-    """
+    """Go on without L2: nothing waits for it any more. Copies in flight are still acknowledged."""
     replica.counters.count(Count.LOST_HOSTS)
     for lease_id in list(replica.host.leases):
         _give_up_lease(replica, lease_id)
@@ -81,7 +77,7 @@ def _give_up_load(replica: Replica, lane: Lane, load: Load) -> None:
 def tell_if_drained(replica: Replica) -> None:
     """Once no older copy is in flight on any lane, a HostMemory that attached may grant pages."""
     host = replica.host
-    # A rank says hello when its copies have ended, so a missing rank may still be copying.
+    # A rank says hello once its copies have ended: one that is missing may still be copying.
     if (
         host.connection is None
         or host.is_drained
@@ -93,9 +89,9 @@ def tell_if_drained(replica: Replica) -> None:
     )
     if any(transfer.host_connection != host.connection for transfer in transfers):
         return
+
     host.note_drained()
-    # It may have been told of a death whose process then said hello, while nobody could tell it
-    # that.
+    # A rank may have said hello while no HostMemory was attached: tell this one that it lives.
     for lane in replica.lanes:
         for rank in lane.attached.values():
             replica.tell_host(ProcessDrained(pid=rank.pid))
@@ -105,6 +101,7 @@ def tell_if_drained(replica: Replica) -> None:
 def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
     """Take a report of the HostMemory that is attached."""
     replica.host.hear()
+
     match message:
         case PagesGranted():
             replica.host.stock(message)
@@ -147,9 +144,7 @@ def _on_lookup_progress(replica: Replica, report: LookupProgress) -> None:
 
 
 def _repeat_lookup(replica: Replica, request: RequestState) -> None:
-    """L2 had no room for some pages of a request that L3 may have: it is looked up once more, in
-    its turn.
-    """
+    """If L2 had no room for pages that L3 may have, look them up once more, in their turn."""
     prefetch = request.prefetch
     if not prefetch.count(PageSource.NO_HOST_PAGE):
         return
@@ -198,9 +193,7 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
 
 
 def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> PageIds | None:
-    """GPU pages for what was leased; None if nobody waits for this lease any more, or nothing was
-    leased.
-    """
+    """GPU pages for what was leased; None if that is nothing, or nobody waits for it any more."""
     num_leased = num_pages_of(message.host_page_ids)
     request, promotion = wanted.request, wanted.promotion
     page_ids: PageIds | None = None
@@ -238,9 +231,7 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
 
 
 def time_out_host(replica: Replica, now_s: float) -> None:
-    """Past its deadline HostMemory counts as silent: the engine runs as if it had no L2 until it is
-    heard again.
-    """
+    """Past its deadline HostMemory counts as silent: there is no L2 until it is heard again."""
     late = replica.host.unanswered.overdue(replica.settings.lookup_deadline_s, now_s)
     if not late:
         return
@@ -270,8 +261,10 @@ def abandon_transfers(replica: Replica, lane: Lane) -> None:
     current = replica.host.connection
     lost_backups = [backup for backup in backups if backup.host_connection == current]
     lost_leases = [load.lease_id for load in loads if load.host_connection == current]
+
     for load in lane.in_flight.ready_loads:
         replica.release_lease(load.lease_id, load.host_connection)
+
     if lost_backups or lost_leases:
         replica.tell_host(
             AbandonPages(

@@ -1,6 +1,4 @@
-"""What the Scheduler knows of L2: a mirror of its keys, granted pages, and leases that were asked
-for.
-"""
+"""What the Scheduler knows of L2: a mirror of its keys, granted pages, and wanted leases."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -23,9 +21,9 @@ from raydix.runtime.scheduler.transfers import Promotion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWanted:
-    """Who asked for a lease: a promotion, or else run `run` of a request. The asker itself, as
-    names may come again.
+    """Who asked for a lease: a promotion, or else run `run` of a request.
 
+    The asker itself, for its name may come again.
     Its answer is stale if the request has ended or is in another run, or the promotion waits for
     another lease or none.
     """
@@ -41,11 +39,10 @@ class LeaseWanted:
 
 
 class HostView:
-    """Owns: the Scheduler's hints about HostMemory. Only a lease is truth.
+    """Owns: what the Scheduler believes of HostMemory. Only a lease is certain.
 
-    HostMemory is usable while it is attached and answers. After it was lost, copies that it ordered
-    may still be in flight; `drained` tells the new one when they are not, and only then does it
-    grant pages.
+    HostMemory is usable while it is attached and answers. After one was lost, copies to and from
+    its pages may still be in flight; the next one grants pages once it is told that they are not.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -54,15 +51,13 @@ class HostView:
         """The link that it is attached by; what an earlier one granted or leased is void."""
         self.is_silent = False
         self.has_storage: bool | None = None
-        """Whether L3 is in use; None until HostMemory has said so. Without L3 nobody waits for
-        pages on their way.
-        """
+        """L3 is in use; None until HostMemory has said so. Without L3 nobody waits for pages."""
         self.leases: dict[LeaseId, LeaseWanted] = {}
         """Leases asked for and not yet answered."""
         self.unanswered: Unanswered[LeaseId | LookupId] = Unanswered()
         """Leases and lookups of which nothing was heard yet."""
         self.is_drained = False
-        """It was told that no copy ordered over an earlier connection is in flight."""
+        """It was told that no copy of an earlier connection is in flight."""
         self._mirrors: list[set[bytes]] = [set() for _ in range(num_groups)]
         self._stocks: list[deque[tuple[int, int]]] = [deque() for _ in range(num_groups)]
 
@@ -133,8 +128,8 @@ class HostView:
         return all(short in mirror for mirror in self._mirrors)
 
     def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
-        """How many pages of a group from `start` on, without a gap and before `stop`, are READY in
-        L2 as far as is known.
+        """A group's pages in [start, stop) that are READY in L2, as far as is known, up to the first
+        gap.
         """
         mirror = self._mirrors[group]
         for index in range(start, stop):
@@ -143,9 +138,7 @@ class HostView:
         return stop - start
 
     def mirror(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
-        """Follow HostMemory's changes; returns what became READY and what was dropped, in halves of
-        keys.
-        """
+        """Follow HostMemory's changes; returns short keys of what became READY and was dropped."""
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
         self._mirrors[update.group].difference_update(dropped)

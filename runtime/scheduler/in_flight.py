@@ -1,6 +1,5 @@
 """What a lane's ranks were sent and have not all acknowledged: plans, loads and backups."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,21 +17,18 @@ MAX_TRANSFER_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """One row of a plan in flight that is not of the decode batch. `output_position`: None if it
-    samples nothing.
-    """
+    """One row of a plan in flight that is not of the decode batch."""
 
     request: RequestState
     run: int
     num_computed: int
     output_position: int | None
+    """None: it samples nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepInFlight:
-    """A plan that was sent and not yet acknowledged by all ranks. `result` is that of the lane's
-    first rank.
-    """
+    """A plan that was sent and not yet acknowledged by all ranks."""
 
     step: int
     decodes: DecodeRows | None
@@ -44,6 +40,7 @@ class StepInFlight:
     """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
     result: StepResult | None = None
+    """Of the lane's first rank."""
 
     @property
     def num_decodes(self) -> int:
@@ -79,10 +76,18 @@ class InFlight:
         """Steps with rows."""
         return sum(step.num_rows > 0 for step in self.steps.values())
 
+    @property
+    def oldest_step(self) -> StepInFlight | None:
+        """The step that the ranks work on."""
+        return next(iter(self.steps.values()), None)
+
+    @property
+    def oldest_transfer(self) -> Load | Backup | None:
+        """The copy that was sent first."""
+        return next(iter(self.transfers.values()), None)
+
     def new_transfer_id(self) -> TransferId:
-        """An id for a load or backup. It travels as int32: after 2^31 ids they start over, past
-        those in use.
-        """
+        """An id for a load or backup; ids travel as int32, so after 2^31 they start over."""
         while True:
             self._num_transfers = self._num_transfers % MAX_TRANSFER_ID + 1
             transfer_id = TransferId(self._num_transfers)
@@ -138,13 +143,13 @@ class InFlight:
 
     def take_done_step(self, now_s: float) -> StepInFlight | None:
         """The oldest plan, if every rank has done it; the next one runs from now on."""
-        oldest = next(iter(self.steps.values()), None)
+        oldest = self.oldest_step
         if oldest is None or oldest.waiting_ranks:
             return None
 
         del self.steps[oldest.step]
-        for following in itertools.islice(self.steps.values(), 1):
-            following.started_s = now_s
+        if self.oldest_step is not None:
+            self.oldest_step.started_s = now_s
         return oldest
 
     def acknowledge_transfer(

@@ -71,10 +71,9 @@ class L1:
         priority: int,
         now_s: float,
     ) -> Insertion:
-        """Enter the pages of a chain that follow `lock` into the tree, which keeps its own where
-        it has some already.
-        """
+        """Enter pages of a chain that follow `lock`; where the tree has a page it keeps its own."""
         start, stop = lock.num_pages, lock.num_pages + num_pages_of(page_ids)
+
         return self.tree.insert(
             lock,
             chain.packed_pages(start, stop),

@@ -46,12 +46,14 @@ class Lane:
         self.index = index
         self.settings = settings
         self.waiting = WaitingQueue(settings)
+
         self.attached: dict[int, AttachedRank] = {}
         """By rank."""
         self.is_warm = False
         """The ranks have done a step: from now on one may not take for ever."""
         self.alarm = Alarm()
         """For the deadline of the oldest step or copy."""
+
         self._host = host
         self._counters = counters
         self._reset()
@@ -62,6 +64,7 @@ class Lane:
         self.l1 = L1(self.settings, self.backups)
         self.promotions = Promotions(self.settings, self.l1, self.waiting)
         self.in_flight = InFlight(self.ranks)
+
         num_slots = self.settings.max_running_requests
         self.running: dict[RequestId, RequestState] = {}
         """Admitted requests: those in `batch` decode, those in `prefilling` do not."""
@@ -124,9 +127,7 @@ class Lane:
         self.attached[rank] = attached
 
     def lose_ranks(self) -> None:
-        """A rank is gone, and L1 with it. No request runs here any more; the other ranks will say
-        hello anew.
-        """
+        """A rank is gone and L1 with it; no request runs here. The others will say hello anew."""
         # Leases of promotions may still be answered: the pages that they were for are gone by then.
         for name in self.promotions.names:
             self.promotions.end(name)
@@ -135,9 +136,7 @@ class Lane:
         self._reset()
 
     def admit(self, request: RequestState, lock: Lock, table: BlockTable, now_s: float) -> None:
-        """A waiting request takes a slot and holds the pages of `lock`, which `table` names with
-        others that it got.
-        """
+        """A waiting request takes a slot and holds `lock`; `table` also names pages to load."""
         self.waiting.discard(request)
         self.promotions.end(request.request_id)
         request.begin_run(heapq.heappop(self._free_slots), lock, table, now_s)
@@ -145,9 +144,7 @@ class Lane:
         self._lead(request)
 
     def start_decoding(self, request: RequestState) -> None:
-        """A request has its first token: it goes on in the batch, unless each of its tokens brings
-        more than itself.
-        """
+        """A request has its first token: it goes on in the batch, unless it wants logprobs."""
         if request.batch is not None or request.submit.sampling.num_logprobs is not None:
             return
         del self.prefilling[request.request_id]
@@ -184,13 +181,12 @@ class Lane:
         self.promotions.give_way(num_pages)
 
     def allocate(self, num_pages: int) -> PageIds | None:
-        """Take free pages, evicting as needed; promotions give way. None if they are not free yet."""
+        """Take pages, evicting as needed; promotions give way. None if they are not free yet."""
         self.give_way(num_pages)
         return self.l1.allocate(num_pages)
 
     def publish(self, request: RequestState, now_s: float) -> list[NewPage]:
-        """Put the request's full computed pages into the tree; returns keys and ids of the pages
-        that are new there.
+        """Put the request's full computed pages into the tree; returns those new to it.
 
         Where the tree already held a page, the request's duplicate is released and its table points
         at the tree's.
@@ -254,9 +250,7 @@ class Lane:
             )
 
     def _lead(self, request: RequestState) -> None:
-        """Tell others which page the request computes or loads next, so that a shared prefix is
-        computed once.
-        """
+        """Let others wait for the page that this request brings next: it is computed once."""
         page = request.num_held_pages
         has_more = page < request.chain.num_prompt_pages
         self.waiting.lead(request.request_id, request.chain.key(page) if has_more else None)
@@ -287,11 +281,13 @@ class Lane:
         taken = self.backups.take()
         if not any(keys for keys, _ in taken):
             return None
+
         connection = self._host.connection
         assert connection is not None, "an attached HostMemory has granted the pages"
         grants = [
             self._host.take_pages(group, len(page_ids)) for group, (_, page_ids) in enumerate(taken)
         ]
+
         return Backup(
             transfer_id=self.in_flight.new_transfer_id(),
             page_ids=tuple([int32_array(page_ids) for _, page_ids in taken]),
@@ -314,6 +310,7 @@ class Lane:
         for transfer in transfers:
             self.l1.pools.hold(transfer.page_ids)
         self.in_flight.send_transfers(transfers, now_s)
+
         step = self.l1.start_step()
         self.in_flight.send_step(step, decodes, rows, num_tokens=num_tokens, now_s=now_s)
         return step
@@ -339,6 +336,7 @@ class Lane:
         """Raise AccountingError unless the lane's parts agree with its requests."""
         self.waiting.check()
         self.batch.check()
+
         private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
         private += self.promotions.num_part_pages
         pools, tree = self.l1.pools, self.l1.tree
@@ -348,9 +346,11 @@ class Lane:
             f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
             f"{tree.num_locks} locks, {len(self.in_flight.transfers)} transfers"
         )
+
         num_locks = len(self.running) + len(self.promotions)
         self.l1.check(num_private=private, num_locks=num_locks, figures=figures)
         self._check_requests(figures)
+
         if not self.waiting.requests.keys() >= set(self.promotions.names):
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
         num_held = tuple(map(self.in_flight.num_held_pages, range(pools.num_groups)))
@@ -365,10 +365,12 @@ class Lane:
             raise AccountingError(
                 f"{len(self.batch)} decode and {len(self.prefilling)} prefill: {figures}"
             )
+
         outdated = {name for name in decoding if self.running[name].table.has_unsent}
         if not outdated <= self._changed_tables.keys():
             raise AccountingError(
                 f"the device is not to hear of {len(outdated)} changed block tables: {figures}"
             )
+
         if len(self._free_slots) + len(self.running) != self.settings.max_running_requests:
             raise AccountingError(f"slots are lost: {len(self._free_slots)} free; {figures}")

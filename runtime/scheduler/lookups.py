@@ -1,6 +1,4 @@
-"""What was asked of HostMemory about chains of pages, whose turn it is to ask, and what is not
-answered yet.
-"""
+"""Lookups of chains in L2 and L3: which are open, whose turn is next, what is unanswered."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ Id = TypeVar("Id")
 Asker = RequestState | PrefetchHint
 """For whom a chain is looked up."""
 Pages = Sequence[bytes]
-"""Of a chain, by as much of their keys as the mirror of L2 has."""
+"""Pages of a chain, by their short keys."""
 
 
 class Unanswered(Generic[Id]):
@@ -70,8 +68,7 @@ class Unanswered(Generic[Id]):
 
 
 class Lookups:
-    """Owns: which lookups are open and for whom, who is to ask next, and the pages of L2 that they
-    claim.
+    """Owns: which lookups are open and for whom, who is next, and which pages of L2 they claim.
 
     What comes from L3 takes room in L2 until its request has loaded it, and that room belongs to
     those whose turn is next: lookups are sent in the order of the queue while the pages that they
@@ -80,9 +77,7 @@ class Lookups:
     """
 
     def __init__(self) -> None:
-        """A HostMemory that is new, or was lost, knows of no lookup: with each the owner starts
-        anew.
-        """
+        """For one HostMemory: the next one knows of no lookup."""
         self._max_claimed_pages = 0
         self._open: dict[LookupId, Asker] = {}
         self._turns = Turns()
@@ -92,9 +87,7 @@ class Lookups:
         """By page: how many requests claim it."""
         self._num_ended = 0
         self._retries_after: dict[RequestId, int] = {}
-        """How many claims had ended when a lookup found no room: asking again before another has is
-        in vain.
-        """
+        """How many claims had ended when a lookup found no room: until more have, it is in vain."""
         self._blocked: tuple[RequestId, int] | None = None
         """Who was first and did not fit, and how many claims had ended then."""
 
@@ -140,9 +133,7 @@ class Lookups:
         self._turns.put(request, key)
 
     def enqueue_again(self, request: RequestState, pages: Pages, key: OrderKey) -> bool:
-        """L2 had no room for a request's pages. False: no other claim ends before its turn, so it
-        is in vain.
-        """
+        """L2 had no room for a request's pages. False: no other claim will end before its turn."""
         if not self._may_others_end(request.request_id):
             return False
         self._retries_after[request.request_id] = self._num_ended
@@ -196,6 +187,7 @@ class Lookups:
             raise AccountingError(
                 f"{len(self._num_claims)} pages are claimed; the claims name {len(counted)}"
             )
+
         due = {request.request_id for request in self._turns}
         if (
             due != self._wanted.keys()
@@ -211,9 +203,7 @@ class Lookups:
         return not num_new or len(self._num_claims) + num_new <= self._max_claimed_pages
 
     def _may_others_end(self, name: RequestId) -> bool:
-        """Some other claim will end by itself: its request does not wait for another turn to be
-        looked up.
-        """
+        """Some other claim will end by itself: its request does not wait for a turn again."""
         return any(other != name and other not in self._wanted for other in self._claims)
 
     def _claim(self, name: RequestId, pages: Pages) -> None:

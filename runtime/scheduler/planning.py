@@ -56,7 +56,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
             lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.pools.num_free)
 
     loads = _take_loads(replica, lane)
-    # A plan with copies alone waits while rows are in flight: the next one with rows takes them.
+    # While rows are in flight, backups wait for the next rows: they need no plan of their own.
     backups = _take_backups(lane) if draft.has_rows or not num_row_steps else []
     if not draft.has_rows and not loads and not backups:
         return None
@@ -76,6 +76,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
 
 
 def _draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    """Rows of those that decode, then of those that compute their prompt, then of new ones."""
     _draft_decodes(replica, lane, draft)
     _draft_prefills(replica, lane, draft, now_s)
     admitted = admit_waiting(replica, lane, now_s, draft.budget_tokens)
@@ -120,10 +121,9 @@ def _make_room(lane: Lane, num_pages: int) -> None:
 
 
 def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
-    """Make room for later chunks, too: what is evicted while a step is in flight is in quarantine
-    until that has ended.
+    """Make room for later chunks, too: what is evicted now is free when their step comes.
 
-    What L2 does not hold (yet) stays as long as it can.
+    What L2 does not hold, or not yet, stays as long as it can.
     """
     pools, tree = lane.l1.pools, lane.l1.tree
     while (num_lacking := num_pages - pools.num_available) > 0:
@@ -139,14 +139,16 @@ def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
-    """Give a decoding request its next page; if none can come free, the worst request is retracted."""
+    """Give a decoding request its next page; if none can come free, the worst one is retracted."""
     while True:
         pages = lane.allocate(1)
         if pages is not None:
             lane.extend_table(request, pages)
             return
+        # Pages in quarantine will be free soon: the request waits a step for them.
         if lane.l1.pools.has_quarantined or lane.l1.tree.num_evictable_pages:
             return
+
         running = [
             other
             for other in lane.running.values()
@@ -154,6 +156,7 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
         ]
         if len(running) < 2:
             return
+
         victim = _choose_victim(running)
         _retract(replica, victim)
         if victim is request:
@@ -171,22 +174,18 @@ def _retract(replica: Replica, request: RequestState) -> None:
 
 
 def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
-    """Rows of those that are not in the batch: first single tokens, which everybody waits for, then
-    chunks.
-    """
-    waiting = list(lane.prefilling.values())
-    _draft_rows_of(
-        replica, lane, draft, [request for request in waiting if request.num_to_plan == 1], now_s
-    )
-    _draft_rows_of(
-        replica, lane, draft, [request for request in waiting if request.num_to_plan > 1], now_s
-    )
+    """Rows of those that are not in the batch: single tokens first, as they take no budget."""
+    requests = list(lane.prefilling.values())
+    single = [request for request in requests if request.num_to_plan == 1]
+    longer = [request for request in requests if request.num_to_plan > 1]
+    _draft_rows_of(replica, lane, draft, single, now_s)
+    _draft_rows_of(replica, lane, draft, longer, now_s)
 
 
 def _draft_rows_of(
     replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float
 ) -> None:
-    """One row of as many tokens as the budget and the free pages allow for each of these requests."""
+    """One row for each of these requests, as long as the budget and the free pages allow."""
     size = replica.settings.page_size
     for request in requests:
         is_decode = request.num_to_plan == 1
@@ -196,6 +195,7 @@ def _draft_rows_of(
         load_id = _load_to_wait_for(replica, request, num_tokens, now_s)
         if num_tokens <= 0 or load_id is None:
             continue
+
         missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
         if missing > 0:
             _evict_ahead(replica, lane, lane.prompt_pages_to_come())
@@ -203,20 +203,21 @@ def _draft_rows_of(
             if pages is None:
                 continue
             lane.extend_table(request, pages)
+
         _add_row(draft, request, num_tokens, load_id)
         if not is_decode:
             draft.budget_tokens -= -(-num_tokens // size) * size
 
 
 def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
-    """How many of its tokens this step computes; a chunk that is not the last ends on a page
-    boundary.
-    """
+    """How many tokens this step computes; a chunk that is not the last ends with a page."""
     settings = replica.settings
     if request.num_to_plan <= draft.budget_tokens:
         return request.num_to_plan
     if not settings.chunked_prefill:
+        # A prompt beyond the budget has a step of its own.
         return request.num_to_plan if draft.budget_tokens == settings.prefill_budget_tokens else 0
+
     size = settings.page_size
     return (request.num_planned + draft.budget_tokens) // size * size - request.num_planned
 
@@ -224,8 +225,10 @@ def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
 def _load_to_wait_for(
     replica: Replica, request: RequestState, num_tokens: int, now_s: float
 ) -> int | None:
-    """-1: nothing to wait for. The load's id: it will end within the row's own compute. None: too
-    early.
+    """The load that the row waits for layer by layer; -1: none. None: the row is not sent yet.
+
+    A row is sent once its load will end within the row's own compute: before that it would only
+    hold up what is queued behind it.
     """
     load = request.load
     if load is None:
@@ -233,11 +236,11 @@ def _load_to_wait_for(
     if load.sent_s is None:
         return None
     num_bytes = load.num_pages * replica.loaded_page_bytes
+
     remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
     early_s = (
         remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
     )
-
     # Less than the clock can tell is not early: it would be woken now, and now again, for ever.
     due_s = now_s + early_s
     if due_s <= now_s:
@@ -254,11 +257,13 @@ def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int)
     added = request.introduce()
     if added is not None:
         draft.added.append(added)
+
     _send_table(draft, request)
     position = request.plan_row(num_tokens)
     draft.rows.append(
         PlannedRow(request=request, run=request.run, num_computed=end, output_position=position)
     )
+
     write_start = max(start, min(request.write_start, end))
     draft.row_columns.append(
         (
@@ -306,9 +311,7 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> list[Int32Array]:
 
 
 def _row_columns(draft: Draft) -> list[Int32Array]:
-    """Slots, starts, numbers of tokens, write starts, output positions and loads of all rows, the
-    batch's first.
-    """
+    """The columns `row_*` of the plan, in their order; the rows of the batch come first."""
     decodes = draft.decodes
     if decodes is None:
         return _columns(list(draft.row_columns), 6)
@@ -317,6 +320,7 @@ def _row_columns(draft: Draft) -> list[Int32Array]:
     if not draft.row_columns:
         return batch
     columns = _columns(list(draft.row_columns), 6)
+
     return [frozen(np.concatenate(pair)) for pair in zip(batch, columns, strict=True)]
 
 
@@ -341,6 +345,7 @@ def _finish(
     lane: Lane, draft: Draft, step: int, loads: list[Load], backups: list[Backup]
 ) -> StepPlan:
     slots, starts, counts, write_starts, outputs, row_loads = _row_columns(draft)
+
     removed = lane.take_removed_slots()
     return StepPlan(
         step=step,

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 _KEEP_S = 30.0
-"""What was not observed for this long drifts back to the start values."""
+"""After so long without an observation the prediction drifts back to the start values."""
 _MIN_START_WEIGHT = 0.02
 """The start values always count a little: observations of one size alone make no line."""
 _MIN_SLOPE = 0.25
-"""No unit is believed to take less than so much of what it takes by the start rate."""
+"""The least that a unit is believed to take, as a part of what it takes by the start rate."""
 
 
 @dataclass(slots=True)
@@ -51,8 +51,7 @@ class _Sums:
 
 
 class TimePredictor:
-    """A line through what was observed of late: some time for each piece of work, and some for each
-    of its units.
+    """A line through recent observations: some time per piece of work, and some per unit of it.
 
     A large observation outweighs older ones; small ones add up, and tell of the time that does not
     depend on the size. So steps of 16 tokens say little about the time per token, and large loads
@@ -60,8 +59,9 @@ class TimePredictor:
     """
 
     def __init__(self, start_rate: float, *, full_amount: float, weight: float = 0.3) -> None:
-        """`start_rate`: units per second before anything is observed. `weight`: how much less older
-        observations count after one of `full_amount` units, or several that add up to it.
+        """`start_rate`: units per second, believed before anything is observed.
+
+        Observations that add up to `full_amount` units make older ones count by `weight` less.
         """
         self._start_slope = 1.0 / start_rate
         self._full_amount = full_amount
@@ -100,15 +100,11 @@ class TimePredictor:
         return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)
 
     def _start_weight_at(self, now_s: float) -> float:
-        """How much the start values count: the less the more was observed, and again as that is
-        forgotten.
-        """
+        """How much the start values count: less with each observation, more as those fade."""
         return 1.0 - (1.0 - self._start_weight) * self._kept(now_s)
 
     def _line(self, now_s: float) -> tuple[float, float]:
-        """Seconds for a piece of work, and for each unit of it: least squares, neither below what
-        can be.
-        """
+        """Seconds for a piece of work, and for each unit of it: least squares, within bounds."""
         start = self._start.scaled(self._start_weight_at(now_s))
         sums = start.plus(self._observed.scaled(self._kept(now_s)))
         mean_amount, mean_s = sums.amount / sums.weight, sums.seconds / sums.weight

@@ -1,6 +1,4 @@
-"""What is known of a request's pages in L2 and L3, and how long it waits for those on their way.
-Pure.
-"""
+"""What is known of a request's pages in L2 and L3, and how long it waits for those on their way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,21 +27,17 @@ class PrefetchState:
     """Owns: what HostMemory has said about a request's chain."""
 
     sources: bytes = b""
-    """One `PageSource` per full page of the prompt, before the first report L1 or PENDING; empty
-    without a lookup.
-    """
+    """One `PageSource` per full page of the prompt; empty if it was never looked up."""
     state: LookupState = LookupState.CLOSED
     lookup_id: LookupId | None = None
-    """The latest lookup, until HostMemory is told that nobody wants what it brought, or those pages
-    are leased.
-    """
+    """The latest lookup, until what it brought is leased or not wanted any more."""
     has_report: bool = False
     first_runnable_s: float | None = None
     """When the request would have been admitted but for its pages on their way."""
     alarm: Alarm = field(default_factory=Alarm)
     """For the time at which the request waits no longer."""
     _earlier: bytes = b""
-    """Sources of an earlier lookup, which brought some pages and found no room for others."""
+    """What an earlier lookup said, which brought some pages and found no room for others."""
 
     @property
     def is_pending(self) -> bool:
@@ -51,9 +45,7 @@ class PrefetchState:
         return self.state is not LookupState.CLOSED
 
     def make_due(self, num_l1_pages: int, num_pages: int) -> None:
-        """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent; nothing is
-        known yet.
-        """
+        """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent."""
         self.sources = _unknown(num_l1_pages, num_pages)
         self.state = LookupState.DUE
 
@@ -106,14 +98,15 @@ class PrefetchState:
         return [page for page, source in enumerate(self.sources) if source in sources]
 
     def arrival_source(self, page: int, found: PageSource) -> PageSource:
-        """The tier that held a page on arrival. `found`: the tier that has it now, which counts for
-        what came later.
+        """The tier that held a page when the request arrived; `found`: the one that has it now.
+
+        A page that came later counts for the tier that has it now.
         """
         if page >= len(self.sources):
             return found
         source = PageSource(self.sources[page])
-        # The mirror shows an arrived page before its report: what L2 lacked at the first report is
-        # PENDING.
+        # The mirror shows a page as soon as it has arrived, its report comes later: a page that
+        # was PENDING in a report has come from L3.
         if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
             return PageSource.L3
         return source if source <= PageSource.L3 else found
@@ -145,12 +138,12 @@ def _keep_brought(earlier: bytes, later: bytes) -> bytes:
 def prefetch_deadline_s(
     settings: PrefetchSettings, *, first_runnable_s: float, pending_tokens: int, recompute_s: float
 ) -> float | None:
-    """The time from which a runnable request no longer waits for its prefetch; None: it waits until
-    all is there.
+    """When a runnable request stops to wait for its prefetch; None: not before all is there.
 
     `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`:
     predicted time to compute the `pending_tokens` instead.
     """
+
     match settings.strategy:
         case PrefetchStrategy.BEST_EFFORT:
             return first_runnable_s

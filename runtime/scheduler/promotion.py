@@ -1,5 +1,4 @@
-"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded while the rest is on
-its way.
+"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded ahead of the rest.
 
 A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
 ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
@@ -58,8 +57,7 @@ class Promotions:
         return promotion if promotion is not None and promotion.load is load else None
 
     def start(self, request: RequestState, lock: Lock, num_l2_pages: int) -> Promotion | None:
-        """Take L1 pages for the next part of a waiting request: what follows `lock` in L2, if that
-        is enough for large copies.
+        """Take L1 pages for what follows `lock` in L2, if that is enough for large copies.
 
         The promotion takes over `lock`; None: there is none.
         """
@@ -122,8 +120,6 @@ class Promotions:
             self._l1.withdraw(promotion.lock)
 
     def give_way(self, num_pages: int) -> None:
-        """End promotions, newest first, until `num_pages` pages are free, will be, or can be
-        evicted.
-        """
+        """End promotions, newest first, until so many pages are or can be made free."""
         while self._promotions and self._l1.num_loadable_pages < num_pages:
             self.end(next(reversed(self._promotions)))

@@ -1,5 +1,6 @@
-"""Which requests are refused on arrival, and why. Pure: what a client sends may be anything of the
-right types.
+"""Which requests are refused on arrival, and why.
+
+What a client sends may be anything of the right types.
 """
 
 import math
@@ -26,12 +27,14 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
     num_prompt = len(message.token_ids)
     if num_prompt == 0:
         return _bad("the prompt has no tokens; expected at least one.")
+
     if message.max_tokens is not None and message.max_tokens < 1:
         text = (
             f"max_tokens is {message.max_tokens}; expected at least 1, or None for the rest of "
             f"the context."
         )
         return _bad(text)
+
     if num_prompt >= settings.max_model_len:
         text = (
             f"the prompt has {num_prompt} tokens; expected at most {settings.max_model_len - 1}, "
@@ -39,6 +42,7 @@ def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> Reque
             "one generated token. Shorten it or raise model.max_model_len."
         )
         return RequestFailure(kind=FailureKind.PROMPT_TOO_LONG, message=text)
+
     wrong = (
         _wrong_prompt(message.token_ids, settings)
         or _wrong_limits(message)
@@ -54,12 +58,14 @@ def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> Req
         return _bad(
             f"the prompt has {num_prompt} tokens; expected 1 to {settings.max_model_len - 1}."
         )
+
     if not settings.prefix_caching or not settings.has_host_memory:
         text = (
             "a prefetch brings pages to L2, which this engine does without. Set cache.l2 and "
             "cache.prefix_caching."
         )
         return _bad(text)
+
     wrong = _wrong_prompt(message.token_ids, settings)
     return None if wrong is None else _bad(wrong)
 
@@ -81,8 +87,8 @@ def _wrong_prompt(token_ids: Int32Array, settings: SchedulerSettings) -> str | N
 
 
 def _wrong_limits(message: SubmitRequest) -> str | None:
-    # NaN is neither: compared as below it is refused, and never gets among the times that wake the
-    # Scheduler.
+    # Written so that NaN is refused, too: among the times that wake the Scheduler it would upset
+    # their order.
     if message.deadline_s is not None and not 0 < message.deadline_s < math.inf:
         return (
             f"deadline_s is {message.deadline_s}; expected a positive number of seconds, or None "
@@ -97,16 +103,19 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
     sampling = message.sampling
     if not 0 <= sampling.seed <= _MAX_SEED:
         return f"seed is {sampling.seed}; expected 0 to {_MAX_SEED}."
+
     if sampling.num_logprobs is not None and not 0 <= sampling.num_logprobs <= settings.vocab_size:
         return (
             f"num_logprobs is {sampling.num_logprobs}; expected 0 to {settings.vocab_size}, or "
             f"None."
         )
+
     if sampling.top_k < 0 or sampling.min_tokens < 0:
         return (
             f"top_k is {sampling.top_k} and min_tokens {sampling.min_tokens}; expected neither "
             f"below 0."
         )
+
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),
         ("masked_until_min_tokens", sampling.masked_until_min_tokens),

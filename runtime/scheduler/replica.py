@@ -1,6 +1,4 @@
-"""Everything that the Scheduler's decisions share: requests, lanes, the view of L2, learned rates,
-and the outbox.
-"""
+"""What the Scheduler's decisions share: requests, lanes, the view of L2, rates, the outbox."""
 
 import itertools
 from collections import OrderedDict
@@ -50,13 +48,16 @@ class Replica:
         self.lanes = [
             Lane(index, settings, self.host, self.counters) for index in range(settings.num_lanes)
         ]
+
         self.requests: dict[RequestId, RequestState] = {}
         self.hashing: dict[RequestId, RequestState] = {}
         """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Oldest first."""
+
         self.lookups = Lookups()
         self.timers = Timers()
+
         self.prefill_rate = TimePredictor(
             settings.start_prefill_tokens_per_s, full_amount=settings.prefill_budget_tokens
         )
@@ -64,6 +65,7 @@ class Replica:
             settings.start_load_bytes_per_s,
             full_amount=settings.start_load_bytes_per_s * _FULL_LOAD_S,
         )
+
         self.explained: OrderedDict[RequestId, dict[str, object]] = OrderedDict()
         self._lane_of_session: OrderedDict[str, int] = OrderedDict()
         """The lane that served a session last."""
@@ -116,9 +118,7 @@ class Replica:
             self._lane_of_session.popitem(last=False)
 
     def wake_at(self, time_s: float, request: RequestState | None = None) -> None:
-        """Something is to be decided at this time, even if no event comes before: about a request,
-        or in general.
-        """
+        """Look at a request, or at all that is late, at this time even if no event comes before."""
         self.timers.add(time_s, None if request is None else (request.request_id, request.serial))
 
     def tell_host(self, message: ToHost) -> None:
@@ -129,9 +129,7 @@ class Replica:
     def ask_lease(
         self, request: RequestState, start: int, stop: int, promotion: Promotion | None = None
     ) -> None:
-        """Ask HostMemory for the host pages of a request's pages [start, stop), for its promotion
-        or else for its run.
-        """
+        """Ask for the host pages of pages [start, stop), for a request's promotion or its run."""
         lease_id = LeaseId(next(self._ids))
         wanted = LeaseWanted(request=request, run=request.run, promotion=promotion)
         self.host.want_lease(lease_id, wanted)
@@ -175,9 +173,7 @@ class Replica:
         self.emit(SendClient(client_id=request.client_id, delta=delta))
 
     def finish(self, request: RequestState, reason: FinishReason) -> None:
-        """End a request well. Its computed pages stay cached; its last delta was or is sent by the
-        caller.
-        """
+        """End a request well: its pages stay cached. The caller sends the client the last news."""
         self.counters.count_end(reason)
         self._end(request)
 
@@ -213,8 +209,7 @@ class Replica:
         return len(self.hashing) + sum(len(lane.waiting) for lane in self.lanes)
 
     def requeue(self, request: RequestState) -> None:
-        """Take an admitted request off its lane and let it wait again, with all tokens known so
-        far.
+        """Let an admitted request give back what it holds and wait again, with its known tokens.
 
         Where its prompt came from stays as it was at its first admission.
         """
@@ -237,8 +232,7 @@ class Replica:
         return found.num_pages - num_l1_pages
 
     def want_lookup(self, request: RequestState, num_l1_pages: int, num_l2_pages: int) -> None:
-        """Have HostMemory asked for a waiting request's chain, if there is one to ask: at once, or
-        in its turn if L3 may help.
+        """Have a waiting request looked up: at once, or in its turn if L3 may have some of it.
 
         L1 holds the first pages of its prompt, L2, as far as is known, the next ones.
         """
@@ -287,8 +281,9 @@ class Replica:
         return askers
 
     def cancel_lookup(self, asker: Asker) -> None:
-        """Nobody waits for pages from L3 for this chain any more, nor are those kept that are not
-        leased. What a request claims of L2 stays claimed.
+        """Nobody waits for this lookup any more; pages that it brought are kept no longer.
+
+        What a request claims of L2 stays claimed.
         """
         lookup_id = asker.prefetch.lookup_id
         if lookup_id is not None:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from raydix.runtime.scheduler.decodes import DecodeBatch
 
 MAX_LOSSES = 2
-"""A request that was running when so many ranks were lost, and has sampled nothing since, may be
-what ends them: it runs beside no other such request, and one more loss is its end.
+"""Ranks that may be lost under a request between two of its tokens.
+
+After so many it may be what ends them: it runs beside no other such request, and one more loss is
+its end.
 """
 
 
@@ -72,15 +74,18 @@ class RequestState:
         self.arrival_s = now_s
         self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
         self.max_tokens = max_tokens
+
         self.chain = Chain(submit.token_ids, cache_salt=submit.cache_salt, page_size=page_size)
         self.num_prompt = self.chain.num_prompt
         self.prefetch = PrefetchState()
+
         self.lane = 0
         self.phase = Phase.WAITING
         self.run = 0
         """Counts admissions: rows of an earlier run are ignored."""
         self.num_losses = 0
         """Ranks that were lost under it since its last token."""
+
         self.sources: dict[str, int] | None = None
         """Prompt tokens by where they came from; None until the first admission is complete."""
         self.source_ranges: list[tuple[int, int, PageSource]] = []
@@ -88,6 +93,7 @@ class RequestState:
         self.first_token_s: float | None = None
         self.batch: DecodeBatch | None = None
         """The batch that it decodes with."""
+
         self._is_reported = False
         """The client has seen `sources`."""
         self._num_counted_pages = 0
@@ -134,9 +140,7 @@ class RequestState:
         self.phase = Phase.LEASING
 
     def start_from(self, num_cached: int) -> None:
-        """It runs, and so many of its tokens have cached keys and values; the last known token is
-        computed in any case.
-        """
+        """It runs, with so many tokens cached; the last known token is computed in any case."""
         self.phase = Phase.RUNNING
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
@@ -154,8 +158,9 @@ class RequestState:
         self.source_ranges, self.sources = ranges, tokens_by_source
 
     def forget_sources(self) -> None:
-        """Its load brought nothing: where its prompt comes from is seen at its next admission,
-        unless the client was told.
+        """Its load brought nothing: its next admission says anew where its prompt comes from.
+
+        Unless the client was told.
         """
         if not self._is_reported:
             self.sources = None
@@ -168,7 +173,7 @@ class RequestState:
         return self.sources or {PageSource.CANCELLED.label: self.num_prompt}
 
     def wait_for_load(self, load: Load) -> None:
-        """A load brings pages of its table: what is computed on top of it counts once it is done."""
+        """A load brings pages of its table: rows on top of them count once it is done."""
         self.load = load
 
     def defer(self, outcome: RowOutcome) -> None:
@@ -207,9 +212,7 @@ class RequestState:
         )
 
     def plan_row(self, num_tokens: int) -> int | None:
-        """A row computes the next tokens. Returns the output position that it samples; None: it
-        samples nothing.
-        """
+        """A row computes the next tokens; returns the output position that it samples, if any."""
         self._num_planned += num_tokens
         if self._num_planned < self.num_target:
             return None
@@ -265,7 +268,7 @@ class RequestState:
 
     @property
     def num_planned(self) -> int:
-        """Tokens whose keys and values are in plans that were sent: all but the last if it decodes."""
+        """Tokens whose keys and values are in plans that were sent."""
         return self._num_planned if self.batch is None else self.num_target - 1
 
     @property

@@ -1,6 +1,4 @@
-"""What an acknowledged step or transfer means: new tokens, published pages, released leases, ended
-requests.
-"""
+"""What an acknowledged step or transfer means: tokens, published pages, ended leases, endings."""
 
 from typing import assert_never
 
@@ -136,9 +134,7 @@ def apply_outcome(
     outcome: RowOutcome,
     now_s: float,
 ) -> None:
-    """Take the outcome of a row that is not of the batch: publish full pages, pass the token on,
-    perhaps end it.
-    """
+    """Take the outcome of a row that is not of the batch: pages to publish, a token, the end."""
     assert request.batch is None, "what decodes is taken by the batch"
     request.finish_row(outcome.num_computed)
     num_full = request.num_computed // replica.settings.page_size
@@ -228,9 +224,7 @@ def _finish_load(replica: Replica, lane: Lane, load: Load, now_s: float) -> None
 
 
 def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> None:
-    """The pages that a running request waited for are there, and what was computed on top of them
-    counts.
-    """
+    """The pages that a running request waited for are there: rows on top of them count now."""
     run = request.run
     deferred = request.finish_load()
     replica.lookups.end_claim(request)

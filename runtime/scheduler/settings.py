@@ -15,14 +15,13 @@ from raydix.runtime.config.policies import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchSettings:
-    """`cap_at_recompute`: the timeout also ends when computing the missing tokens would have taken
-    as long.
-    """
+    """How long a request waits for pages from L3."""
 
     strategy: PrefetchStrategy = PrefetchStrategy.TIMEOUT
     base_s: float = 1.0
     per_1k_tokens_s: float = 0.25
     cap_at_recompute: bool = True
+    """Wait no longer than it would take to compute the missing tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +42,24 @@ class SchedulerSettings:
     prefill_budget_tokens: int = 2048
     """Prompt tokens per step, charged in whole pages."""
     chunked_prefill: bool = True
-    """False: a prompt is computed in one step; the budget bounds a step, but its first prompt is
-    always admitted.
-    """
+    """False: a prompt is computed in one step, if need be beyond the budget."""
     policy: SchedulingPolicy = SchedulingPolicy.LPM
     eviction: EvictionPolicy = EvictionPolicy.LRU
     prefix_caching: bool = True
     has_host_memory: bool = True
     launch_s: float = 0.0
-    """Host time to enqueue a step that waits for a load: it is sent so much sooner."""
+    """Host time to enqueue a step: one that waits for a load is sent so much earlier."""
     min_part_bytes: int = 8 << 20
-    """Pages from L3 go on to L1 while others are awaited once they are so many: smaller copies are
-    slow ones.
-    """
+    """Pages from L3 go on to L1 while others are awaited, in copies of at least this size."""
     load: LoadPolicy = LoadPolicy.ALWAYS
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     write_threshold: int = 2
     prefetch: PrefetchSettings = PrefetchSettings()
     lookup_deadline_s: float = 0.05
-    """HostMemory counts as silent when it has not answered for so long."""
+    """HostMemory counts as silent once it has owed an answer for so long."""
     step_deadline_s: float = 30.0
     ageing_s: float = 10.0
-    """Who arrives in a later span of so many seconds starts one priority level behind for each."""
+    """A request starts one priority level behind for every so many seconds that it comes later."""
     start_prefill_tokens_per_s: float = 50_000.0
     start_load_bytes_per_s: float = 10e9
 

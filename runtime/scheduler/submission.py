@@ -18,17 +18,18 @@ from raydix.runtime.scheduler.request import RequestState
 
 _RETRY_AFTER_S = 1.0
 _MAX_HASHED_PAGES = 1024
-"""Page keys computed per event: a long prompt holds nobody up."""
+"""Page keys that are hashed per event, so that a long prompt holds nobody up."""
 
 
 def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s: float) -> None:
-    """Queue a request on the lane that should answer it soonest, or refuse it with a typed failure."""
+    """Queue a request, or refuse it with a typed failure."""
     failure = _refusal(replica, message)
     if failure is not None:
         replica.counters.count_failure(failure.kind)
         delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
         replica.emit(SendClient(client_id=client_id, delta=delta))
         return
+
     room = replica.settings.max_model_len - len(message.token_ids)
     max_tokens = room if message.max_tokens is None else min(message.max_tokens, room)
     request = RequestState(
@@ -39,6 +40,7 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
         page_size=replica.settings.page_size,
         now_s=now_s,
     )
+
     replica.counters.count(Count.PROMPT_TOKENS, request.num_prompt)
     if request.deadline_s is not None:
         replica.wake_at(request.deadline_s, request)
@@ -47,9 +49,7 @@ def submit(replica: Replica, client_id: ClientId, message: SubmitRequest, now_s:
 
 
 def _adopt_keys(replica: Replica, request: RequestState) -> None:
-    """What L1 holds of the prompt was hashed before: a long chat costs the keys of its new pages
-    alone.
-    """
+    """Take the keys of what L1 holds of the prompt: of a long chat only new pages are hashed."""
     if replica.settings.prefix_caching and replica.lanes:
         matches = [lane.match(request.chain) for lane in replica.lanes]
         longest = max(matches, key=lambda match: match.num_pages)
@@ -57,10 +57,9 @@ def _adopt_keys(replica: Replica, request: RequestState) -> None:
 
 
 def enqueue_hashed(replica: Replica, now_s: float) -> None:
-    """Compute page keys of new requests, oldest first, a bounded number per event, and queue those
-    that are done.
+    """Hash page keys of new requests, oldest first, and queue those that are done.
 
-    What is left of that number is for hints.
+    The number per event is bounded; what is left of it is for hints.
     """
     num_left = _MAX_HASHED_PAGES
     for request in list(replica.hashing.values()):
@@ -78,7 +77,7 @@ def enqueue_hashed(replica: Replica, now_s: float) -> None:
 
 
 def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
-    """Queue a lane's waiting requests anew: it has lost its ranks, or another lane has got some."""
+    """Queue a lane's waiting requests anew: its ranks are lost, or another lane has some now."""
     for request in list(lane.waiting.requests.values()):
         lane.promotions.end(request.request_id)
         replica.cancel_lookup(request)
@@ -105,9 +104,11 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
             f"have one made."
         )
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)
+
     refusal = refuse_request(message, settings)
     if refusal is not None:
         return refusal
+
     num_waiting = replica.num_waiting
     if num_waiting >= settings.max_waiting_requests:
         text = (
@@ -122,8 +123,9 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
 
 
 def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple[Match, Lane]:
-    """The lane with the least predicted time to first token; ties go to the session's lane, the
-    longest prefix.
+    """The lane with the least predicted time to first token.
+
+    Ties go to the session's lane, then to the longest prefix, then to the fewest requests.
     """
     lanes = [lane for lane in replica.lanes if lane.is_attached] or replica.lanes
     if not lanes:
@@ -154,6 +156,7 @@ def _predict_prefill_s(
     settings = replica.settings
     size = settings.page_size
     num_l2_pages = replica.count_l2_pages(request, num_l1_pages)
+
     load_s = replica.load_rate.predict_s(num_l2_pages * replica.loaded_page_bytes, now_s)
     recompute_s = replica.prefill_rate.predict_s(num_l2_pages * size, now_s)
     match settings.load:
@@ -163,5 +166,6 @@ def _predict_prefill_s(
             reuse_s = recompute_s
         case LoadPolicy.AUTO:
             reuse_s = min(load_s, recompute_s)
+
     num_missing = request.num_tokens - (num_l1_pages + num_l2_pages) * size
     return reuse_s + replica.prefill_rate.predict_s(num_missing, now_s)

@@ -8,7 +8,7 @@ from collections import Counter
 from raydix.ids import RequestId
 
 _MIN_FORGOTTEN = 64
-"""Fewer entries of requests that have ended are not worth sorting the others anew."""
+"""Entries of requests that have ended are removed when they are so many, at least."""
 _Who = tuple[RequestId, int] | None
 
 
@@ -50,9 +50,7 @@ class Timers:
         return len(self._heap)
 
     def add(self, time_s: float, request: _Who = None) -> None:
-        """At `time_s`, look at a request, named by id and serial number, or at everything that has
-        a time.
-        """
+        """At `time_s`, look at a request, named by id and serial, or at everything that is late."""
         heapq.heappush(self._heap, (time_s, next(self._numbers), request))
         if request is not None:
             self._num_entries[request] += 1

@@ -1,6 +1,4 @@
-"""Loads and backups between L1 and L2 that are waiting to be sent or acknowledged, and pages loaded
-ahead.
-"""
+"""Loads and backups between L1 and L2, and what is loaded ahead for a waiting request."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -17,9 +15,7 @@ from raydix.runtime.scheduler.timers import Alarm
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """Page copies that are acknowledged as a whole, by every rank of the lane. `page_ids` are held
-    until then.
-    """
+    """Page copies that every rank of the lane acknowledges as a whole; their pages are held."""
 
     transfer_id: TransferId
     page_ids: PageIds
@@ -52,9 +48,7 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class Load(Transfer):
-    """L2 to L1, for a request or its promotion. Until it is acknowledged its pages are used only
-    behind its event.
-    """
+    """L2 to L1, for a request or its promotion. Only rows that wait for it may use its pages."""
 
     lease_id: LeaseId
     request_id: RequestId
@@ -72,8 +66,7 @@ class Backup(Transfer):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Promotion:
-    """What has come from L3 for a waiting request goes on to L1 while the rest is on its way, one
-    part at a time.
+    """What has come from L3 for a waiting request goes on to L1, one part at a time.
 
     `lock` keeps in L1 what the request matches there. A promotion gives way to whoever needs its
     pages.

@@ -13,18 +13,17 @@ from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _Key = TypeVar("_Key")
 OrderKey = tuple[int, int, float, int]
-"""Level, pages to be computed less, arrival, serial number: no two requests have the same."""
+"""Level, cached pages (negative), arrival, serial number: no two requests have the same."""
 
 
 def order_key(
     request: RequestState, settings: SchedulerSettings, num_cached_pages: int
 ) -> OrderKey:
-    """Where a request stands among those that wait; smaller goes first. A pure function, for each
-    policy.
+    """Where a request stands among those that wait; the smallest goes first.
 
-    Levels age by arriving: who came a whole `ageing_s` later starts one level behind, so nobody is
-    overtaken for ever and no key changes while time passes. Within a level `lpm` prefers long
-    matches, `fcfs` early arrivals.
+    A request that comes a whole `ageing_s` later starts one level behind, so nobody is overtaken
+    for ever, and no key changes while time passes. Within a level `lpm` prefers long matches,
+    `fcfs` early arrivals.
     """
     level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
     num_preferred = num_cached_pages if settings.policy is SchedulingPolicy.LPM else 0
@@ -32,7 +31,10 @@ def order_key(
 
 
 class Turns:
-    """Owns: some requests in their order. A list: with 10,000 entries a change takes microseconds."""
+    """Owns: some requests in their order.
+
+    It is a list: with 10,000 entries a change takes microseconds.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[OrderKey, RequestState]] = []
@@ -77,20 +79,22 @@ class WaitingQueue:
         self.requests: dict[RequestId, RequestState] = {}
         """All that wait, parked or not, in order of arrival on this lane."""
         self.num_tokens = 0
-        """Of all that wait: what is to be computed or loaded for them, as far as was known when
-        they came.
-        """
+        """To be computed or loaded for all that wait, as far as was known when they came."""
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
         self._turns = Turns()
+
         self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}
         self._lacks: dict[RequestId, bytes] = {}
-        """The page that a request lacks first, by as much of its key as the mirror of L2 has."""
+        """The page that a request lacks first, by its short key."""
+
         self._followers: dict[RequestId, dict[RequestId, RequestState]] = {}
         self._leaders: dict[RequestId, RequestId] = {}
         """Who computes or loads the page that a parked request waits for."""
+
         self._grown: dict[RequestId, RequestState] = {}
         """Those whose match has grown since their place was chosen, first come first."""
+
         self._leader_of: dict[PageKey, RequestId] = {}
         """Which admitted request or promotion computes or loads a page next."""
         self._led: dict[RequestId, PageKey] = {}
@@ -108,9 +112,7 @@ class WaitingQueue:
         self._turns.put(request, self._keys[request.request_id])
 
     def place(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
-        """Choose a waiting request's place anew: so much of it is in L1 and L2, and this page is
-        not.
-        """
+        """Choose a waiting request's place anew, by how much of it is in L1 and L2."""
         key = self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
         self._grown.pop(request.request_id, None)
         self._lack(request, lacks)
@@ -167,9 +169,7 @@ class WaitingQueue:
             self.wake(request)
 
     def page_came(self, key: bytes) -> None:
-        """L1 or L2 has a page that they may have lacked. At least the first 16 bytes of its key are
-        given.
-        """
+        """L1 or L2 has a page that they may have lacked, by its key or short key."""
         for request in self._lacking.pop(key[:MIRROR_KEY_BYTES], {}).values():
             del self._lacks[request.request_id]
             if self._settings.policy is SchedulingPolicy.LPM:
@@ -177,8 +177,9 @@ class WaitingQueue:
             self.wake(request)
 
     def lead(self, leader: RequestId, key: PageKey | None) -> None:
-        """A request or promotion of this lane computes or loads this page next, unless another one
-        does; None: no page that others may wait for.
+        """A request or promotion brings this page next, unless another one does.
+
+        None: it brings no page that others may wait for.
         """
         former = self._led.pop(leader, None)
         if former is not None:
@@ -200,21 +201,19 @@ class WaitingQueue:
         return self._leader_of.get(key)
 
     def leader_stopped(self, leader: RequestId) -> None:
-        """A request computes or loads no more, or something else: who waited for its pages looks
-        again.
-        """
+        """A request brings no more pages, or others: whoever waited for it looks again."""
         for request in list(self._followers.get(leader, {}).values()):
             self.wake(request)
 
     def check(self) -> None:
-        """Raise AccountingError unless each waiting request has its turn or is parked, and all
-        counts agree.
-        """
+        """Raise AccountingError unless the counts and all places and turns agree."""
         figures = f"{len(self.requests)} requests wait, {len(self._turns)} have their turn"
+
         if self.num_tokens != sum(self._work.values()) or self._work.keys() != self.requests.keys():
             raise AccountingError(
                 f"{self.num_tokens} tokens of {len(self._work)} requests are counted: {figures}"
             )
+
         if (
             self._keys.keys() != self.requests.keys()
             or not self._grown.keys() <= self.requests.keys()
@@ -222,6 +221,7 @@ class WaitingQueue:
             raise AccountingError(f"places are kept of requests that do not wait: {figures}")
         if any(self.requests.get(request.request_id) is not request for request in self._turns):
             raise AccountingError(f"a request that does not wait here has a turn: {figures}")
+
         lacking = {name: key for key, requests in self._lacking.items() for name in requests}
         following = {
             name: leader for leader, requests in self._followers.items() for name in requests
