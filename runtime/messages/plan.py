@@ -87,7 +87,6 @@ class StepPlan:
     """
 
     step: int
-    placement_version: int = 0
     removed_slots: Int32Array = field(default_factory=empty)
     added: tuple[AddedRequest, ...] = ()
     tables: tuple[TableChanges, ...] = ()
