@@ -128,7 +128,7 @@ def publish_parts_when_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def never_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that wait for L3 keep the pages that were loaded ahead for them, whoever needs them."""
+    """Requests that wait for L3 keep what was loaded ahead for them, whoever needs the pages."""
     monkeypatch.setattr(Lane, "give_way", lambda self, num_pages: None)
 
 
@@ -233,7 +233,7 @@ def first_failing_seed(workload: Workload) -> int | None:
 
 
 def find(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some seed finds the mutant, and the engine without it passes that seed and those before it."""
+    """Some seed finds the mutant; without it that seed and those before it pass."""
     case.world(monkeypatch)
     with monkeypatch.context() as mutated:
         case.mutant(mutated)

@@ -4,17 +4,19 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raydix.ids import AskingId, ClientId, ConnectionId, LeaseId, LookupId, RequestId
+from raydix.ids import AskingId, ClientId, ConnectionId, LookupId, RequestId
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import AbortRequest, StopRequest, SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
+from raydix.runtime.messages.host import PageSource
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from tests.runtime.scheduler.host_stand_in import HostStandIn
+from tests.runtime.scheduler.keys import mirror_keys
 
 BASE = SchedulerSettings(
     layout=KvLayout(
@@ -36,25 +38,19 @@ CLIENT = ClientId("client")
 GREEDY = DeviceSampling(seed=0)
 
 
-def mirror_keys(keys: bytes) -> bytes:
-    """The first half of each key, as the mirror of L2 holds them."""
-    return b"".join(keys[i : i + MIRROR_KEY_BYTES] for i in range(0, len(keys), KEY_BYTES))
-
-
 @dataclass(slots=True)
 class Answer:
-    """What the client has heard of one request. `ending` is a finish reason or the kind of a
-    failure.
-    """
+    """What the client has heard of one request."""
 
     tokens: list[int] = field(default_factory=list)
     sources: dict[str, int] | None = None
     ending: str | None = None
+    """A finish reason, or the kind of a failure."""
     retry_after_s: float = 0.0
 
 
 class CoreDriver:
-    """A core, its ranks and clients, and a stand-in for HostMemory with unlimited pages and no L3."""
+    """A core, its ranks and clients, and a stand-in for HostMemory."""
 
     def __init__(
         self,
@@ -69,14 +65,16 @@ class CoreDriver:
         self.settings = replace(BASE, layout=layout, **changes)
         self.core = SchedulerCore(self.settings)
         self.now_s = 0.0
+
         self.plans: list[deque[StepPlan]] = [deque() for _ in range(self.settings.num_lanes)]
         self.to_host: deque[Any] = deque()
         self.answers: dict[str, Answer] = {}
         self.endings: list[str] = []
         """Names of requests in the order of their ends."""
         self.kills: list[events.KillRank] = []
-        self.ready: set[bytes] = set()
-        self.leases: dict[LeaseId, int] = {}
+
+        self._host = HostStandIn()
+        self.ready, self.leases = self._host.ready, self._host.leases
         self._copies: list[list[int]] = [[] for _ in range(self.settings.num_lanes)]
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
         self._rows: dict[tuple[int, int], dict[str, int]] = {}
@@ -85,14 +83,14 @@ class CoreDriver:
         self._num_connections = 0
         self._lookups: dict[str, LookupId] = {}
         self._num_requests = 0
+
         self._askings: dict[str, AskingId] = {}
         """The latest asking of each name."""
         self._num_askings = 0
         self._names_of_askings: dict[int, str] = {}
-        self._num_host_pages = 0
         self._last_submitted = ""
-        self._open_lookups: set[LookupId] = set()
         self.host_connection = ConnectionId(0)
+
         if is_attached:
             for rank in range(self.settings.num_lanes * self.settings.ranks_per_lane):
                 self.attach_rank(rank)
@@ -123,6 +121,7 @@ class CoreDriver:
                         answer.tokens.append(token)
                 case events.KillRank():
                     self.kills.append(effect)
+
         self.core.check()
 
     def _take_plan(self, lane: int, plan: StepPlan) -> None:
@@ -152,8 +151,6 @@ class CoreDriver:
         if answer.ending is not None:
             self.endings.append(delta.request_id)
 
-    # Clients and time -----------------------------------------------------------------------------
-
     def submit(
         self,
         tokens: list[int],
@@ -167,6 +164,7 @@ class CoreDriver:
         """A request arrives, a moment after the last event; returns its name."""
         self._num_requests += 1
         name = self._last_submitted = name or f"r{self._num_requests}"
+
         message = SubmitRequest(
             asking=self.new_asking(name),
             request_id=RequestId(name),
@@ -175,6 +173,7 @@ class CoreDriver:
             max_tokens=max_tokens,
             **fields,
         )
+
         self.now_s += 1e-6
         self.send(events.ClientMessage(client_id=ClientId(client), message=message))
         return name
@@ -207,8 +206,6 @@ class CoreDriver:
     def send_tick(self) -> None:
         """The core looks at everything again."""
         self.send(events.Tick())
-
-    # Ranks ----------------------------------------------------------------------------------------
 
     def attach_rank(self, rank: int, incarnation: int = 1) -> None:
         """A GPU actor says hello."""
@@ -249,8 +246,9 @@ class CoreDriver:
         return 1
 
     def step(self, lane: int = 0, *, token: int | None = None) -> StepPlan:
-        """The oldest plan is carried out in 10 ms, its copies are not. Rows sample `token`, or else
-        `token_of`.
+        """The oldest plan is carried out in 10 ms, its copies are not.
+
+        Rows sample `token`, or else `token_of`.
         """
         plan = self.plans[lane].popleft()
         self.now_s += 0.01
@@ -258,6 +256,7 @@ class CoreDriver:
         sampled = [
             self.token_of(name, position) if token is None else token for name, position in rows
         ]
+
         for rank in self._ranks(lane):
             self.report(
                 rank,
@@ -302,8 +301,6 @@ class CoreDriver:
         assert match.node is not None
         return match.node.num_hits
 
-    # HostMemory -----------------------------------------------------------------------------------
-
     def attach_host(self) -> None:
         """A HostMemory with L3 says hello; it holds nothing."""
         self.host_connection = self._next_connection()
@@ -314,8 +311,8 @@ class CoreDriver:
 
     def lose_host(self) -> None:
         """HostMemory's link closes: what it was sent is lost, and all that it held."""
-        for state in (self.to_host, self.ready, self.leases, self._open_lookups):
-            state.clear()
+        self._host.clear()
+        self.to_host.clear()
         self.send(events.HostLost(connection=self.host_connection))
         self.to_host.clear()
 
@@ -346,69 +343,20 @@ class CoreDriver:
 
     def grant(self, num_pages: int) -> None:
         """HostMemory hands out free host pages."""
-        first = self._num_host_pages
-        self._num_host_pages += num_pages
-        pages = int32_array(range(first, first + num_pages))
-        self.hear_host(host.PagesGranted(host_page_ids=pages, generations=pages))
+        self.hear_host(self._host.grant(num_pages))
 
     def host_turn(self) -> list[Any]:
         """HostMemory answers everything that it was sent; returns what that was."""
         messages = list(self.to_host)
         self.to_host.clear()
         for message in messages:
-            self._answer(message)
+            self.hear_host(*self._host.answer(message))
         return messages
 
-    def _answer(self, message: Any) -> None:
-        match message:
-            case host.Lookup():
-                sources = [
-                    PageSource.L2 if key in self.ready else PageSource.NOT_FOUND
-                    for key in self._split(message)
-                ]
-                (num_l1_pages,) = message.num_l1_pages
-                sources[:num_l1_pages] = [PageSource.L1] * num_l1_pages
-                self.report_lookup(message.lookup_id, sources)
-            case host.CancelLookup() if message.lookup_id in self._open_lookups:
-                self.report_lookup(message.lookup_id, [PageSource.CANCELLED])
-            case host.LeasePages():
-                keys = self._split(message)
-                missing = [index for index, key in enumerate(keys) if key not in self.ready]
-                num_leased = missing[0] if missing else len(keys)
-                self.leases[message.lease_id] = num_leased
-                pages = int32_array(range(1000, 1000 + num_leased))
-                self.hear_host(
-                    host.PagesLeased(
-                        lease_id=message.lease_id, host_page_ids=(pages,), generations=(pages,)
-                    )
-                )
-            case host.ReleaseLeases():
-                for lease_id in message.lease_ids:
-                    del self.leases[lease_id]
-            case host.AbandonPages():
-                for lease_id in message.lease_ids:
-                    del self.leases[lease_id]
-            case host.CommitPages():
-                self.ready.update(self._split(message))
-                self.hear_host(host.MirrorUpdate(ready=mirror_keys(message.keys)))
-                self.grant(len(message.host_page_ids))
-            case host.CopiesDrained():
-                self.grant(64)
-            case _:
-                pass
-
     def report_lookup(self, lookup: LookupId | str, sources: list[PageSource]) -> None:
-        """HostMemory reports on a chain, or on that of a request's latest lookup; final unless a
-        page is PENDING.
-        """
+        """HostMemory reports on a chain, or on that of a request's latest lookup."""
         lookup_id = self._lookups[lookup] if isinstance(lookup, str) else lookup
-        is_final = PageSource.PENDING not in sources
-        self._open_lookups.discard(lookup_id)
-        if not is_final:
-            self._open_lookups.add(lookup_id)
-        self.hear_host(
-            host.LookupProgress(lookup_id=lookup_id, sources=(bytes(sources),), is_final=is_final)
-        )
+        self.hear_host(self._host.report(lookup_id, sources))
 
     def asker_of(self, lookup_id: LookupId) -> str:
         """The request or hint that a lookup was for."""
@@ -421,9 +369,5 @@ class CoreDriver:
     def _asker(self, lookup: host.Lookup) -> str:
         """The request or hint that a lookup is for."""
         asker = self.core._replica.lookups.find(lookup.lookup_id)
-        # One that was closed by the event that opened it is that of the request which arrived with
-        # that event.
+        # One that was closed by the event that opened it belongs to the request of that event.
         return self._last_submitted if asker is None else asker.request_id
-
-    def _split(self, message: Any) -> list[bytes]:
-        return list(host.split_keys(message.keys))

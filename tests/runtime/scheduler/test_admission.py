@@ -123,6 +123,7 @@ def test_shared_prefix_is_computed_once() -> None:
     first = driver.step()
     assert driver.rows(first) == {names[0]: 1001}
     second = driver.step()
+
     assert driver.rows(second) == dict.fromkeys(names[1:], 1)
     assert all(
         driver.answers[name].sources == {"l1": 1000, "computed:partial_page": 1}
@@ -144,6 +145,7 @@ def test_request_that_waits_for_anothers_pages_computes_them_when_that_one_ends(
         driver.lose_rank(0)
         driver.attach_rank(0, incarnation=2)
     driver.run()
+
     assert driver.answers[second].ending == "length"
     assert driver.answers[first].ending == ("abort" if ending == "abort" else "length")
 
@@ -193,6 +195,7 @@ def test_predictions_are_counted_beside_what_was_measured() -> None:
     done = TransfersDone(rank=0, transfer_ids=int32_array(()), num_bytes=1_000_000, seconds=0.25)
     driver.report(0, done)
     stats = driver.core.stats()
+
     assert [
         stats[f"prefill_{part}_s"] for part in ("predicted", "measured", "error")
     ] == pytest.approx([0.016, 0.01, 0.006])
@@ -269,6 +272,7 @@ def test_duplicate_pages_are_given_back_and_the_table_points_at_the_trees() -> N
     match = driver.core._replica.lanes[0].match(request.chain)
     assert request.table.pages(0, 3)[0].tolist() == match.page_ids[0].tolist()[:3]
     driver.run()
+
     assert tree.num_cached_pages == 3, "both computed the same pages; one copy of each is left"
     assert driver.core.stats()["l1_used_pages"] == 3
     assert len(sent) > 3, "each had pages of its own"

@@ -1,4 +1,4 @@
-"""An answer names one asking: a request id that is used again is never taken for its earlier use."""
+"""An answer names one asking: a request id used again is never taken for its earlier use."""
 
 from raydix.ids import AskingId, ClientId, RequestId
 from raydix.runtime.messages.arrays import int32_array

@@ -63,6 +63,7 @@ def test_explain_gives_each_reason(reason: PageSource) -> None:
     explained = cluster.core.explain("again")  # type: ignore[arg-type]
     assert explained is not None
     ranges: Any = explained["ranges"]
+
     assert reason.label in {each["source"] for each in ranges}
     assert [each["start"] for each in ranges] == [0, *(each["end"] for each in ranges[:-1])]
     assert ranges[-1]["end"] == explained["prompt_tokens"]
@@ -71,7 +72,8 @@ def test_explain_gives_each_reason(reason: PageSource) -> None:
 @pytest.mark.parametrize("num_sharers", [2, 6])
 def test_all_that_wait_for_one_read_count_it_as_l3(num_sharers: int) -> None:
     cluster = cluster_with()
-    cluster.clock.draw = lambda mean_s: mean_s  # type: ignore[method-assign]  # no search is answered after the read
+    # No search is answered after the read.
+    cluster.clock.draw = lambda mean_s: mean_s  # type: ignore[method-assign]
     serve(cluster, "cold", PAGES)
     flush(cluster)
     names = [f"sharer-{index}" for index in range(num_sharers)]
@@ -127,6 +129,7 @@ def test_page_that_left_l1_for_l2_while_the_request_waited_counts_as_l1() -> Non
     driver.send(events.FlushL1())
     driver.report_lookup(name, [L1, L1, NOT_FOUND, NOT_FOUND])
     driver.run()
+
     assert driver.answers[name].sources == {
         "l1": 8,
         "computed:not_found": 8,

@@ -96,8 +96,6 @@ class CoreMachine(RuleBasedStateMachine):
             if expected.is_listening and (name not in answers or answers[name].ending is None)
         ]
 
-    # Clients --------------------------------------------------------------------------------------
-
     @rule(
         prefix=st.integers(0, 2),
         num_shared=st.integers(1, 30),
@@ -153,8 +151,6 @@ class CoreMachine(RuleBasedStateMachine):
             self.expected[name].is_listening = False
         self.driver.send(events.ClientGone(client_id=CLIENT))
 
-    # Ranks and copies -----------------------------------------------------------------------------
-
     @rule(lane=st.integers(0, NUM_LANES - 1), count=st.integers(1, 4))
     def step(self, lane: int, count: int) -> None:
         for _ in range(min(count, len(self.driver.plans[lane]))):
@@ -193,8 +189,6 @@ class CoreMachine(RuleBasedStateMachine):
     def wait(self, duration_s: float) -> None:
         self.driver.wait(duration_s)
 
-    # HostMemory -----------------------------------------------------------------------------------
-
     @rule()
     def host_answers(self) -> None:
         self.driver.host_turn()
@@ -224,8 +218,6 @@ class CoreMachine(RuleBasedStateMachine):
     def link_of_host_breaks(self) -> None:
         self.driver.lose_host()
         self.driver.attach_host()
-
-    # What must hold -------------------------------------------------------------------------------
 
     @invariant()
     def answers_are_exact(self) -> None:

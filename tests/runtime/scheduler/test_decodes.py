@@ -100,7 +100,11 @@ def _random_run(seed: int, **changes: Any) -> CoreDriver:
     driver = CoreDriver(
         num_pages=(draw.choice([20, 40]),), max_running_requests=draw.choice([2, 8]), **changes
     )
-    driver.token_of = lambda name, position: (7 * position + len(name)) % 5  # type: ignore[method-assign]
+
+    def token_of(name: str, position: int) -> int:
+        return (7 * position + len(name)) % 5
+
+    driver.token_of = token_of  # type: ignore[method-assign]
     for index in range(12):
         prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 20))]
         sampling = DeviceSampling(seed=0, num_logprobs=0 if draw.random() < 0.2 else None)
@@ -151,9 +155,7 @@ def test_rows_that_were_done_before_their_load_are_taken_in_order_once_it_is() -
     assert driver.answers[name].tokens == [11, 12, 13, 1, 1, 1]
 
 
-def test_a_request_whose_last_prompt_page_was_there_already_decodes_from_the_page_that_is_kept() -> (
-    None
-):
+def test_a_request_whose_last_prompt_page_was_there_decodes_from_the_one_that_is_kept() -> None:
     driver = CoreDriver()
     writer = driver.submit([1, 2, 3, 4], max_tokens=12)
     driver.step()

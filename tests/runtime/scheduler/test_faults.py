@@ -9,7 +9,8 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.keys import mirror_keys
 from tests.simulation.faults import Faults
 from tests.simulation.workload import STORAGE, Workload, run_workload
 
@@ -95,6 +96,7 @@ def test_dead_rank_leaves_its_copies_to_host_memory() -> None:
     assert backups
     driver.lose_rank(0)
     (abandoned,) = sent(driver, host.AbandonPages)
+
     assert isinstance(abandoned, host.AbandonPages)
     assert abandoned.pids == (100,)
     assert abandoned.host_page_ids.tolist() == backups[0].backups.host_page_ids.tolist()
@@ -127,6 +129,7 @@ def test_silent_host_memory_is_done_without_and_then_used_again() -> None:
     driver.to_host.clear()
     again = driver.submit(PROMPT, max_tokens=1)
     driver.run()
+
     assert driver.answers[again].sources == {"l2": 16, "computed:partial_page": 1}
 
 
@@ -267,6 +270,7 @@ def test_request_that_ends_every_rank_it_runs_on_fails_alone_and_the_others_are_
             driver.attach_rank(0, incarnation=1 + num_losses)
         else:
             driver.step()
+
     assert num_losses == 3
     assert driver.answers["killer"].ending == "EngineDead"
     assert [driver.answers[name].ending for name in names] == ["length"] * 3

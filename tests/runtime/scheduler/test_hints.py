@@ -56,6 +56,7 @@ def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:
     assert name not in driver.answers
     driver.report_lookup(name, [L1, L2, L3, NOT_FOUND])
     sources = {"l1": 4, "l2": 4, "l3": 4, "computed:not_found": 4, "computed:partial_page": 1}
+
     assert driver.answers[name].sources == sources
     assert driver.answers[name].ending == "prefetch"
     assert not driver.plans[0]

@@ -1,6 +1,7 @@
 """How requests begin and end, in every state, and what they leave behind."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_abort_gives_everything_back(reach: Reach) -> None:
 def test_deadline_gives_everything_back(reach: Reach) -> None:
     driver = patient_driver()
     submit = driver.submit
-    driver.submit = lambda tokens, **fields: submit(tokens, deadline_s=1.0, **fields)  # type: ignore[method-assign]
+    driver.submit = partial(submit, deadline_s=1.0)  # type: ignore[method-assign]
     name = reach(driver)
     driver.wait(1.1)
     assert driver.answers[name].ending == FailureKind.DEADLINE_EXCEEDED
@@ -197,6 +198,7 @@ def test_refusals_are_typed() -> None:
     driver.submit([1], name="waiting")
     driver.submit([1], name="one too many")
     endings = {name: answer.ending for name, answer in driver.answers.items()}
+
     assert endings == {
         "too long": "PromptTooLong",
         "empty": "BadRequest",
@@ -272,6 +274,7 @@ def test_flush_drops_all_but_locked_pages() -> None:
     assert driver.core.stats()["l1_used_pages"] == 0
     driver.submit(PROMPT, max_tokens=1, name="later")
     driver.run()
+
     assert driver.answers["later"].ending == "length"
 
 
@@ -283,13 +286,16 @@ def test_retraction_takes_worst_priority_then_shortest_output_then_longest_input
         {"tokens": list(range(200, 212)), "priority": 0},
     ]
     driver = CoreDriver(num_pages=(32,), prefill_budget_tokens=64)
-    names = [driver.submit(max_tokens=60, **request) for request in requests]  # type: ignore[arg-type]
+    names = []
+    for request in requests:
+        names.append(driver.submit(max_tokens=60, **request))  # type: ignore[arg-type]
     lane = driver.core._replica.lanes[0]
     while len(order) < 2:
         driver.step()
         order += [name for name in names if name in lane.waiting.requests and name not in order]
     assert order == [names[0], names[2]]
     driver.run()
+
     assert [len(driver.answers[name].tokens) for name in names] == [60, 60, 60]
 
 

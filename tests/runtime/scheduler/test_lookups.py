@@ -104,9 +104,6 @@ def test_clock_of_an_asking_starts_with_the_next_event() -> None:
     assert unanswered.overdue(1.0, 12.5) == []
 
 
-# Through the core ---------------------------------------------------------------------------------
-
-
 def driver_with(max_staged_pages: int) -> CoreDriver:
     return CoreDriver(
         has_host_memory=True,
@@ -158,6 +155,7 @@ def test_request_that_found_no_room_asks_again_and_counts_what_came_before_as_l3
     driver.fill_l2(prompt_of(2))
     driver.report_lookup(refused, [PageSource.L2, PageSource.L2, L3, L3])
     driver.run()
+
     assert driver.answers[refused].sources == {"l3": 16, "computed:partial_page": 1}
     assert driver.answers[other].ending == "length"
 
@@ -239,6 +237,7 @@ def test_aborted_request_gives_up_what_its_finished_lookup_brought() -> None:
     driver.report_lookup(name, [L3] * 4)
     driver.to_host.clear()
     driver.abort(name)
+
     assert said_of(driver, host.CancelLookup) == [host.CancelLookup]
 
 

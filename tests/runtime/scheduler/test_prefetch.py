@@ -1,4 +1,4 @@
-"""Waiting for pages from L3: the three strategies, what is told to the client, and failing storage."""
+"""Waiting for pages from L3: the strategies, what the client is told, and failing storage."""
 
 import pytest
 
@@ -7,7 +7,8 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from tests.runtime.scheduler.core_driver import CoreDriver, mirror_keys
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.keys import mirror_keys
 from tests.runtime.scheduler.storage_cluster import (
     PAGES,
     PATIENT,
@@ -77,6 +78,7 @@ def test_best_effort_takes_what_has_arrived_at_first_look_and_cancels_the_rest()
     assert is_admitted(driver)
     assert any(isinstance(message, host.CancelLookup) for message in driver.to_host)
     driver.run()
+
     assert driver.answers[name].sources == {
         "l3": 8,
         "computed:cancelled": 8,
@@ -113,6 +115,7 @@ def test_timeout_counts_from_when_the_request_could_have_run() -> None:
     driver.wait(0.2)
     assert is_admitted(driver), "1 s + 64 s per 1024 tokens x 16 tokens have passed"
     driver.run()
+
     assert driver.answers[name].sources == {"computed:timed_out": 16, "computed:partial_page": 1}
 
 
@@ -192,9 +195,6 @@ def test_lookup_names_the_whole_chain() -> None:
     lookup = next(message for message in driver.to_host if isinstance(message, host.Lookup))
     assert lookup.keys == driver.keys(PROMPT)
     assert lookup.num_l1_pages == (2,)
-
-
-# On the simulated cluster, with the real HostMemory -----------------------------------------------
 
 
 def test_flushed_tiers_are_filled_from_storage() -> None:
@@ -291,7 +291,9 @@ def test_abort_stops_the_reads_of_its_request_within_a_batch_and_no_others() -> 
         sum(cluster.storage.num_reads[0, key] for key in own) <= 2 * STORAGE.batch_pages < len(own)
     )
     assert [cluster.storage.num_reads[0, key] for key in others] == [1] * len(others)
-    assert cluster.answers["other"].sources == {"l3": 40, "computed:partial_page": 1}  # type: ignore[index]
+    sources = cluster.answers["other"].sources  # type: ignore[index]
+
+    assert sources == {"l3": 40, "computed:partial_page": 1}
 
 
 @pytest.mark.parametrize("strategy", [PrefetchStrategy.BEST_EFFORT, PrefetchStrategy.TIMEOUT])
@@ -310,6 +312,7 @@ def test_request_that_waits_no_longer_reads_at_most_one_more_batch(
     reads = cluster.storage.num_reads
     before = sum(reads.values())
     settle(cluster)
+
     assert sum(reads.values()) <= before + STORAGE.batch_pages < 10
 
 

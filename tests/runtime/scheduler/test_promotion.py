@@ -11,7 +11,8 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from tests.runtime.scheduler.core_driver import BASE, CoreDriver, mirror_keys
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
+from tests.runtime.scheduler.keys import mirror_keys
 from tests.runtime.scheduler.storage_cluster import PAGES, ask, cluster_with, flush, serve, settle
 from tests.simulation.faults import Faults
 
@@ -76,6 +77,7 @@ def test_first_load_is_sent_before_the_last_page_has_arrived() -> None:
     assert name not in driver.answers, "two pages are on their way"
     arrive(driver, name, 8)
     driver.run()
+
     assert driver.answers[name].sources == {"l3": 32, "computed:partial_page": 1}
     assert driver.core.stats()["loaded_pages"] == 8
     assert not driver.leases
@@ -139,6 +141,7 @@ def test_request_whose_patience_ends_during_a_part_waits_for_that_part() -> None
     assert sent_loads(driver) == [3]
     assert driver.core.stats()["num_requests_waiting"] == 1
     driver.run()
+
     assert driver.answers[name].sources == {
         "l3": 12,
         "computed:timed_out": 20,
@@ -351,4 +354,5 @@ def test_pipeline_on_slow_storage_with_the_real_host_memory() -> None:
     cluster.run(lambda: cluster.core.stats().get("promoted_pages", 0) > 0)
     assert cluster.answers["warm"].sources is None, "it still waits"  # type: ignore[index]
     settle(cluster)
-    assert cluster.answers["warm"].sources == {"l3": 40, "computed:partial_page": 1}  # type: ignore[index]
+    sources = cluster.answers["warm"].sources  # type: ignore[index]
+    assert sources == {"l3": 40, "computed:partial_page": 1}

@@ -98,6 +98,7 @@ def test_write_back_loses_nothing_to_a_prompt_of_many_chunks() -> None:
     keys = [
         key for start in starts for key in split_keys(driver.keys(list(range(start, start + 15))))
     ]
+
     assert num_evicted == 12
     assert driver.ready >= set(keys[:num_evicted])
 
@@ -120,6 +121,7 @@ def test_full_host_memory_drops_and_counts_and_serves_on() -> None:
         while driver.plans[0]:
             driver.step()
         assert driver.answers[name].ending == "length"
+
     assert driver.core.stats()["dropped_pages"] > 0
     assert not driver.core.stats().get("backed_up_pages")
 
@@ -191,6 +193,7 @@ def test_pages_of_a_load_in_flight_are_not_handed_out_after_an_abort() -> None:
         used = {page for changes in sent.tables for page in changes.page_ids.tolist()}
         assert not used & set(plan.loads.page_ids.tolist())
     driver.run()
+
     assert driver.answers["next"].ending == "length"
     assert not driver.leases
 
@@ -236,6 +239,7 @@ def test_stale_load_is_counted_and_the_request_starts_over() -> None:
     while driver.plans[0]:
         driver.step(token=6 if name not in driver.answers else 1)
     driver.run()
+
     assert 5 not in driver.answers[name].tokens
     assert len(driver.answers[name].tokens) == 4
     assert driver.answers[name].sources is not None
