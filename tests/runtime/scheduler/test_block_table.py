@@ -1,34 +1,50 @@
-"""The device is told of each change of a block table, once."""
+"""The device is told of each change of a block table, once, in every KV group."""
 
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.scheduler.block_table import BlockTable
 
 
+def pages(*groups: list[int]) -> PageIds:
+    return tuple(map(int32_array, groups))
+
+
+def as_lists(page_ids: PageIds) -> list[list[int]]:
+    return [ids.tolist() for ids in page_ids]
+
+
 def test_the_device_is_told_of_what_is_new() -> None:
-    table = BlockTable([1, 2])
-    assert table.take_unsent() == (0, [1, 2])
+    table = BlockTable(pages([1, 2], [5, 6]))
+    assert table.take_unsent() == (0, [[1, 2], [5, 6]])
     assert not table.has_unsent
 
-    table.extend(int32_array([3]))
-    assert table.take_unsent() == (2, [3])
+    table.extend(pages([3], [7]))
+    assert table.take_unsent() == (2, [[3], [7]])
 
 
 def test_the_device_is_told_of_pages_that_were_replaced_and_of_those_behind_them() -> None:
-    table = BlockTable([1, 2, 3, 4])
+    table = BlockTable(pages([1, 2, 3, 4], [5, 6, 7, 8]))
     table.take_unsent()
-    table.replace(1, int32_array([7, 8]))
+    table.replace(1, pages([17, 18], [6, 9]))
 
-    assert table.pages(0).tolist() == [1, 7, 8, 4]
-    assert table.take_unsent() == (1, [7, 8, 4])
+    assert as_lists(table.pages(0)) == [[1, 17, 18, 4], [5, 6, 9, 8]]
+    assert table.take_unsent() == (1, [[17, 18, 4], [6, 9, 8]])
 
 
 def test_a_table_that_is_cut_gives_the_other_pages_back() -> None:
-    table = BlockTable([1, 2, 3])
+    table = BlockTable(pages([1, 2, 3], [4, 5, 6]))
     table.take_unsent()
 
-    assert table.cut(1).tolist() == [2, 3]
+    assert as_lists(table.cut(1)) == [[2, 3], [5, 6]]
     assert len(table) == 1
     assert not table.has_unsent
 
-    table.extend(int32_array([9]))
-    assert table.take_unsent() == (1, [9])
+    table.extend(pages([9], [8]))
+    assert table.take_unsent() == (1, [[9], [8]])
+
+
+def test_a_request_that_does_not_run_has_no_pages() -> None:
+    table = BlockTable(())
+
+    assert len(table) == 0
+    assert not table.has_unsent
