@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.actors.supervision.spawn import ActorKind
-from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
@@ -81,7 +81,7 @@ class StoredObjects:
         geometry = self._worker._arena.geometry
         first = geometry.num_host_pages - 2
         core = self._host._core
-        assert all(core._index.state(page) is PageState.FREE for page in (first, first + 1))
+        assert all(core._index.state(page) is HostPageState.FREE for page in (first, first + 1))
         offset = geometry.page_offset(HostPageId(first), 0)
         return ObjectRef(
             ObjectName(key, 0), self._worker._arena.buffer[offset : offset + num_bytes], offset

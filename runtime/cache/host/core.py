@@ -32,7 +32,7 @@ from raydix.runtime.cache.host.grants import HostGrants
 from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.mirror import HostMirror
-from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
 from raydix.runtime.messages.arrays import Int32Array, int32_array
@@ -342,12 +342,12 @@ class HostMemoryCore:
         counters.
         """
         orders = self._storage.orders
-        totals: Counter[str] = Counter({state.name.lower(): 0 for state in PageState})
+        totals: Counter[str] = Counter({state.name.lower(): 0 for state in HostPageState})
         ready_bytes = 0
         for group, page_bytes in enumerate(self._page_bytes):
             counts = self._index.count_by_state(group)
             totals.update({state.name.lower(): count for state, count in counts.items()})
-            ready_bytes += counts[PageState.READY] * page_bytes
+            ready_bytes += counts[HostPageState.READY] * page_bytes
         stats: dict[str, int | str] = {f"pages_{name}": count for name, count in totals.items()}
         stats |= {
             "slabs_unused": self._index.num_unused_slabs,
@@ -370,19 +370,19 @@ class HostMemoryCore:
         self._index.check()
         self._staged.check()
         self._storage.writes.check()
-        counts: Counter[PageState] = Counter()
+        counts: Counter[HostPageState] = Counter()
         for group in range(self._index.num_groups):
             counts.update(self._index.count_by_state(group))
         num_granted, num_reading = self._grants.num_pages, self._storage.reads.num_filling
-        if counts[PageState.FILLING] != num_granted + num_reading:
+        if counts[HostPageState.FILLING] != num_granted + num_reading:
             raise AccountingError(
-                f"{counts[PageState.FILLING]} pages are FILLING; {num_granted} are granted and "
+                f"{counts[HostPageState.FILLING]} pages are FILLING; {num_granted} are granted and "
                 f"{num_reading} are being read"
             )
         num_held = self._quarantine.num_pages
-        if counts[PageState.QUARANTINED] != num_held:
+        if counts[HostPageState.QUARANTINED] != num_held:
             raise AccountingError(
-                f"{counts[PageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record"
+                f"{counts[HostPageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record"
             )
         num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
         num_pinned += self._storage.writes.num_pinned

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LeaseId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.host.page_order import PageNames, PageOrder
-from raydix.runtime.cache.host.pages import HostPages, PageState
+from raydix.runtime.cache.host.lru_lists import LruLists
+from raydix.runtime.cache.host.page_names import PageNames
+from raydix.runtime.cache.host.pages import HostPages, HostPageState
 from raydix.runtime.messages.arrays import Int32Array
 
 
@@ -38,7 +39,7 @@ class HostIndex:
         """
         self._pages = HostPages(geometry, generations)
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
-        self._evictable = PageOrder(geometry.num_host_pages, geometry.num_groups)
+        self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
         """READY pages without readers."""
         self._leases: dict[LeaseId, list[HostPageId]] = {}
 
@@ -63,7 +64,7 @@ class HostIndex:
         key = self._pages.key(page_id)
         return None if key is None else (self._pages.group_of(page_id), key)
 
-    def state(self, page_id: HostPageId) -> PageState:
+    def state(self, page_id: HostPageId) -> HostPageState:
         """A page's state."""
         return self._pages.state(page_id)
 
@@ -117,9 +118,9 @@ class HostIndex:
         """Slabs that no group has needed yet."""
         return self._pages.num_unused_slabs
 
-    def count_by_state(self, group: int) -> dict[PageState, int]:
+    def count_by_state(self, group: int) -> dict[HostPageState, int]:
         """Pages of the group's slabs by state."""
-        return {state: self._pages.count(group, state) for state in PageState}
+        return {state: self._pages.count(group, state) for state in HostPageState}
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class HostIndex:
         return None
 
     def _is_free(self, page_id: HostPageId, group: int) -> bool:
-        return self.state(page_id) is PageState.FREE and self._pages.group_of(page_id) == group
+        return self.state(page_id) is HostPageState.FREE and self._pages.group_of(page_id) == group
 
     def publish(self, page_id: HostPageId, key: PageKey) -> bool:
         """Make a FILLING page READY, most recently used. False: the name is READY already and the
@@ -279,7 +280,7 @@ class HostIndex:
         page_id = self._evictable.oldest(group)
         if page_id is None:
             return False
-        self._drop(page_id)
+        self._drop(HostPageId(page_id))
         return True
 
     # Slabs ----------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class HostIndex:
         if found is None:
             return
         for page_id in found:
-            if self.state(page_id) is PageState.READY:
+            if self.state(page_id) is HostPageState.READY:
                 self.drop_unread(page_id)
         self._add_free(group, self._pages.move_slab(found[0], group))
 
@@ -320,7 +321,7 @@ class HostIndex:
                 leased[page_id] = leased.get(page_id, 0) + 1
         for page_id, num_leases in leased.items():
             state, num_readers = self.state(page_id), self._pages.num_readers(page_id)
-            if state is not PageState.READY or num_readers < num_leases:
+            if state is not HostPageState.READY or num_readers < num_leases:
                 raise AccountingError(
                     f"host page {page_id} is in {num_leases} leases but {state.name}, "
                     f"{num_readers} readers"
@@ -333,11 +334,11 @@ class HostIndex:
             key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None
         }
         num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
-        evictable = list(self._evictable.pages(group))
+        evictable = list(map(HostPageId, self._evictable.items(group)))
         free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
         figures = {
-            "free": (counts[PageState.FREE], len(free)),
-            "ready": (counts[PageState.READY], len(pages.ready)),
+            "free": (counts[HostPageState.FREE], len(free)),
+            "ready": (counts[HostPageState.READY], len(pages.ready)),
             "evictable": (num_unread, len(evictable)),
             "listed": (len(evictable), self._evictable.length(group)),
             "distinct pages": (len(set(named.values())), len(pages.ready)),

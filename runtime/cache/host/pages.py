@@ -15,7 +15,7 @@ from raydix.runtime.messages.arrays import Int32Array
 _MAX_GENERATION = 2**31 - 1
 
 
-class PageState(IntEnum):
+class HostPageState(IntEnum):
     """What a host page is doing."""
 
     FREE = 0
@@ -59,7 +59,7 @@ class HostPages:
         """Slabs are first given in order; later they only change hands."""
         self._num_idle_slabs = [0] * geometry.num_groups
         """Per group: slabs of which nobody holds a page."""
-        self._counts = [[0] * len(PageState) for _ in range(geometry.num_groups)]
+        self._counts = [[0] * len(HostPageState) for _ in range(geometry.num_groups)]
 
     # Queries --------------------------------------------------------------------------------------
 
@@ -68,9 +68,9 @@ class HostPages:
         """Page ids of the arena."""
         return len(self._states)
 
-    def state(self, page_id: HostPageId) -> PageState:
+    def state(self, page_id: HostPageId) -> HostPageState:
         """A page's state."""
-        return PageState(self._states[page_id])
+        return HostPageState(self._states[page_id])
 
     def generation(self, page_id: HostPageId) -> int:
         """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before the first
@@ -95,7 +95,8 @@ class HostPages:
         if not 0 <= page_id < len(self._states):
             return False
         return (
-            self._states[page_id] == PageState.FILLING and self._generations[page_id] == generation
+            self._states[page_id] == HostPageState.FILLING
+            and self._generations[page_id] == generation
         )
 
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
@@ -105,13 +106,13 @@ class HostPages:
         pages: list[HostPageId] = []
         while len(pages) < max_pages:
             # A search for one byte passes over a million other pages in some tens of microseconds.
-            start = self._states.find(PageState.READY, start) + 1
+            start = self._states.find(HostPageState.READY, start) + 1
             if not start:
                 break
             pages.append(HostPageId(start - 1))
         return pages
 
-    def count(self, group: int, state: PageState) -> int:
+    def count(self, group: int, state: HostPageState) -> int:
         """Pages of the group's slabs in this state."""
         return self._counts[group][state]
 
@@ -129,32 +130,32 @@ class HostPages:
 
     def hand_out(self, page_id: HostPageId) -> None:
         """FREE to FILLING, under a new generation."""
-        slab = self._change(page_id, PageState.FREE, PageState.FILLING)
+        slab = self._change(page_id, HostPageState.FREE, HostPageState.FILLING)
         self._hold(slab)
         # 0 stays the generation of pages that were never handed out, so it is nobody's by chance.
         self._generations[page_id] = self._generations[page_id] % _MAX_GENERATION + 1
 
     def fill(self, page_id: HostPageId, key: PageKey) -> None:
         """FILLING to READY."""
-        slab = self._change(page_id, PageState.FILLING, PageState.READY)
+        slab = self._change(page_id, HostPageState.FILLING, HostPageState.READY)
         self._keys[page_id] = key
         slab.num_ready += 1
         self._unhold(slab)
 
     def quarantine(self, page_id: HostPageId) -> None:
         """FILLING to QUARANTINED."""
-        self._change(page_id, PageState.FILLING, PageState.QUARANTINED)
+        self._change(page_id, HostPageState.FILLING, HostPageState.QUARANTINED)
 
     def give_back(self, page_id: HostPageId) -> None:
         """FILLING or QUARANTINED to FREE."""
         state = self.state(page_id)
-        if state not in (PageState.FILLING, PageState.QUARANTINED):
+        if state not in (HostPageState.FILLING, HostPageState.QUARANTINED):
             raise AccountingError(f"host page {page_id} is freed while {state.name}")
-        self._unhold(self._change(page_id, state, PageState.FREE))
+        self._unhold(self._change(page_id, state, HostPageState.FREE))
 
     def drop(self, page_id: HostPageId) -> PageKey:
         """READY without readers to FREE. Returns what it held."""
-        slab = self._change(page_id, PageState.READY, PageState.FREE)
+        slab = self._change(page_id, HostPageState.READY, HostPageState.FREE)
         key = self._keys[page_id]
         if key is None or self._num_readers[page_id]:
             raise AccountingError(
@@ -166,7 +167,7 @@ class HostPages:
 
     def add_reader(self, page_id: HostPageId) -> bool:
         """Whether it is the first reader of a READY page."""
-        if self._states[page_id] != PageState.READY:
+        if self._states[page_id] != HostPageState.READY:
             raise AccountingError(
                 f"host page {page_id} is {self.state(page_id).name}; expected READY"
             )
@@ -189,7 +190,7 @@ class HostPages:
         self._unhold(self._slab(page_id))
         return True
 
-    def _change(self, page_id: HostPageId, old: PageState, new: PageState) -> _Slab:
+    def _change(self, page_id: HostPageId, old: HostPageState, new: HostPageState) -> _Slab:
         if self._states[page_id] != old:
             raise AccountingError(
                 f"host page {page_id} is {self.state(page_id).name}; expected {old.name}"
@@ -238,13 +239,13 @@ class HostPages:
         slab = self._slabs[index]
         assert slab.group is not None
         assert slab.num_ready == slab.num_held == 0
-        self._counts[slab.group][PageState.FREE] -= self._geometry.slab_pages(slab.group)
+        self._counts[slab.group][HostPageState.FREE] -= self._geometry.slab_pages(slab.group)
         self._num_idle_slabs[slab.group] -= 1
         return self._give_slab(index, group)
 
     def _give_slab(self, index: int, group: int) -> list[HostPageId]:
         self._slabs[index].group = group
-        self._counts[group][PageState.FREE] += self._geometry.slab_pages(group)
+        self._counts[group][HostPageState.FREE] += self._geometry.slab_pages(group)
         self._num_idle_slabs[group] += 1
         return self._page_ids(index, group)
 
@@ -273,18 +274,18 @@ class HostPages:
         """Prove that the counts are those of the columns; O(pages). Raises AccountingError with the
         figures.
         """
-        counts = [[0] * len(PageState) for _ in self._counts]
+        counts = [[0] * len(HostPageState) for _ in self._counts]
         num_idle = [0] * len(self._counts)
         for index, slab in enumerate(self._slabs):
             if slab.group is None:
                 continue
             by_state, num_held = self._recount(self._page_ids(index, slab.group))
-            for state in PageState:
+            for state in HostPageState:
                 counts[slab.group][state] += by_state[state]
             num_idle[slab.group] += num_held == 0
-            if (by_state[PageState.READY], num_held) != (slab.num_ready, slab.num_held):
+            if (by_state[HostPageState.READY], num_held) != (slab.num_ready, slab.num_held):
                 raise AccountingError(
-                    f"slab {index}: {by_state[PageState.READY]} READY and {num_held} held pages "
+                    f"slab {index}: {by_state[HostPageState.READY]} READY and {num_held} held pages "
                     f"counted, "
                     f"{slab.num_ready} and {slab.num_held} on record"
                 )
@@ -295,18 +296,18 @@ class HostPages:
             )
 
     def _recount(self, page_ids: Iterable[HostPageId]) -> tuple[list[int], int]:
-        by_state = [0] * len(PageState)
+        by_state = [0] * len(HostPageState)
         num_held = 0
         for page_id in page_ids:
             state = self._states[page_id]
             by_state[state] += 1
             num_held += (
-                state in (PageState.FILLING, PageState.QUARANTINED)
+                state in (HostPageState.FILLING, HostPageState.QUARANTINED)
                 or self._num_readers[page_id] > 0
             )
-            if (self._keys[page_id] is None) == (state == PageState.READY):
+            if (self._keys[page_id] is None) == (state == HostPageState.READY):
                 raise AccountingError(
-                    f"host page {page_id} is {PageState(state).name} with key "
+                    f"host page {page_id} is {HostPageState(state).name} with key "
                     f"{self._keys[page_id]!r}"
                 )
         return by_state, num_held

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LookupId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.page_order import PageNames
+from raydix.runtime.cache.host.page_names import PageNames
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
@@ -214,6 +214,6 @@ class Memory:
         reads = [order for order in orders if isinstance(order, ReadObjects)]
         being_read = {page for order in reads for page in order.host_page_ids.tolist()}
         assert not granted.keys() & (self.may_be_written | being_read)
-        assert {index.state(HostPageId(page)) for page in being_read} <= {PageState.FILLING}
+        assert {index.state(HostPageId(page)) for page in being_read} <= {HostPageState.FILLING}
         states = {index.state(HostPageId(page)) for page in self.may_be_written}
-        assert states <= {PageState.QUARANTINED}
+        assert states <= {HostPageState.QUARANTINED}

@@ -12,7 +12,7 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LeaseId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.pages import HostPageState
 
 
 def make_geometry(num_slabs: int, slab_pages: tuple[int, ...]) -> ArenaGeometry:
@@ -116,7 +116,7 @@ def test_first_committed_copy_of_a_name_wins() -> None:
     assert second is not None
     assert not index.publish(second, key("a"))
     assert index.find(0, key("a")) == first
-    assert index.state(second) is PageState.FREE
+    assert index.state(second) is HostPageState.FREE
 
 
 def test_generation_rises_whenever_a_page_changes_hands() -> None:

@@ -13,7 +13,7 @@ from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEve
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.pages import PageState
+from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.reads import HostReads, Waiter
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.writes import HostWrites
@@ -63,7 +63,7 @@ def early_end_of_quarantine(patch: pytest.MonkeyPatch) -> None:
 
 def no_generation_check(patch: pytest.MonkeyPatch) -> None:
     def is_filling(self: HostIndex, page_id: int, generation: int) -> bool:
-        return self.state(HostPageId(page_id)) is PageState.FILLING
+        return self.state(HostPageId(page_id)) is HostPageState.FILLING
 
     patch.setattr(HostIndex, "is_filling", is_filling)
 

@@ -1,0 +1,58 @@
+"""Lists of host pages or slabs, the least recently used first, which never pause to grow."""
+
+from array import array
+from collections.abc import Iterator
+
+
+class LruLists:
+    """Owns: one list of items per KV group, the least recently used first; an item is in one at most.
+
+    Items are numbers from 0 on. Each list is doubly linked, in two columns. An ordered dict of a
+    million pages would stop for tens of milliseconds whenever it is built anew, which it is now and
+    then even if it does not grow.
+    """
+
+    def __init__(self, num_items: int, num_groups: int) -> None:
+        # Behind the items comes one end for each list, after its last item and before its first.
+        ends = range(num_items, num_items + num_groups)
+        self._num_items = num_items
+        self._next = array("i", [-1]) * num_items + array("i", ends)
+        self._previous = array("i", [-1]) * num_items + array("i", ends)
+        """-1: the item is in no list."""
+        self._lengths = [0] * num_groups
+
+    def __contains__(self, item: int) -> bool:
+        return self._next[item] >= 0
+
+    def length(self, group: int) -> int:
+        """Items in a group's list."""
+        return self._lengths[group]
+
+    def oldest(self, group: int) -> int | None:
+        """The first item of a group's list."""
+        item = self._next[self._num_items + group]
+        return item if item < self._num_items else None
+
+    def items(self, group: int) -> Iterator[int]:
+        """All items of a group's list, in order; O(items)."""
+        item = self._next[self._num_items + group]
+        while item < self._num_items:
+            yield item
+            item = self._next[item]
+
+    def append(self, group: int, item: int) -> None:
+        """Add an item that is in no list, as the most recently used."""
+        end = self._num_items + group
+        last = self._previous[end]
+        self._next[last] = self._previous[end] = item
+        self._previous[item] = last
+        self._next[item] = end
+        self._lengths[group] += 1
+
+    def remove(self, group: int, item: int) -> None:
+        """Take an item out of its group's list."""
+        before, after = self._previous[item], self._next[item]
+        self._next[before] = after
+        self._previous[after] = before
+        self._next[item] = self._previous[item] = -1
+        self._lengths[group] -= 1

@@ -1,0 +1,41 @@
+"""The names of READY host pages, in dicts that never pause for long to grow."""
+
+from collections.abc import Iterator
+
+from raydix.ids import HostPageId, PageKey
+
+_NUM_SHARDS = 64
+
+
+class PageNames:
+    """Owns: which page holds each key of a group, in many small dicts, each of which grows quickly."""
+
+    def __init__(self) -> None:
+        self._shards: list[dict[PageKey, HostPageId]] = [{} for _ in range(_NUM_SHARDS)]
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[PageKey]:
+        for shard in self._shards:
+            yield from shard
+
+    def page_ids(self) -> Iterator[HostPageId]:
+        """All pages that have a name; O(pages)."""
+        for shard in self._shards:
+            yield from shard.values()
+
+    def find(self, key: PageKey) -> HostPageId | None:
+        """The page that holds `key`."""
+        return self._shards[key[-1] % _NUM_SHARDS].get(key)
+
+    def add(self, key: PageKey, page_id: HostPageId) -> None:
+        """Name a page; nobody has the name."""
+        self._shards[key[-1] % _NUM_SHARDS][key] = page_id
+        self._length += 1
+
+    def remove(self, key: PageKey) -> None:
+        """Nobody has this name any more."""
+        del self._shards[key[-1] % _NUM_SHARDS][key]
+        self._length -= 1
