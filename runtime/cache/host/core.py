@@ -351,6 +351,7 @@ class HostMemoryCore:
         stats: dict[str, int | str] = {f"pages_{name}": count for name, count in totals.items()}
         stats |= {
             "slabs_unused": self._index.num_unused_slabs,
+            "slabs_taken": self._index.num_slabs_taken,
             "ready_bytes": ready_bytes,
             "pages_granted": self._grants.num_pages,
             "leases": self._index.num_leases,

@@ -29,8 +29,7 @@ class _GroupPages:
 class HostIndex:
     """Owns: `HostPages`, the names of READY pages, the order in which they go, and leases.
 
-    No operation costs more than the pages it touches; taking a slab from another group also looks
-    at every slab.
+    No operation costs more than the pages it touches, or those of a slab that it takes.
     """
 
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None = None) -> None:
@@ -42,6 +41,8 @@ class HostIndex:
         self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
         """READY pages without readers."""
         self._leases: dict[LeaseId, list[HostPageId]] = {}
+        self.num_slabs_taken = 0
+        """How often a slab went from one group to another."""
 
     # Queries --------------------------------------------------------------------------------------
 
@@ -125,13 +126,15 @@ class HostIndex:
     # Writing --------------------------------------------------------------------------------------
 
     def allocate(self, group: int) -> HostPageId | None:
-        """Hand out a page as FILLING, dropping the least recently used one if needed; None if all
-        are in use.
+        """Hand out a page as FILLING; None if all are in use.
+
+        Where no page is free, the least recently used one of the group goes, or another group's
+        slab whose pages are all older than that.
         """
         page_id = self._take_free(group)
         if page_id is None:
-            if not self._take_unused_slab(group) and not self._drop_oldest(group):
-                self._take_slab_from_another(group)
+            if not self._take_unused_slab(group):
+                self._make_room(group)
             page_id = self._take_free(group)
         if page_id is not None:
             self._pages.hand_out(page_id)
@@ -161,7 +164,7 @@ class HostIndex:
             return False
         self._pages.fill(page_id, key)
         pages.ready.add(key, page_id)
-        self._evictable.append(group, page_id)
+        self._make_evictable(group, page_id)
         pages.changes[key] = True
         return True
 
@@ -184,7 +187,7 @@ class HostIndex:
             page_id = self.find(group, key)
             if page_id is not None and page_id in self._evictable:
                 self._evictable.remove(group, page_id)
-                self._evictable.append(group, page_id)
+                self._make_evictable(group, page_id)
 
     def pin(self, page_id: HostPageId) -> None:
         """Add a reader to a READY page."""
@@ -195,7 +198,12 @@ class HostIndex:
         """Take a reader off each page, given in prefix order; the last one counts as used first."""
         for page_id in reversed(list(page_ids)):
             if self._pages.remove_reader(page_id):
-                self._evictable.append(self._pages.group_of(page_id), page_id)
+                self._make_evictable(self._pages.group_of(page_id), page_id)
+
+    def _make_evictable(self, group: int, page_id: HostPageId) -> None:
+        """A READY page without readers has just been used."""
+        self._evictable.append(group, page_id)
+        self._pages.use(page_id)
 
     def lease(
         self, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
@@ -276,13 +284,6 @@ class HostIndex:
         pages.changes[key] = False
         pages.free.append(page_id)
 
-    def _drop_oldest(self, group: int) -> bool:
-        page_id = self._evictable.oldest(group)
-        if page_id is None:
-            return False
-        self._drop(HostPageId(page_id))
-        return True
-
     # Slabs ----------------------------------------------------------------------------------------
 
     def _take_unused_slab(self, group: int) -> bool:
@@ -290,17 +291,26 @@ class HostIndex:
         self._add_free(group, page_ids)
         return bool(page_ids)
 
-    def _take_slab_from_another(self, group: int) -> None:
-        """Give a starved group the slab of another one with the fewest READY pages among those
-        nobody holds.
-        """
-        found = self._pages.least_used_slab(group)
-        if found is None:
-            return
-        for page_id in found:
+    def _make_room(self, group: int) -> None:
+        # Two groups do not take a slab from each other in turn: its pages are the taker's newest
+        # once they are filled, so before it goes back, every page of the other group must have been
+        # used after every one of it. What a taker drops is no more than what would go next anyway
+        # if all groups' pages were in one list. A slab of which some pages are old stays, however.
+        oldest = self._evictable.oldest(group)
+        slab = self._pages.oldest_slab_of_others(group)
+        if slab is not None and (
+            oldest is None or self._pages.is_slab_older(slab, HostPageId(oldest))
+        ):
+            self._take_slab(slab, group)
+        elif oldest is not None:
+            self._drop(HostPageId(oldest))
+
+    def _take_slab(self, slab: int, group: int) -> None:
+        for page_id in self._pages.slab_pages(slab):
             if self.state(page_id) is HostPageState.READY:
-                self.drop_unread(page_id)
-        self._add_free(group, self._pages.move_slab(found[0], group))
+                self._drop(page_id)
+        self._add_free(group, self._pages.move_slab(slab, group))
+        self.num_slabs_taken += 1
 
     def _add_free(self, group: int, page_ids: list[HostPageId]) -> None:
         # Pages are handed out from the end of the list, so that low ids go first.

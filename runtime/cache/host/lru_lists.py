@@ -49,6 +49,15 @@ class LruLists:
         self._next[item] = end
         self._lengths[group] += 1
 
+    def prepend(self, group: int, item: int) -> None:
+        """Add an item that is in no list, as the least recently used."""
+        end = self._num_items + group
+        first = self._next[end]
+        self._previous[first] = self._next[end] = item
+        self._next[item] = first
+        self._previous[item] = end
+        self._lengths[group] += 1
+
     def remove(self, group: int, item: int) -> None:
         """Take an item out of its group's list."""
         before, after = self._previous[item], self._next[item]

@@ -1,15 +1,13 @@
-"""The state of every host page and slab of an arena, in columns, with counts that are kept as they
-change.
-"""
+"""The state of every host page of an arena, in columns, with counts that are kept up to date."""
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
+from raydix.runtime.cache.host.slabs import HostSlabs
 from raydix.runtime.messages.arrays import Int32Array
 
 _MAX_GENERATION = 2**31 - 1
@@ -27,17 +25,9 @@ class HostPageState(IntEnum):
     """A process that may still write it has not ended yet."""
 
 
-@dataclass(slots=True)
-class _Slab:
-    group: int | None = None
-    num_ready: int = 0
-    num_held: int = 0
-    """Pages that cannot be dropped now: FILLING, QUARANTINED, or READY with readers."""
-
-
 class HostPages:
-    """Owns: state, key, generation and readers of every host page, which group has each slab, and
-    how many are what.
+    """Owns: state, key, generation, readers and last use of every host page, how many are what, and
+    `HostSlabs`.
 
     There may be millions of pages, so each fact is a column: an object per page would cost hundreds
     of bytes, and a pause whenever Python looks for garbage.
@@ -46,7 +36,6 @@ class HostPages:
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None) -> None:
         """Every page is FREE and no group has a slab."""
         num_pages = geometry.num_host_pages
-        self._geometry = geometry
         self._states = bytearray(num_pages)
         self._num_readers = array("i", bytes(4 * num_pages))
         self._keys: list[PageKey | None] = [None] * num_pages
@@ -54,11 +43,12 @@ class HostPages:
         if generations is not None:
             self._generations = array("i", generations.tolist())
 
-        self._slabs = [_Slab() for _ in range(geometry.num_slabs)]
-        self._num_slabs_given = 0
-        """Slabs are first given in order; later they only change hands."""
-        self._num_idle_slabs = [0] * geometry.num_groups
-        """Per group: slabs of which nobody holds a page."""
+        self._slabs = HostSlabs(geometry)
+        self._is_shared = geometry.num_groups > 1
+        self._clock = 0
+        """Counts uses of pages of all groups."""
+        self._used_at = array("q", bytes(8 * num_pages if self._is_shared else 0))
+        """When each page was last used, if several groups share the slabs."""
         self._counts = [[0] * len(HostPageState) for _ in range(geometry.num_groups)]
 
     # Queries --------------------------------------------------------------------------------------
@@ -124,23 +114,23 @@ class HostPages:
     @property
     def num_unused_slabs(self) -> int:
         """Slabs that no group has needed yet."""
-        return len(self._slabs) - self._num_slabs_given
+        return self._slabs.num_unused
 
     # A page's life --------------------------------------------------------------------------------
 
     def hand_out(self, page_id: HostPageId) -> None:
         """FREE to FILLING, under a new generation."""
-        slab = self._change(page_id, HostPageState.FREE, HostPageState.FILLING)
-        self._hold(slab)
+        self._change(page_id, HostPageState.FREE, HostPageState.FILLING)
+        self._slabs.hold(page_id)
         # 0 stays the generation of pages that were never handed out, so it is nobody's by chance.
         self._generations[page_id] = self._generations[page_id] % _MAX_GENERATION + 1
 
     def fill(self, page_id: HostPageId, key: PageKey) -> None:
         """FILLING to READY."""
-        slab = self._change(page_id, HostPageState.FILLING, HostPageState.READY)
+        self._change(page_id, HostPageState.FILLING, HostPageState.READY)
         self._keys[page_id] = key
-        slab.num_ready += 1
-        self._unhold(slab)
+        self._slabs.add_ready(page_id)
+        self._slabs.unhold(page_id, self._clock)
 
     def quarantine(self, page_id: HostPageId) -> None:
         """FILLING to QUARANTINED."""
@@ -151,19 +141,28 @@ class HostPages:
         state = self.state(page_id)
         if state not in (HostPageState.FILLING, HostPageState.QUARANTINED):
             raise AccountingError(f"host page {page_id} is freed while {state.name}")
-        self._unhold(self._change(page_id, state, HostPageState.FREE))
+        self._change(page_id, state, HostPageState.FREE)
+        self._slabs.unhold(page_id, self._clock)
 
     def drop(self, page_id: HostPageId) -> PageKey:
         """READY without readers to FREE. Returns what it held."""
-        slab = self._change(page_id, HostPageState.READY, HostPageState.FREE)
+        self._change(page_id, HostPageState.READY, HostPageState.FREE)
         key = self._keys[page_id]
         if key is None or self._num_readers[page_id]:
             raise AccountingError(
                 f"host page {page_id} is dropped with {self._num_readers[page_id]} readers"
             )
         self._keys[page_id] = None
-        slab.num_ready -= 1
+        self._slabs.remove_ready(page_id)
         return key
+
+    def use(self, page_id: HostPageId) -> None:
+        """A READY page without readers is the most recently used of all groups' from now on."""
+        # With one group nobody asks how old a page of another one is.
+        if self._is_shared:
+            self._clock += 1
+            self._used_at[page_id] = self._clock
+            self._slabs.use(page_id, self._clock)
 
     def add_reader(self, page_id: HostPageId) -> bool:
         """Whether it is the first reader of a READY page."""
@@ -174,7 +173,7 @@ class HostPages:
         self._num_readers[page_id] += 1
         if self._num_readers[page_id] > 1:
             return False
-        self._hold(self._slab(page_id))
+        self._slabs.hold(page_id)
         return True
 
     def remove_reader(self, page_id: HostPageId) -> bool:
@@ -187,86 +186,55 @@ class HostPages:
         self._num_readers[page_id] = num_readers - 1
         if num_readers > 1:
             return False
-        self._unhold(self._slab(page_id))
+        self._slabs.unhold(page_id, self._clock)
         return True
 
-    def _change(self, page_id: HostPageId, old: HostPageState, new: HostPageState) -> _Slab:
+    def _change(self, page_id: HostPageId, old: HostPageState, new: HostPageState) -> None:
         if self._states[page_id] != old:
             raise AccountingError(
                 f"host page {page_id} is {self.state(page_id).name}; expected {old.name}"
             )
         self._states[page_id] = new
-        slab = self._slab(page_id)
-        assert slab.group is not None
-        counts = self._counts[slab.group]
+        counts = self._counts[self._slabs.group_of(page_id)]
         counts[old] -= 1
         counts[new] += 1
-        return slab
 
     # Slabs ----------------------------------------------------------------------------------------
 
     def group_of(self, page_id: HostPageId) -> int:
         """The group whose slab the page is in."""
-        group = self._slab(page_id).group
-        assert group is not None
-        return group
+        return self._slabs.group_of(page_id)
 
     def give_unused_slab(self, group: int) -> list[HostPageId]:
         """Pages of a slab that the group gets and that nobody had before; none if there is none."""
-        slab = self._num_slabs_given
-        if slab == len(self._slabs):
-            return []
-        self._num_slabs_given += 1
-        return self._give_slab(slab, group)
+        slab = self._slabs.give_unused(group)
+        return [] if slab is None else self._add_free(slab, group)
 
-    def least_used_slab(self, group: int) -> list[HostPageId] | None:
-        """Pages of the slab with the fewest READY ones, of those that others have and nobody holds."""
-        if sum(self._num_idle_slabs) == self._num_idle_slabs[group]:
-            return None
-        _, index, loser = min(
-            (slab.num_ready, index, slab.group)
-            for index, slab in enumerate(self._slabs)
-            if slab.group not in (None, group) and slab.num_held == 0
-        )
-        assert loser is not None
-        return self._page_ids(index, loser)
+    def oldest_slab_of_others(self, group: int) -> int | None:
+        """The least recently used slab of another group that holds no page which must stay."""
+        return self._slabs.oldest_of_others(group)
 
-    def move_slab(self, page_id: HostPageId, group: int) -> list[HostPageId]:
-        """Give the slab of a page, all of whose pages are FREE, to another group. Returns the pages
-        it has there.
+    def is_slab_older(self, slab: int, page_id: HostPageId) -> bool:
+        """Whether every READY page of a slab was used before this one."""
+        return self._slabs.used_at(slab) < self._used_at[page_id]
+
+    def slab_pages(self, slab: int) -> list[HostPageId]:
+        """The pages that its group has in a slab."""
+        return self._slabs.page_ids(slab)
+
+    def move_slab(self, slab: int, group: int) -> list[HostPageId]:
+        """Give a slab, all of whose pages are FREE, to another group. Returns the pages it has
+        there.
         """
-        index = self._geometry.slab_of(page_id)
-        slab = self._slabs[index]
-        assert slab.group is not None
-        assert slab.num_ready == slab.num_held == 0
-        self._counts[slab.group][HostPageState.FREE] -= self._geometry.slab_pages(slab.group)
-        self._num_idle_slabs[slab.group] -= 1
-        return self._give_slab(index, group)
+        pages = self._slabs.page_ids(slab)
+        self._counts[self._slabs.group_of(pages[0])][HostPageState.FREE] -= len(pages)
+        self._slabs.move(slab, group)
+        return self._add_free(slab, group)
 
-    def _give_slab(self, index: int, group: int) -> list[HostPageId]:
-        self._slabs[index].group = group
-        self._counts[group][HostPageState.FREE] += self._geometry.slab_pages(group)
-        self._num_idle_slabs[group] += 1
-        return self._page_ids(index, group)
-
-    def _page_ids(self, slab: int, group: int) -> list[HostPageId]:
-        first = slab * self._geometry.pages_per_slab
-        return list(map(HostPageId, range(first, first + self._geometry.slab_pages(group))))
-
-    def _slab(self, page_id: HostPageId) -> _Slab:
-        return self._slabs[page_id // self._geometry.pages_per_slab]
-
-    def _hold(self, slab: _Slab) -> None:
-        if slab.num_held == 0:
-            assert slab.group is not None
-            self._num_idle_slabs[slab.group] -= 1
-        slab.num_held += 1
-
-    def _unhold(self, slab: _Slab) -> None:
-        slab.num_held -= 1
-        if slab.num_held == 0:
-            assert slab.group is not None
-            self._num_idle_slabs[slab.group] += 1
+    def _add_free(self, slab: int, group: int) -> list[HostPageId]:
+        pages = self._slabs.page_ids(slab)
+        self._counts[group][HostPageState.FREE] += len(pages)
+        return pages
 
     # Invariants -----------------------------------------------------------------------------------
 
@@ -275,25 +243,30 @@ class HostPages:
         figures.
         """
         counts = [[0] * len(HostPageState) for _ in self._counts]
-        num_idle = [0] * len(self._counts)
-        for index, slab in enumerate(self._slabs):
-            if slab.group is None:
-                continue
-            by_state, num_held = self._recount(self._page_ids(index, slab.group))
+        for slab in range(self._slabs.num_given):
+            page_ids = self._slabs.page_ids(slab)
+            by_state, num_held = self._recount(page_ids)
             for state in HostPageState:
-                counts[slab.group][state] += by_state[state]
-            num_idle[slab.group] += num_held == 0
-            if (by_state[HostPageState.READY], num_held) != (slab.num_ready, slab.num_held):
-                raise AccountingError(
-                    f"slab {index}: {by_state[HostPageState.READY]} READY and {num_held} held pages "
-                    f"counted, "
-                    f"{slab.num_ready} and {slab.num_held} on record"
-                )
-        if (counts, num_idle) != (self._counts, self._num_idle_slabs):
-            raise AccountingError(
-                f"pages by group and state {counts}, idle slabs {num_idle} counted; "
-                f"{self._counts}, {self._num_idle_slabs} on record"
+                counts[self._slabs.group_of(page_ids[0])][state] += by_state[state]
+            self._slabs.check_slab(
+                slab, by_state[HostPageState.READY], num_held, self._last_use(page_ids)
             )
+        self._slabs.check()
+        if counts != self._counts:
+            raise AccountingError(
+                f"pages by group and state {counts} counted; {self._counts} on record"
+            )
+
+    def _last_use(self, page_ids: Iterable[HostPageId]) -> int:
+        """Of the READY pages without readers among these."""
+        if not self._is_shared:
+            return 0
+        unread = (
+            page_id
+            for page_id in page_ids
+            if self._states[page_id] == HostPageState.READY and not self._num_readers[page_id]
+        )
+        return max((self._used_at[page_id] for page_id in unread), default=0)
 
     def _recount(self, page_ids: Iterable[HostPageId]) -> tuple[list[int], int]:
         by_state = [0] * len(HostPageState)

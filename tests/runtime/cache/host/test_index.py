@@ -161,18 +161,80 @@ def test_misuse_is_an_accounting_error(misuse: str) -> None:
         MISUSES[misuse](index, free, ready)
 
 
-def test_starved_group_takes_the_least_used_slab_that_nobody_holds() -> None:
+def test_starved_group_takes_the_least_recently_used_slab_that_nobody_holds() -> None:
     index = HostIndex(make_geometry(3, (4, 2)))
     for name in range(12):
         publish(index, name)
     assert index.find(0, key(11)) is not None
     index.lease(LeaseId(1), [key(0)], (0, 1))
+    index.touch_chain(0, [key(4)])
     index.take_changes(0)
     publish(index, "other group", group=1)
     _, dropped = index.take_changes(0)
-    assert len(dropped) == 4
-    assert key(0) not in dropped
-    assert index.find(0, key(0)) is not None
+    assert dropped == [key(name) for name in range(8, 12)]
+    index.check()
+
+
+def test_group_grows_at_the_cost_of_anothers_older_pages() -> None:
+    index = HostIndex(make_geometry(4, (4, 2)))
+    for name in range(2):
+        publish(index, name, group=1)
+    for name in range(12):
+        publish(index, name)
+    for name in range(2, 4):
+        publish(index, name, group=1)
+    assert index.num_slabs_taken == 0, "the group's own first page was older than all others"
+    assert [index.find(1, key(name)) for name in range(2)] == [None, None]
+
+    index.touch_chain(0, [key(name) for name in range(4, 12)])
+    publish(index, "newer than slab 0 of the other group", group=1)
+    assert index.num_slabs_taken == 1
+    assert [index.find(0, key(name)) for name in range(4)] == [None] * 4
+    assert all(index.find(1, key(name)) is not None for name in range(2, 4))
+    index.check()
+
+
+def test_slab_goes_back_only_after_every_page_of_the_other_group_was_used_again() -> None:
+    index = HostIndex(make_geometry(2, (4, 4)))
+    for name in range(8):
+        publish(index, name)
+    publish(index, 0, group=1)
+    assert index.num_slabs_taken == 1
+    for turn in range(40):
+        publish(index, f"a{turn}")
+        publish(index, f"b{turn}", group=1)
+        index.check()
+    assert index.num_slabs_taken == 1, "groups that are used alike do not take slabs in turn"
+
+    for turn in range(8):
+        publish(index, f"c{turn}")
+    assert index.num_slabs_taken == 2, "a group that is used no more gives way"
+    assert index.ready_keys(1) == []
+
+
+def test_slab_without_a_ready_page_goes_first() -> None:
+    index = HostIndex(make_geometry(3, (4, 2)))
+    pages = [publish(index, name) for name in range(12)]
+    for page in pages[8:]:
+        index.drop_unread(page)
+    index.take_changes(0)
+    publish(index, "other group", group=1)
+    assert index.take_changes(0) == ([], [])
+    index.check()
+
+
+def test_slab_that_was_given_back_unpublished_counts_as_used_then() -> None:
+    index = HostIndex(make_geometry(2, (2, 1)))
+    for name in range(4):
+        publish(index, name)
+    index.drop_unread(HostPageId(0))
+    page = index.allocate(0)
+    assert page == 0
+    index.free(page)
+    index.touch_chain(0, [key(3), key(2)])
+    publish(index, "other group", group=1)
+    assert index.find(0, key(1)) is None
+    assert [index.find(0, key(name)) is not None for name in (2, 3)] == [True, True]
     index.check()
 
 
@@ -252,10 +314,13 @@ class IndexMachine(RuleBasedStateMachine):
         assert not own or (own == gone and len(own) == 1), (
             "one victim of the own group, or a slab of the other"
         )
-        if own:
-            unread = [name for name in before if name[0] == group and not self.is_read(name)]
-            order = {name: place for place, name in enumerate(self._before_lru)}
-            assert min(unread, key=order.__getitem__) == own[0]
+        unread = [name for name in before if name[0] == group and not self.is_read(name)]
+        order = {name: place for place, name in enumerate(self._before_lru)}
+        if gone and unread:
+            oldest = min(unread, key=order.__getitem__)
+            assert own == [oldest] or max(map(order.__getitem__, gone)) < order[oldest], (
+                "the oldest page of the own group, or a slab whose pages are all older"
+            )
         self.filling.append((group, page))
 
     @invariant()

@@ -13,7 +13,7 @@ from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEve
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.host.pages import HostPages, HostPageState
 from raydix.runtime.cache.host.reads import HostReads, Waiter
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.writes import HostWrites
@@ -86,6 +86,10 @@ def head_first_touch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         HostIndex, "touch_chain", lambda self, group, keys: touch(self, group, keys[::-1])
     )
+
+
+def newer_slab_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostPages, "is_slab_older", lambda self, slab, page_id: True)
 
 
 def overdue_pages_used_again(patch: pytest.MonkeyPatch) -> None:
@@ -178,6 +182,7 @@ MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (storage_heard_over_an_earlier_connection, HostWorld),
     (flush_that_skips_pages, HostWorld),
     (head_first_touch, IndexMachine),
+    (newer_slab_taken, IndexMachine),
 ]
 
 
