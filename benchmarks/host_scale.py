@@ -37,7 +37,6 @@ from raydix.runtime.cache.host.events import (
     ToStorage,
 )
 from raydix.runtime.messages.host import (
-    KEY_BYTES,
     CancelBatch,
     CommitPages,
     CopiesDrained,

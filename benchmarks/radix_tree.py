@@ -27,11 +27,10 @@ import numpy as np
 from benchmarks.command_line import make_parser
 from benchmarks.record import Figure, report
 from raydix.ids import PageKey
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_tree import RadixTree, Segment
 from raydix.runtime.messages.arrays import Int32Array, int32_array
-from raydix.runtime.messages.host import KEY_BYTES
 
 TRACE = Path(__file__).parent / "traces" / "conversation.jsonl.gz"
 BLOCK_TOKENS = 512

@@ -13,10 +13,10 @@ from raydix.ids import AskingId, ClientId, ConnectionId, RequestId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import RequestDelta, SubmitRequest
 from raydix.runtime.messages.host import (
-    KEY_BYTES,
     CancelBatch,
     DeleteObjects,
     ObjectsDone,

@@ -27,7 +27,7 @@ from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, PageSource
+from raydix.runtime.messages.host import PageSource
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore

@@ -12,6 +12,9 @@ from raydix.ids import PageKey
 from raydix.runtime.messages.arrays import Int32Array
 
 TOKEN_BYTES = 4
+KEY_BYTES = 32
+MIRROR_KEY_BYTES = 16
+"""A mirror tells keys apart by their first bytes."""
 _IDENTITY_TAG = b"raydix-identity-v1"
 _IDENTITY_END = b"lora\x00"
 """A field that no request has; without it, what storage holds already would not be found again."""
@@ -59,3 +62,8 @@ def extend_keys(parent: PageKey, packed_tokens: bytes, page_size: int) -> bytes:
         key = sha256(key + packed_tokens[start : start + page_bytes]).digest()
         keys.append(key)
     return b"".join(keys)
+
+
+def split_keys(keys: bytes, width: int = KEY_BYTES) -> list[PageKey]:
+    """Take apart concatenated keys of `width` bytes each."""
+    return [PageKey(keys[i : i + width]) for i in range(0, len(keys), width)]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.radix_node import RadixNode
-from raydix.runtime.messages.host import KEY_BYTES
 
 
 def collect_nodes(

@@ -7,8 +7,8 @@ from enum import Enum
 import numpy as np
 
 from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
-from raydix.runtime.messages.host import KEY_BYTES
 
 EvictionKey = float | tuple[float, float]
 """What an eviction policy makes of a leaf: the smallest goes first."""

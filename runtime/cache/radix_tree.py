@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder
-from raydix.runtime.cache.page_key import TOKEN_BYTES
+from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, join_page_ids, use_path
 from raydix.runtime.cache.radix_node import Segment as Segment
 from raydix.runtime.cache.radix_node import Victim as Victim
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
-from raydix.runtime.messages.host import KEY_BYTES
 
 
 @dataclass(slots=True)

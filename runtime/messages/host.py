@@ -1,8 +1,8 @@
 """What travels between the Scheduler and HostMemory, and between HostMemory and storage actors.
 
-Page keys travel as one `bytes` of 32 bytes each; `split_keys` takes them apart. All host pages are
-quoted with their generation: a message about an older generation concerns a page that has since
-changed hands and is ignored.
+Page keys travel concatenated, as `raydix.runtime.cache.page_key` makes them and takes them apart.
+All host pages are quoted with their generation: a message about an older generation concerns a page
+that has since changed hands and is ignored.
 
 Every message belongs to the connection it came over. Both ends drop what an earlier connection
 still brings, so no id below needs to be told from those of another Scheduler or HostMemory. What
@@ -12,16 +12,8 @@ else makes a message stale stands with it.
 from dataclasses import dataclass
 from enum import IntEnum
 
-from raydix.ids import BatchId, LeaseId, LookupId, PageKey
+from raydix.ids import BatchId, LeaseId, LookupId
 from raydix.runtime.messages.arrays import Int32Array
-
-KEY_BYTES = 32
-MIRROR_KEY_BYTES = 16
-
-
-def split_keys(keys: bytes, width: int = KEY_BYTES) -> list[PageKey]:
-    """Take apart concatenated keys of `width` bytes each."""
-    return [PageKey(keys[i : i + width]) for i in range(0, len(keys), width)]
 
 
 class PageSource(IntEnum):

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
-from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.counters import Count

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from raydix.ids import PageKey
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import RadixTree, Victim
 from raydix.runtime.config.policies import WritePolicy
-from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.settings import SchedulerSettings

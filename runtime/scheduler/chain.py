@@ -5,9 +5,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.page_key import TOKEN_BYTES, extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import (
+    KEY_BYTES,
+    MIRROR_KEY_BYTES,
+    TOKEN_BYTES,
+    extend_keys,
+    pack_tokens,
+    root_key,
+)
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES
 
 
 class Chain:

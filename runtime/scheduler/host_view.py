@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
-    KEY_BYTES,
-    MIRROR_KEY_BYTES,
     MirrorUpdate,
     PagesGranted,
-    split_keys,
 )
 from raydix.runtime.scheduler.lookups import Unanswered
 from raydix.runtime.scheduler.request import Phase, RequestState

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, RequestId, Slot, TransferId
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import split_keys
 from raydix.runtime.scheduler.backups import BackupQueue, NewPage, pages_with_keys
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
-from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from raydix.runtime.messages.plan import AddedRequest, StepPlan, TableChanges
 from raydix.runtime.scheduler.admission import admit_waiting
 from raydix.runtime.scheduler.counters import Count

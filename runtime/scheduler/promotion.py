@@ -6,9 +6,9 @@ pages.
 """
 
 from raydix.ids import RequestId
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock
-from raydix.runtime.messages.host import split_keys
 from raydix.runtime.scheduler.l1 import L1, duplicates
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings

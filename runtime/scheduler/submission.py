@@ -2,11 +2,11 @@
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
-from raydix.runtime.messages.host import KEY_BYTES
 from raydix.runtime.scheduler import admission
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import SendClient

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
-from raydix.runtime.messages.host import MIRROR_KEY_BYTES
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 

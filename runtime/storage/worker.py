@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
 from raydix.ids import BatchId
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
     CancelBatch,
@@ -17,7 +18,6 @@ from raydix.runtime.messages.host import (
     ObjectStatus,
     ReadObjects,
     WriteObjects,
-    split_keys,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.namespace import Namespace

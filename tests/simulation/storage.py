@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
@@ -20,7 +21,6 @@ from raydix.runtime.messages.host import (
     ObjectStatus,
     ReadObjects,
     WriteObjects,
-    split_keys,
 )
 from tests.simulation.links import End, Link
 

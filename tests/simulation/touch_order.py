@@ -5,9 +5,8 @@ from collections import Counter
 
 from raydix.ids import BatchId, LookupId
 from raydix.runtime.cache.host import events as host_events
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.host import (
-    KEY_BYTES,
-    MIRROR_KEY_BYTES,
     AbandonPages,
     LeasePages,
     Lookup,
@@ -17,7 +16,6 @@ from raydix.runtime.messages.host import (
     ReadObjects,
     ReleaseLeases,
     WriteObjects,
-    split_keys,
 )
 
 

@@ -35,6 +35,7 @@ from raydix.runtime.cache.host.mirror import HostMirror
 from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
@@ -50,7 +51,6 @@ from raydix.runtime.messages.host import (
     ReleaseLeases,
     StorageStatus,
     ToHost,
-    split_keys,
 )
 
 _STAGED_DIVISOR = 2

@@ -11,6 +11,7 @@ from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.reads import HostReads
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     Lookup,
     LookupProgress,
@@ -18,7 +19,6 @@ from raydix.runtime.messages.host import (
     ObjectStatus,
     PageSource,
     Urgency,
-    split_keys,
 )
 
 _FORGOTTEN_AT_ONCE = 256

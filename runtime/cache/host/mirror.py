@@ -3,7 +3,8 @@
 from collections import Counter
 
 from raydix.runtime.cache.host.index import HostIndex
-from raydix.runtime.messages.host import MIRROR_KEY_BYTES, MirrorUpdate
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.messages.host import MirrorUpdate
 
 
 class HostMirror:

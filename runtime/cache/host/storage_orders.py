@@ -11,9 +11,9 @@ from raydix.ids import BatchId, ConnectionId, PageKey
 from raydix.runtime.cache.host.circuit_breaker import BreakerState, CircuitBreaker
 from raydix.runtime.cache.host.events import HostEffect, StorageOrder, StorageSettings, ToStorage
 from raydix.runtime.cache.host.missing_objects import MissingObjects
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
-    KEY_BYTES,
     CancelBatch,
     DeleteObjects,
     FindObjects,

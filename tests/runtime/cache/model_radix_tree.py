@@ -9,12 +9,11 @@ import numpy as np
 
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Segment, Victim
 from raydix.runtime.messages.arrays import Int32Array
-from raydix.runtime.messages.host import KEY_BYTES, split_keys
 
 Chain = tuple[PageKey, tuple[int, ...]]
 """An identity and all tokens up to a page boundary: what a page stands for."""

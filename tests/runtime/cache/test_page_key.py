@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
-from raydix.runtime.messages.host import KEY_BYTES, split_keys
+from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 
 
 def test_tokens_are_packed_as_little_endian_int32() -> None:

@@ -6,10 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raydix.errors import AccountingError
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.radix_node import chain_keys
 from raydix.runtime.cache.radix_tree import RadixTree
-from raydix.runtime.messages.host import KEY_BYTES, split_keys
 from tests.runtime.cache.model_radix_tree import Cache
 
 

@@ -12,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.radix_node import take_back_hit
 from raydix.runtime.cache.radix_tree import Match, Segment, Victim
-from raydix.runtime.messages.host import split_keys
 from tests.runtime.cache.model_radix_tree import Cache, EvictionModel, PrefixModel, Request
 
 IDENTITIES = (root_key(), root_key(cache_salt="tenant"))

@@ -332,13 +332,13 @@ class CoreDriver:
     def fill_l2(self, tokens: list[int]) -> bytes:
         """L2 holds the full pages of this prompt from now on; returns their keys."""
         keys = self.keys(tokens)
-        self.ready.update(host.split_keys(keys))
+        self.ready.update(split_keys(keys))
         self.hear_host(host.MirrorUpdate(ready=mirror_keys(keys)))
         return keys
 
     def drop_from_l2(self, keys: bytes) -> None:
         """L2 holds these no more."""
-        self.ready.difference_update(host.split_keys(keys))
+        self.ready.difference_update(split_keys(keys))
         self.hear_host(host.MirrorUpdate(dropped=mirror_keys(keys)))
 
     def grant(self, num_pages: int) -> None:

@@ -3,9 +3,10 @@
 from typing import Any
 
 from raydix.ids import LeaseId, LookupId
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import PageSource, split_keys
+from raydix.runtime.messages.host import PageSource
 from tests.runtime.scheduler.keys import mirror_keys
 
 

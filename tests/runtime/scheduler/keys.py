@@ -1,6 +1,6 @@
 """Page keys as tests write them."""
 
-from raydix.runtime.messages.host import KEY_BYTES, MIRROR_KEY_BYTES
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES
 
 
 def mirror_keys(keys: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
@@ -57,8 +58,8 @@ def take_all_slots(driver: CoreDriver) -> list[str]:
 
 def arrive(driver: CoreDriver, name: str, num_pages: int) -> None:
     """The first pages have come from L3."""
-    keys = driver.keys(PROMPT)[: num_pages * host.KEY_BYTES]
-    driver.ready.update(host.split_keys(keys))
+    keys = driver.keys(PROMPT)[: num_pages * KEY_BYTES]
+    driver.ready.update(split_keys(keys))
     driver.hear_host(host.MirrorUpdate(ready=mirror_keys(keys)))
     driver.report_lookup(name, [L3] * num_pages + [PENDING] * (4 - num_pages))
 
@@ -210,7 +211,7 @@ def test_page_gone_from_the_middle_of_storage_leaves_the_prefix_before_it() -> N
     flush(cluster)
     assert cluster.storage is not None
     keys = CoreDriver().keys(PAGES)
-    del cluster.storage.objects[0, host.split_keys(keys)[4]]
+    del cluster.storage.objects[0, split_keys(keys)[4]]
     assert serve(cluster, "warm", PAGES) == {
         "l3": 16,
         "computed:not_found": 24,
@@ -286,7 +287,7 @@ def test_abort_stops_the_reads_of_its_request_within_a_batch_and_no_others() -> 
     cluster.abort("aborted")  # type: ignore[arg-type]
     settle(cluster)
     assert cluster.storage is not None
-    own, others = (host.split_keys(CoreDriver().keys(prompt)) for prompt in (PAGES, OTHER))
+    own, others = (split_keys(CoreDriver().keys(prompt)) for prompt in (PAGES, OTHER))
     assert (
         sum(cluster.storage.num_reads[0, key] for key in own) <= 2 * STORAGE.batch_pages < len(own)
     )

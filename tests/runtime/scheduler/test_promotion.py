@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
@@ -48,8 +49,8 @@ def waiting(driver: CoreDriver, name: str = "waiting") -> str:
 
 def arrive(driver: CoreDriver, name: str, num_pages: int) -> None:
     """The first `num_pages` have come from L3."""
-    keys = driver.keys(PROMPT)[: num_pages * host.KEY_BYTES]
-    driver.ready.update(host.split_keys(keys))
+    keys = driver.keys(PROMPT)[: num_pages * KEY_BYTES]
+    driver.ready.update(split_keys(keys))
     driver.hear_host(host.MirrorUpdate(ready=mirror_keys(keys)))
     driver.report_lookup(name, [L3] * num_pages + [PENDING] * (NUM_PAGES - num_pages))
 
@@ -252,10 +253,10 @@ def test_part_of_which_l2_has_dropped_the_end_is_loaded_as_far_as_it_goes() -> N
     name = waiting(driver)
     arrive(driver, name, 3)
     driver.ready.difference_update(
-        host.split_keys(driver.keys(PROMPT))[1:]
+        split_keys(driver.keys(PROMPT))[1:]
     )  # and the mirror lags behind
     driver.host_turn()
-    driver.drop_from_l2(driver.keys(PROMPT)[host.KEY_BYTES :])
+    driver.drop_from_l2(driver.keys(PROMPT)[KEY_BYTES:])
     driver.run()
     assert num_promoted(driver) == 1
     driver.report_lookup(name, [L3] * 3 + [PageSource.IO_ERROR] * 5)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import StorageStatus, split_keys
+from raydix.runtime.messages.host import StorageStatus
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.in_flight import MAX_TRANSFER_ID

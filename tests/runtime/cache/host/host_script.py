@@ -27,6 +27,7 @@ from raydix.runtime.cache.host.events import (
     ToStorage,
     WatchProcess,
 )
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
     CancelBatch,
@@ -50,7 +51,6 @@ from raydix.runtime.messages.host import (
     ToHost,
     Urgency,
     WriteObjects,
-    split_keys,
 )
 
 PAGE_SIZE = 16

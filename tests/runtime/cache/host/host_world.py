@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
@@ -15,7 +16,6 @@ from raydix.runtime.messages.host import (
     ObjectStatus,
     ReadObjects,
     WriteObjects,
-    split_keys,
 )
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING

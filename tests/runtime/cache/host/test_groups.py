@@ -7,6 +7,7 @@ import pytest
 from raydix.errors import AccountingError
 from raydix.ids import LeaseId, LookupId
 from raydix.runtime.cache.host.events import StorageSettings, Tick
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     FindObjects,
     LeasePages,
@@ -15,7 +16,6 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
     Urgency,
-    split_keys,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
 

@@ -5,7 +5,8 @@ nobody.
 from dataclasses import replace
 
 from raydix.runtime.cache.host.events import StorageSettings
-from raydix.runtime.messages.host import PageSource, ReadObjects, Urgency, split_keys
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.messages.host import PageSource, ReadObjects, Urgency
 from tests.runtime.cache.host.host_script import STORAGE, HostScript
 
 L2, L3 = PageSource.L2, PageSource.L3

@@ -9,12 +9,12 @@ from raydix.runtime.cache.host.events import (
     StorageSettings,
     Tick,
 )
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     FindObjects,
     ObjectStatus,
     PageSource,
     ReadObjects,
-    split_keys,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
 

@@ -31,6 +31,7 @@ from raydix.runtime.cache.host.events import (
     StorageLost,
     Tick,
 )
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     CopiesDrained,
@@ -40,7 +41,6 @@ from raydix.runtime.messages.host import (
     ObjectStatus,
     ProcessDrained,
     ReleaseLeases,
-    split_keys,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, Name, RankGroup

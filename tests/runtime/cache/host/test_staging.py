@@ -7,7 +7,8 @@ import pytest
 from raydix.errors import AccountingError
 from raydix.ids import BatchId
 from raydix.runtime.cache.host.events import StorageSettings
-from raydix.runtime.messages.host import ObjectsDone, PageSource, ReadObjects, split_keys
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.messages.host import ObjectsDone, PageSource, ReadObjects
 from tests.runtime.cache.host.host_script import STORAGE, HostScript
 
 L2, L3 = PageSource.L2, PageSource.L3
