@@ -26,16 +26,16 @@ from raydix.runtime.cache.host.events import (
     FromScheduler,
     FromStorage,
     HostEvent,
-    HostSettings,
     SchedulerAttached,
     SchedulerLost,
     StorageAttached,
     StorageOrder,
-    StorageSettings,
     Tick,
     ToScheduler,
     ToStorage,
 )
+from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.host import (
     CancelBatch,
     CommitPages,

@@ -27,7 +27,6 @@ from raydix.runtime.cache.host.events import (
     HostEffect,
     HostEvent,
     HostFlushed,
-    HostSettings,
     ProcessExited,
     RetireStorage,
     SchedulerAttached,
@@ -42,6 +41,7 @@ from raydix.runtime.cache.host.events import (
     ToStorage,
     WatchProcess,
 )
+from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost

@@ -12,7 +12,7 @@ from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import host_settings
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.cache.host.events import HostSettings
+from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
@@ -116,7 +116,7 @@ async def test_pages_that_storage_lost_are_written_again_and_found_after_a_resta
 ) -> None:
     def impatient(*arguments: Any, **named: Any) -> HostSettings:
         settings = host_settings(*arguments, **named)
-        return replace(settings, storage=replace(settings.storage, look_interval_s=0.0))
+        return replace(settings, storage=replace(settings.storage, search_interval_s=0.0))
 
     monkeypatch.setattr(engine_actors, "host_settings", impatient)
     reference = references(Family.QWEN3)

@@ -18,7 +18,7 @@ from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
-from raydix.runtime.cache.host.events import StorageSettings
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler import events

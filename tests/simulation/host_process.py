@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from raydix.ids import ConnectionId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
-from raydix.runtime.cache.host.events import HostSettings, StorageSettings
+from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.messages.arrays import int32_array
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.touch_order import TouchOrderWatch

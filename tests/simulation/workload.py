@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.host import events as host_events
-from raydix.runtime.cache.host.events import StorageSettings
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.policies import (
     LoadPolicy,

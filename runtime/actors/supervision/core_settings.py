@@ -1,6 +1,6 @@
 """Settings of the cores, from the configuration and what GPU actors have loaded. Pure."""
 
-from raydix.runtime.cache.host.events import HostSettings, StorageSettings
+from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings

@@ -15,7 +15,6 @@ from raydix.runtime.cache.host.events import (
     HostEffect,
     HostEvent,
     HostFlushed,
-    HostSettings,
     ProcessExited,
     RetireStorage,
     SchedulerAttached,
@@ -33,6 +32,7 @@ from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.mirror import HostMirror
 from raydix.runtime.cache.host.pages import HostPageState
+from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage import HostStorage
 from raydix.runtime.cache.page_key import split_keys

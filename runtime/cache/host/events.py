@@ -1,4 +1,4 @@
-"""What the HostMemory core is told, what it orders, and its settings."""
+"""What the HostMemory core is told, and what it orders."""
 
 from dataclasses import dataclass
 
@@ -17,55 +17,6 @@ from raydix.runtime.messages.host import (
 )
 
 StorageOrder = FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
-
-# Settings -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSettings:
-    """How HostMemory uses L3. `max_read_batches` and `max_write_batches` are in flight at once."""
-
-    min_tokens: int = 64
-    """A shorter run is computed instead of fetched."""
-    batch_pages: int = 32
-    max_read_batches: int = 4
-    max_write_batches: int = 2
-    max_queued_writes: int = 4096
-    max_write_attempts: int = 3
-    deadline_s: float = 10.0
-    """Of reads and writes."""
-    overdue_margin_s: float = 5.0
-    """L3 is left alone once a batch is unanswered for `deadline_s` and this margin, ..."""
-    search_deadline_s: float = 1.0
-    search_deadline_per_page_s: float = 0.004
-    """... or a search for this long, with so much for each page that is being searched for, ..."""
-    min_read_patience_s: float = 2.0
-    """... or a read for this long and several times as long as any read of late."""
-    missing_ttl_s: float = 1.0
-    """What L3 lacks is not asked for again for so long."""
-    max_missing_names: int = 65_536
-    look_interval_s: float = 60.0
-    """Pages of L2 that are in use are looked for in L3 so often, in case that it has lost them."""
-    staged_grace_s: float = 30.0
-    """Fetched pages that nobody leases count against prefetch's half of L2 for so long."""
-    breaker_failures: int = 5
-    """Batches that must fail one after another before L3 is left alone."""
-    breaker_backoff_s: float = 1.0
-    breaker_max_backoff_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSettings:
-    """Settings of the HostMemory core."""
-
-    page_size: int
-    piece_pages: int = 2048
-    """One turn goes over so many pages of L2 at most: what concerns all of them is done in pieces.
-    """
-    storage: StorageSettings = StorageSettings()
-    has_storage: bool = False
-    """L3 is in use from the start: a storage actor will attach."""
-
 
 # Events -------------------------------------------------------------------------------------------
 # Whoever takes the links counts connections, of all kinds together, and never uses a number twice.

@@ -5,10 +5,10 @@ from collections import Counter
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, HostPageId, LookupId, PageKey
-from raydix.runtime.cache.host.events import HostSettings
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.reads import HostReads
+from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.page_key import split_keys

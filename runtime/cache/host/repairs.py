@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import inf
 
 from raydix.ids import BatchId, HostPageId, PageKey
-from raydix.runtime.cache.host.events import StorageSettings
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
@@ -24,7 +24,7 @@ class HostRepairs:
 
     When a storage actor attaches, its backend may be another one, or have lost everything: a walk
     over the index looks for every page that L2 holds then. Pages that lookups use go first. Later a
-    page is looked for when a lookup uses it, `look_interval_s` after it was last looked for or was
+    page is looked for when a lookup uses it, `search_interval_s` after it was last looked for or was
     first used. What L3 lacks is noted.
 
     The walk offers every page: one that stays READY is met, for its id does not change. What is
@@ -87,14 +87,14 @@ class HostRepairs:
                     and self._is_look_due(page_id, now_s)
                     and len(self._due) < _MAX_DUE
                 ):
-                    self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+                    self._look_at_s[page_id] = now_s + self._settings.search_interval_s
                     self._due[page_id] = None
 
     def _is_look_due(self, page_id: HostPageId, now_s: float) -> bool:
         generation = self._index.generation(page_id)
         if self._generations[page_id] != generation:
             self._generations[page_id] = generation
-            self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+            self._look_at_s[page_id] = now_s + self._settings.search_interval_s
         return self._look_at_s[page_id] <= now_s
 
     def dispatch(self, now_s: float) -> None:
@@ -122,7 +122,7 @@ class HostRepairs:
         page_ids = self._index.ready_pages(self._walked_to, _WALK_PAGES)
         for page_id in page_ids:
             if self._is_look_due(page_id, now_s):
-                self._look_at_s[page_id] = now_s + self._settings.look_interval_s
+                self._look_at_s[page_id] = now_s + self._settings.search_interval_s
                 self._due[page_id] = None
         self._walked_to = page_ids[-1] + 1 if len(page_ids) == _WALK_PAGES else None
 

@@ -7,7 +7,6 @@ from collections import Counter
 from raydix.ids import ConnectionId, HostPageId
 from raydix.runtime.cache.host.events import (
     HostEffect,
-    HostSettings,
     StorageFlushed,
     StorageRetired,
 )
@@ -15,6 +14,7 @@ from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.lookups import HostLookups
 from raydix.runtime.cache.host.reads import HostReads
 from raydix.runtime.cache.host.repairs import HostRepairs
+from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.storage_probes import StorageProbes

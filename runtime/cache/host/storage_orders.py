@@ -9,8 +9,9 @@ from enum import Enum
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, ConnectionId, PageKey
 from raydix.runtime.cache.host.circuit_breaker import BreakerState, CircuitBreaker
-from raydix.runtime.cache.host.events import HostEffect, StorageOrder, StorageSettings, ToStorage
+from raydix.runtime.cache.host.events import HostEffect, StorageOrder, ToStorage
 from raydix.runtime.cache.host.missing_objects import MissingObjects
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, HostPageId, PageKey
-from raydix.runtime.cache.host.events import HostEffect, StorageFlushed, StorageSettings
+from raydix.runtime.cache.host.events import HostEffect, StorageFlushed
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import DeleteObjects, ObjectsDone, ObjectStatus, WriteObjects

@@ -12,7 +12,8 @@ from raydix.ids import LeaseId, LookupId
 from raydix.runtime.actors.host_memory import HostMemoryActor, HostMemorySetup
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.actors.links.socket_link import connect, listen
-from raydix.runtime.cache.host.events import HostSettings, StorageSettings, ToScheduler
+from raydix.runtime.cache.host.events import ToScheduler
+from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role

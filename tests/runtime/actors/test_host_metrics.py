@@ -1,7 +1,7 @@
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
-from raydix.runtime.cache.host.events import HostSettings
+from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.metrics import LabelValues
 from tests.runtime.actors.sample_values import LAYOUT, values_of
 

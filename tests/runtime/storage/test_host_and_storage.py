@@ -13,15 +13,14 @@ from raydix.runtime.cache.host.events import (
     FromScheduler,
     FromStorage,
     HostEvent,
-    HostSettings,
     SchedulerAttached,
     SetGenerations,
     StorageAttached,
     StorageFlushed,
-    StorageSettings,
     ToScheduler,
     ToStorage,
 )
+from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     CommitPages,

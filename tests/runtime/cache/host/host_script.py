@@ -12,7 +12,6 @@ from raydix.runtime.cache.host.events import (
     FromStorage,
     HostEvent,
     HostFlushed,
-    HostSettings,
     SchedulerAttached,
     SchedulerLost,
     SetGenerations,
@@ -21,12 +20,12 @@ from raydix.runtime.cache.host.events import (
     StorageLost,
     StorageOrder,
     StorageRetired,
-    StorageSettings,
     Tick,
     ToScheduler,
     ToStorage,
     WatchProcess,
 )
+from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (

@@ -6,7 +6,8 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import LeaseId, LookupId
-from raydix.runtime.cache.host.events import StorageSettings, Tick
+from raydix.runtime.cache.host.events import Tick
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     FindObjects,

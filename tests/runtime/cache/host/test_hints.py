@@ -4,7 +4,7 @@ nobody.
 
 from dataclasses import replace
 
-from raydix.runtime.cache.host.events import StorageSettings
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import PageSource, ReadObjects, Urgency
 from tests.runtime.cache.host.host_script import STORAGE, HostScript

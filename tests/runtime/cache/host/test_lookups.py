@@ -6,9 +6,9 @@ import pytest
 
 from raydix.runtime.cache.host.events import (
     FlushHost,
-    StorageSettings,
     Tick,
 )
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     FindObjects,

@@ -12,9 +12,9 @@ from raydix.runtime.cache.host.events import (
     DetachStorage,
     FlushHost,
     RetireStorage,
-    StorageSettings,
     Tick,
 )
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
     FindObjects,
     ObjectsDone,
@@ -90,14 +90,14 @@ def test_pages_that_l3_lost_behind_our_back_are_written_again_when_they_are_used
     host.objects.clear()
     look_up(host, "a", range(8))
     assert not host.objects, "they were written a moment ago"
-    host.now_s += STORAGE.look_interval_s
+    host.now_s += STORAGE.search_interval_s
     assert look_up(host, "b", range(8)) == [L2] * 8
     assert set(host.objects) == {make_key(name) for name in range(8)}
     assert host.stat("l3_pages_lacking") == 8
     num_looked_for = host.stat("l3_pages_looked_for")
     look_up(host, "c", range(8))
     assert host.stat("l3_pages_looked_for") == num_looked_for
-    host.now_s += STORAGE.look_interval_s
+    host.now_s += STORAGE.search_interval_s
     look_up(host, "d", range(8))
     assert host.stat("l3_pages_lacking") == 8, "nothing is written that is there"
 
@@ -166,7 +166,7 @@ def test_storage_that_comes_back_empty_is_filled_again() -> None:
 
 
 def test_a_name_is_queued_once() -> None:
-    host = with_storage(settings=replace(STORAGE, max_write_batches=1, look_interval_s=1.0))
+    host = with_storage(settings=replace(STORAGE, max_write_batches=1, search_interval_s=1.0))
     host.commit(range(6))
     assert host.stat("l3_writes_pending") == 6
     host.lookup("a", range(6))
@@ -186,7 +186,7 @@ def test_silent_search_for_pages_of_l2_is_given_up() -> None:
     [search] = host.orders
     assert isinstance(search, FindObjects)
     host.orders.clear()
-    host.now_s += STORAGE.look_interval_s / 2
+    host.now_s += STORAGE.search_interval_s / 2
     host.lookup("a", range(4))
     assert host.stat("l3_overdue_batches") == 1
     assert host.core.is_drained
@@ -195,7 +195,7 @@ def test_silent_search_for_pages_of_l2_is_given_up() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_attached_storage_is_offered_every_page_whatever_happens_meanwhile(seed: int) -> None:
     draw = random.Random(seed)
-    host = HostScript(512, replace(STORAGE, max_queued_writes=16, look_interval_s=1e9))
+    host = HostScript(512, replace(STORAGE, max_queued_writes=16, search_interval_s=1e9))
     host.attach_scheduler()
     host.commit([f"old{name}" for name in range(440)])
     num_dropped = host.stat("l3_writes_dropped_queue_full")

@@ -6,7 +6,7 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId
-from raydix.runtime.cache.host.events import StorageSettings
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import ObjectsDone, PageSource, ReadObjects
 from tests.runtime.cache.host.host_script import STORAGE, HostScript

@@ -7,9 +7,9 @@ from dataclasses import replace
 from raydix.runtime.cache.host.events import (
     FromStorage,
     ProcessExited,
-    StorageSettings,
     Tick,
 )
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
     FindObjects,
     ObjectsDone,

@@ -8,9 +8,9 @@ from raydix.runtime.cache.host.events import (
     FlushHost,
     FlushStorage,
     ProcessExited,
-    StorageSettings,
     Tick,
 )
+from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import ObjectStatus, PageSource, WriteObjects
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 

@@ -1,0 +1,61 @@
+"""Settings of HostMemory's brain."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    """How HostMemory uses L3.
+
+    An order that is not answered in time is overdue: L3 is left alone, and tried again by and by.
+    """
+
+    min_tokens: int = 64
+    """A shorter run is computed instead of fetched."""
+    batch_pages: int = 32
+    """Pages of one read or write."""
+    max_read_batches: int = 4
+    """Reads in flight at once."""
+    max_write_batches: int = 2
+    """Writes in flight at once."""
+    max_queued_writes: int = 4096
+    """Pages that may wait to be written."""
+    max_write_attempts: int = 3
+    deadline_s: float = 10.0
+    """What the storage actor is given for a read or a write."""
+    overdue_margin_s: float = 5.0
+    """A write is overdue so long after its deadline, and so is a read at the latest."""
+    min_read_patience_s: float = 2.0
+    """A read is overdue earlier if it takes several times as long as any read of late, but not
+    before this time.
+    """
+    search_deadline_s: float = 1.0
+    search_deadline_per_page_s: float = 0.004
+    """A search is overdue after `search_deadline_s` and this time for each page that is being
+    searched for.
+    """
+    missing_ttl_s: float = 1.0
+    """What L3 was seen to lack is not asked for again for so long."""
+    max_missing_names: int = 65_536
+    """Objects that L3 was seen to lack are remembered up to this number."""
+    search_interval_s: float = 60.0
+    """A page of L2 that is in use is searched for in L3 this often, in case that L3 has lost it."""
+    staged_grace_s: float = 30.0
+    """Fetched pages that nobody leases are kept for so long once their lookup has ended."""
+    breaker_failures: int = 5
+    """Batches that must fail one after another before L3 is left alone."""
+    breaker_backoff_s: float = 1.0
+    """How long L3 is left alone at first; each further time it is twice as long."""
+    breaker_max_backoff_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """Settings of the HostMemory core."""
+
+    page_size: int
+    piece_pages: int = 2048
+    """How many pages of L2 one turn passes over at most, where all of them are concerned."""
+    storage: StorageSettings = StorageSettings()
+    has_storage: bool = False
+    """L3 is in use from the start: a storage actor will attach."""
