@@ -18,9 +18,9 @@ from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
-    FindObjects,
     ObjectsDone,
     ReadObjects,
+    SearchObjects,
     WriteObjects,
 )
 from raydix.runtime.metrics import read_samples
@@ -155,7 +155,8 @@ class StorageActor:
             while True:
                 message = await link.receive()
                 if not isinstance(
-                    message, FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+                    message,
+                    SearchObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch,
                 ):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break

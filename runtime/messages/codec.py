@@ -29,10 +29,10 @@ from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
-    FindObjects,
     FromHost,
     ObjectsDone,
     ReadObjects,
+    SearchObjects,
     ToHost,
     WriteObjects,
 )
@@ -50,7 +50,7 @@ Message = (
     | TransfersDone
     | ToHost
     | FromHost
-    | FindObjects
+    | SearchObjects
     | ReadObjects
     | WriteObjects
     | DeleteObjects

@@ -270,7 +270,7 @@ class ObjectStatus(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindObjects:
+class SearchObjects:
     """Which of these objects exist? A hint, answered by `ObjectsDone`. Never stale."""
 
     batch_id: BatchId

@@ -16,10 +16,10 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
-    FindObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
+    SearchObjects,
     WriteObjects,
 )
 from tests.simulation.links import End, Link
@@ -34,7 +34,7 @@ _Name = tuple[int, PageKey]
 _REDIAL_S = 0.01
 
 
-def _names_of(order: FindObjects | ReadObjects | WriteObjects) -> list[_Name]:
+def _names_of(order: SearchObjects | ReadObjects | WriteObjects) -> list[_Name]:
     return [(order.group, key) for key in split_keys(order.keys)]
 
 
@@ -165,8 +165,8 @@ class SimulatedStorage:
                 return
             case DeleteObjects():
                 carry_out: Callable[[], list[ObjectStatus]] = self._delete
-            case FindObjects():
-                carry_out = partial(self._find, order)
+            case SearchObjects():
+                carry_out = partial(self._search, order)
             case ReadObjects():
                 carry_out = partial(self._read, order, process)
             case WriteObjects():
@@ -202,7 +202,7 @@ class SimulatedStorage:
         self.objects.clear()
         return [ObjectStatus.OK]
 
-    def _find(self, order: FindObjects) -> list[ObjectStatus]:
+    def _search(self, order: SearchObjects) -> list[ObjectStatus]:
         names = _names_of(order)
         if self._fails():
             return [ObjectStatus.IO_ERROR] * len(names)

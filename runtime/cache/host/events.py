@@ -7,16 +7,16 @@ from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
-    FindObjects,
     FromHost,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
+    SearchObjects,
     ToHost,
     WriteObjects,
 )
 
-StorageOrder = FindObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+StorageOrder = SearchObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
 # Events -------------------------------------------------------------------------------------------
 # Whoever takes the links counts connections, of all kinds together, and never uses a number twice.

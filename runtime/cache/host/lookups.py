@@ -121,7 +121,7 @@ class HostLookups:
             for group, missing in enumerate(lookup.missing):
                 if missing:
                     keys = b"".join(lookup.keys[index] for index in missing)
-                    batch_id = self._orders.find(group, keys, now_s)
+                    batch_id = self._orders.search(group, keys, now_s)
                     self._searches[batch_id] = (lookup, group)
                     lookup.num_searches += 1
 

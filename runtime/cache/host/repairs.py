@@ -1,5 +1,5 @@
-"""Finding out which pages of L2 the storage backend has lost, or never had, so that they are
-written again.
+"""Finding out which pages of L2 the storage backend has lost, or never had, so that they are written
+again.
 """
 
 from array import array
@@ -15,17 +15,17 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 _MAX_DUE = 65_536
 _WALK_PAGES = 1024
-"""The walk looks at so many pages before other events have their turn."""
+"""The walk passes over so many pages before other events have their turn."""
 
 
 class HostRepairs:
-    """Owns: which pages of L2 are to be looked for in L3, and the one search for some of them that
-    is under way.
+    """Owns: which pages of L2 are to be searched for in L3, and the one such search that is under
+    way.
 
     When a storage actor attaches, its backend may be another one, or have lost everything: a walk
-    over the index looks for every page that L2 holds then. Pages that lookups use go first. Later a
-    page is looked for when a lookup uses it, `search_interval_s` after it was last looked for or was
-    first used. What L3 lacks is noted.
+    over the index searches for every page that L2 holds then. Pages that lookups use go first.
+    Later a page is searched for when a lookup uses it, `search_interval_s` after its last search or
+    its first use. What L3 lacks is noted.
 
     The walk offers every page: one that stays READY is met, for its id does not change. What is
     dropped before the walk comes by is gone. What is handed out and becomes READY after the attach
@@ -51,14 +51,14 @@ class HostRepairs:
 
         self._generations = index.generations()
         """Per page, as of when the backend attached or the page was first used since."""
-        self._look_at_s = array("d", bytes(8 * len(self._generations)))
-        """When a page of that generation is to be looked for if a lookup uses it; only searches'
-        cost depends on it.
+        self._due_at_s = array("d", bytes(8 * len(self._generations)))
+        """When a page of that generation is due if a lookup uses it. A wrong time costs a search or
+        delays a repair, but nothing else depends on it.
         """
 
     @property
     def num_pending(self) -> int:
-        """Pages that are being looked for or wait for that; while the walk is on, at most so many."""
+        """Pages that are due or being searched for; while the walk is on, at most so many."""
         num_ahead = 0
         if self._walked_to is not None:
             num_ahead = min(len(self._generations) - self._walked_to, self._index.num_ready)
@@ -69,10 +69,10 @@ class HostRepairs:
         """The walk can go on at once."""
         return self._walked_to is not None and self._search is None and self._orders.is_readable
 
-    def look_for_all(self) -> None:
-        """A storage actor has attached: look for every READY page."""
+    def search_for_all(self) -> None:
+        """A storage actor has attached: search for every READY page."""
         self._generations = self._index.generations()
-        self._look_at_s = array("d", [-inf]) * len(self._generations)
+        self._due_at_s = array("d", [-inf]) * len(self._generations)
         self._walked_to = 0
 
     def note_use(self, keys: Sequence[PageKey], now_s: float) -> None:
@@ -82,20 +82,18 @@ class HostRepairs:
         for group in range(self._index.num_groups):
             for key in keys:
                 page_id = self._index.find(group, key)
-                if (
-                    page_id is not None
-                    and self._is_look_due(page_id, now_s)
-                    and len(self._due) < _MAX_DUE
-                ):
-                    self._look_at_s[page_id] = now_s + self._settings.search_interval_s
-                    self._due[page_id] = None
+                if page_id is not None and len(self._due) < _MAX_DUE:
+                    self._add_if_due(page_id, now_s)
 
-    def _is_look_due(self, page_id: HostPageId, now_s: float) -> bool:
+    def _add_if_due(self, page_id: HostPageId, now_s: float) -> None:
+        next_s = now_s + self._settings.search_interval_s
         generation = self._index.generation(page_id)
         if self._generations[page_id] != generation:
             self._generations[page_id] = generation
-            self._look_at_s[page_id] = now_s + self._settings.search_interval_s
-        return self._look_at_s[page_id] <= now_s
+            self._due_at_s[page_id] = next_s
+        elif self._due_at_s[page_id] <= now_s:
+            self._due_at_s[page_id] = next_s
+            self._due[page_id] = None
 
     def dispatch(self, now_s: float) -> None:
         """Search for some pages of one group, unless a search is under way."""
@@ -103,6 +101,7 @@ class HostRepairs:
             return
         if not self._due:
             self._walk(now_s)
+
         names: list[tuple[int, PageKey]] = []
         while self._due and len(names) < self._settings.batch_pages:
             page_id = next(iter(self._due))
@@ -114,16 +113,14 @@ class HostRepairs:
                 names.append(name)
         if names:
             keys = b"".join(key for _, key in names)
-            self._search = self._orders.find(names[0][0], keys, now_s), names
+            self._search = self._orders.search(names[0][0], keys, now_s), names
 
     def _walk(self, now_s: float) -> None:
         if self._walked_to is None:
             return
         page_ids = self._index.ready_pages(self._walked_to, _WALK_PAGES)
         for page_id in page_ids:
-            if self._is_look_due(page_id, now_s):
-                self._look_at_s[page_id] = now_s + self._settings.search_interval_s
-                self._due[page_id] = None
+            self._add_if_due(page_id, now_s)
         self._walked_to = page_ids[-1] + 1 if len(page_ids) == _WALK_PAGES else None
 
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
@@ -132,16 +129,14 @@ class HostRepairs:
             return False
         _, names = self._search
         self._search = None
-        self._counters["l3_pages_looked_for"] += len(names)
+        self._counters["l3_pages_searched_for"] += len(names)
         for (group, key), code in zip(names, done.statuses, strict=True):
             if code == ObjectStatus.MISSING:
                 self._orders.missing.note(group, key, now_s)
         return True
 
     def give_up(self, batch_id: BatchId) -> None:
-        """A batch is overdue; if it is the search, its pages are looked for when they are used
-        again.
-        """
+        """A batch is overdue; if it is the search, its pages are searched for at their next use."""
         if self._search is not None and self._search[0] == batch_id:
             self._search = None
 

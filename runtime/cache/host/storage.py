@@ -1,6 +1,4 @@
-"""HostMemory's use of L3: lookups that fetch, writes, repairs, and the coming and going of the
-storage actor.
-"""
+"""HostMemory's use of L3, whose storage actor comes and goes."""
 
 from collections import Counter
 
@@ -23,8 +21,8 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3: `lookups`, `reads`, `writes`, repairs and probes, which
-    share their orders.
+    """Owns: what the engine wants of L3 (`lookups`, `reads`, `writes`, `repairs` and probes) and the
+    `orders` by which they get it.
     """
 
     def __init__(
@@ -49,9 +47,7 @@ class HostStorage:
 
     @property
     def num_pending(self) -> int:
-        """Pages that wait to be written or looked for, or are; while all are looked for, at most so
-        many.
-        """
+        """Pages that are to be written or searched for; while all are searched for, at most so many."""
         return self.writes.num_pending + self.repairs.num_pending
 
     @property
@@ -70,7 +66,7 @@ class HostStorage:
     def attach(self, connection: ConnectionId, pid: int) -> None:
         """A storage actor is there, and none from before; its backend may hold anything or nothing."""
         self.orders.attach(connection, pid)
-        self.repairs.look_for_all()
+        self.repairs.search_for_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
         """The storage actor is gone; the caller takes over the pages that it may still write, and

@@ -17,10 +17,10 @@ from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
     CancelBatch,
     DeleteObjects,
-    FindObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
+    SearchObjects,
     WriteObjects,
 )
 
@@ -210,7 +210,7 @@ class StorageOrders:
         """Whether an unanswered batch has been given up on."""
         return self._orders[batch_id].is_overdue
 
-    def find(self, group: int, keys: bytes, now_s: float) -> BatchId:
+    def search(self, group: int, keys: bytes, now_s: float) -> BatchId:
         """Search for objects. Searches wait for each other, and some backends ask for each object
         by itself.
         """
@@ -220,7 +220,7 @@ class StorageOrders:
         deadline_s = self._settings.search_deadline_s + per_page_s * (num_pages_before + num_pages)
         batch_id = self._start(OrderKind.SEARCH, now_s, deadline_s, num_pages)
         self._last_names[OrderKind.SEARCH] = (group, PageKey(keys[:KEY_BYTES]))
-        self._send(FindObjects(batch_id=batch_id, keys=keys, group=group, deadline_s=deadline_s))
+        self._send(SearchObjects(batch_id=batch_id, keys=keys, group=group, deadline_s=deadline_s))
         return batch_id
 
     def read(self, group: int, keys: bytes, host_page_ids: Int32Array, now_s: float) -> BatchId:

@@ -13,10 +13,10 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     DeleteObjects,
-    FindObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
+    SearchObjects,
     WriteObjects,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
@@ -207,7 +207,7 @@ class Bench:
 
     def exists(self, names: list[int]) -> list[ObjectStatus]:
         self.worker.submit(
-            FindObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names)))
+            SearchObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names)))
         )
         return self.wait()
 

@@ -33,7 +33,6 @@ from raydix.runtime.messages.host import (
     CancelLookup,
     CommitPages,
     DeleteObjects,
-    FindObjects,
     FromHost,
     LeasePages,
     Lookup,
@@ -46,6 +45,7 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
     ReleaseLeases,
+    SearchObjects,
     StorageStatus,
     ToHost,
     Urgency,
@@ -122,7 +122,7 @@ class HostScript:
         self.leased: dict[int, PagesLeased] = {}
         self.asked: set[int] = set()
         """Leases that this connection asked for."""
-        self.orders: deque[FindObjects | ReadObjects | WriteObjects | DeleteObjects] = deque()
+        self.orders: deque[SearchObjects | ReadObjects | WriteObjects | DeleteObjects] = deque()
         self.cancelled: list[int] = []
         self.watched: list[int] = []
         self.flushed: list[ObjectStatus] = []
@@ -282,7 +282,7 @@ class HostScript:
         assert self.storage is not None
         self.tell(FromStorage(self.storage, done))
 
-    def answer(self, index: int = 0) -> FindObjects | ReadObjects | WriteObjects | DeleteObjects:
+    def answer(self, index: int = 0) -> SearchObjects | ReadObjects | WriteObjects | DeleteObjects:
         """Storage carries out an order, out of turn if `index` is not 0."""
         order = self.orders[index]
         del self.orders[index]
@@ -293,7 +293,7 @@ class HostScript:
         return order
 
     def _carry_out(
-        self, order: FindObjects | ReadObjects | WriteObjects | DeleteObjects
+        self, order: SearchObjects | ReadObjects | WriteObjects | DeleteObjects
     ) -> list[ObjectStatus]:
         if isinstance(order, DeleteObjects):
             for objects in self.objects_of:
@@ -309,14 +309,14 @@ class HostScript:
         is_missing = [status is ObjectStatus.MISSING for status in found]
         return [ObjectStatus.MISSING if missing else ObjectStatus.OK for missing in is_missing]
 
-    def take_last_searches(self) -> list[FindObjects]:
+    def take_last_searches(self) -> list[SearchObjects]:
         """Searches that were ordered last, one for each group at most; the caller answers them."""
-        searches: list[FindObjects] = []
+        searches: list[SearchObjects] = []
         while self.orders and len(searches) < self.num_groups:
-            if not isinstance(self.orders[-1], FindObjects):
+            if not isinstance(self.orders[-1], SearchObjects):
                 break
             search = self.orders.pop()
-            assert isinstance(search, FindObjects)
+            assert isinstance(search, SearchObjects)
             searches.append(search)
         return searches
 

@@ -12,14 +12,14 @@ from raydix.runtime.messages.host import (
     AbandonPages,
     CommitPages,
     DeleteObjects,
-    FindObjects,
     ObjectStatus,
     ReadObjects,
+    SearchObjects,
     WriteObjects,
 )
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
-Order = FindObjects | ReadObjects | WriteObjects | DeleteObjects
+Order = SearchObjects | ReadObjects | WriteObjects | DeleteObjects
 Name = tuple[int, PageKey]
 """Group and key."""
 Read = tuple[int, Name]
@@ -180,7 +180,7 @@ class Memory:
             objects.clear()
             return [ObjectStatus.OK]
         names = [(order.group, key) for key in split_keys(order.keys)]
-        if isinstance(order, FindObjects):
+        if isinstance(order, SearchObjects):
             return [luck() or (OK if name in objects else MISSING) for name in names]
         move = self._read_one if isinstance(order, ReadObjects) else self._write_one
         pages = order.host_page_ids.tolist()

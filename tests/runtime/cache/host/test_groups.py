@@ -10,12 +10,12 @@ from raydix.runtime.cache.host.events import Tick
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
-    FindObjects,
     LeasePages,
     Lookup,
     ObjectStatus,
     PageSource,
     ReadObjects,
+    SearchObjects,
     Urgency,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
@@ -72,7 +72,7 @@ def test_nothing_is_read_behind_the_first_page_that_l3_lacks_in_some_group() -> 
     host.store(range(8))
     host.store(range(3), group=1)
     host.lookup("r", range(8))
-    searches = [order for order in host.orders if isinstance(order, FindObjects)]
+    searches = [order for order in host.orders if isinstance(order, SearchObjects)]
     assert [search.group for search in searches] == [0, 1]
     host.answer()
     assert not reads_in_flight(host), "the other group's search may end the prefix earlier"

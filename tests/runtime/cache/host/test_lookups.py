@@ -11,10 +11,10 @@ from raydix.runtime.cache.host.events import (
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
-    FindObjects,
     ObjectStatus,
     PageSource,
     ReadObjects,
+    SearchObjects,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
 
@@ -86,7 +86,7 @@ def test_only_what_l2_lacks_is_fetched() -> None:
     host.commit([2, 5])
     host.lookup("r", range(8), num_l1_pages=1)
     [find] = host.orders
-    assert isinstance(find, FindObjects)
+    assert isinstance(find, SearchObjects)
     assert split_keys(find.keys) == [make_key(name) for name in (1, 3, 4, 6, 7)]
     host.answer_all()
     assert host.sources("r") == [L1, L3, L2, L3, L3, L2, L3, L3]
@@ -267,7 +267,7 @@ def test_read_that_was_cancelled_before_another_joined_is_read_again() -> None:
     host.answer()
     host.cancel("a")
     host.lookup("b", range(8))
-    assert isinstance(host.orders[2], FindObjects)
+    assert isinstance(host.orders[2], SearchObjects)
     host.answer(2)
     host.answer_all()
     assert host.sources("b") == [L3] * 8

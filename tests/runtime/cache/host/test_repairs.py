@@ -16,10 +16,10 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
-    FindObjects,
     ObjectsDone,
     ObjectStatus,
     PageSource,
+    SearchObjects,
     WriteObjects,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
@@ -59,7 +59,7 @@ def test_what_comes_before_a_missing_page_is_still_fetched() -> None:
     host.tell(FlushHost())
     host.lookup("b", range(8))
     [search] = host.orders
-    assert isinstance(search, FindObjects)
+    assert isinstance(search, SearchObjects)
     assert len(search.keys) == 4 * 32
     host.answer_all()
     assert host.sources("b") == [L3] * 4 + [NOT_FOUND] * 4
@@ -94,9 +94,9 @@ def test_pages_that_l3_lost_behind_our_back_are_written_again_when_they_are_used
     assert look_up(host, "b", range(8)) == [L2] * 8
     assert set(host.objects) == {make_key(name) for name in range(8)}
     assert host.stat("l3_pages_lacking") == 8
-    num_looked_for = host.stat("l3_pages_looked_for")
+    num_searched_for = host.stat("l3_pages_searched_for")
     look_up(host, "c", range(8))
-    assert host.stat("l3_pages_looked_for") == num_looked_for
+    assert host.stat("l3_pages_searched_for") == num_searched_for
     host.now_s += STORAGE.search_interval_s
     look_up(host, "d", range(8))
     assert host.stat("l3_pages_lacking") == 8, "nothing is written that is there"
@@ -172,7 +172,7 @@ def test_a_name_is_queued_once() -> None:
     host.lookup("a", range(6))
     host.now_s += 1.0
     host.lookup("b", range(6))
-    search = next(order for order in host.orders if isinstance(order, FindObjects))
+    search = next(order for order in host.orders if isinstance(order, SearchObjects))
     host.answer(host.orders.index(search))
     host.answer_all()
     assert host.stat("l3_pages_written") == 6
@@ -184,7 +184,7 @@ def test_silent_search_for_pages_of_l2_is_given_up() -> None:
     host.answer_all()
     host.attach_storage(51)
     [search] = host.orders
-    assert isinstance(search, FindObjects)
+    assert isinstance(search, SearchObjects)
     host.orders.clear()
     host.now_s += STORAGE.search_interval_s / 2
     host.lookup("a", range(4))
@@ -242,7 +242,7 @@ def test_new_pages_are_written_before_repairs_and_none_is_dropped_for_them() -> 
     assert host.stat("l3_writes_dropped_queue_full") == num_dropped
 
 
-def test_pages_in_use_are_looked_for_ahead_of_the_walk_and_once(
+def test_pages_in_use_are_searched_for_ahead_of_the_walk_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_repairs, "_WALK_PAGES", 4)
@@ -256,4 +256,4 @@ def test_pages_in_use_are_looked_for_ahead_of_the_walk_and_once(
     host.answer_all()
     assert host.core.next_deadline_s() is None
     assert len(host.objects) == 20
-    assert host.stat("l3_pages_looked_for") == 20
+    assert host.stat("l3_pages_searched_for") == 20

@@ -11,11 +11,11 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
-    FindObjects,
     ObjectsDone,
     ObjectStatus,
     PageSource,
     ReadObjects,
+    SearchObjects,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
@@ -169,8 +169,8 @@ def test_search_may_take_its_time_for_each_page_that_is_searched_for() -> None:
     host.lookup("short", range(500, 504))
     [long, short] = host.orders
     per_page_s = STORAGE.search_deadline_per_page_s
-    assert isinstance(long, FindObjects)
-    assert isinstance(short, FindObjects)
+    assert isinstance(long, SearchObjects)
+    assert isinstance(short, SearchObjects)
     assert long.deadline_s == STORAGE.search_deadline_s + 500 * per_page_s
     assert short.deadline_s == STORAGE.search_deadline_s + 504 * per_page_s, (
         "it waits for the one before"
