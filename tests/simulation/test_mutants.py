@@ -14,6 +14,7 @@ import pytest
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import int32_array
@@ -63,15 +64,15 @@ def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a mutant but a world: HostMemory takes its pins off as soon as it has granted a lease."""
-    lease = HostIndex.lease
+    lease = HostLeases.lease
 
-    def lease_unpinned(self: HostIndex, lease_id: Any, keys: Any, starts: Any) -> Any:
+    def lease_unpinned(self: HostLeases, lease_id: Any, keys: Any, starts: Any) -> Any:
         held = lease(self, lease_id, keys, starts)
-        self.end_lease(lease_id)
+        self.end(lease_id)
         lease(self, lease_id, (), [0] * len(starts))
         return held
 
-    monkeypatch.setattr(HostIndex, "lease", lease_unpinned)
+    monkeypatch.setattr(HostLeases, "lease", lease_unpinned)
 
 
 def no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.grants import HostGrants
 from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.mirror import HostMirror
 from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.settings import HostSettings
@@ -58,8 +59,8 @@ _STAGED_DIVISOR = 2
 
 
 class HostMemoryCore:
-    """Owns: which connections are attached, and the parts that share L2: index, grants, quarantine,
-    lookups, storage.
+    """Owns: which connections are attached, and the parts that share L2: index, leases, grants,
+    quarantine, lookups, storage.
 
     `handle` is told what happened and returns what to do, in order. One Scheduler and one storage
     actor are attached at a time. An answered `LeasePages`, empty or not, is ended by one
@@ -86,6 +87,7 @@ class HostMemoryCore:
         """Of the last event."""
 
         self._index = HostIndex(geometry, generations)
+        self._leases = HostLeases(self._index)
         self._grants = HostGrants(self._index, fair_share, self.counters)
         self._quarantine = Quarantine(self._index)
         self._mirror = HostMirror(self._index, settings.piece_pages, self.counters)
@@ -173,7 +175,7 @@ class HostMemoryCore:
                 self._lease(message)
             case ReleaseLeases():
                 for lease_id in message.lease_ids:
-                    self._index.end_lease(LeaseId(int(lease_id)))
+                    self._leases.end(LeaseId(int(lease_id)))
             case CommitPages():
                 self._commit(message)
             case AbandonPages():
@@ -189,7 +191,7 @@ class HostMemoryCore:
 
     def _lease(self, message: LeasePages) -> None:
         keys = split_keys(message.keys)
-        runs = self._index.lease(message.lease_id, keys, message.starts)
+        runs = self._leases.lease(message.lease_id, keys, message.starts)
         for group, start in enumerate(message.starts):
             self._staged.release(group, keys[start:])
         self._send(
@@ -226,7 +228,7 @@ class HostMemoryCore:
     def _abandon(self, message: AbandonPages) -> None:
         pinned = []
         for lease_id in message.lease_ids:
-            pinned.extend(self._index.detach_lease(LeaseId(int(lease_id))))
+            pinned.extend(self._leases.detach(LeaseId(int(lease_id))))
         granted = self._grants.take_some_back(message.host_page_ids, message.generations)
         self._hold_for(message.pids, granted, pinned)
 
@@ -247,11 +249,7 @@ class HostMemoryCore:
         self._is_granting = False
         self._mirror.stop()
         self._lookups.cancel_all()
-        pinned = [
-            page_id
-            for lease_id in self._index.lease_ids()
-            for page_id in self._index.detach_lease(lease_id)
-        ]
+        pinned = self._leases.detach_all()
         self._quarantine.hold((None,), self._grants.take_all_back(), pinned)
 
     def _hold_for(
@@ -354,7 +352,7 @@ class HostMemoryCore:
             "slabs_taken": self._index.num_slabs_taken,
             "ready_bytes": ready_bytes,
             "pages_granted": self._grants.num_pages,
-            "leases": self._index.num_leases,
+            "leases": self._leases.num_leases,
             "lookups": self._lookups.num_lookups,
             "pages_reading": self._storage.reads.num_filling,
             "pages_staged": self._staged.num_pins,
@@ -369,6 +367,7 @@ class HostMemoryCore:
         with the figures.
         """
         self._index.check()
+        self._leases.check()
         self._staged.check()
         self._storage.writes.check()
         counts: Counter[HostPageState] = Counter()
@@ -385,7 +384,7 @@ class HostMemoryCore:
             raise AccountingError(
                 f"{counts[HostPageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record"
             )
-        num_pinned = self._quarantine.num_pins + self._index.num_leased + self._staged.num_pins
+        num_pinned = self._quarantine.num_pins + self._leases.num_pins + self._staged.num_pins
         num_pinned += self._storage.writes.num_pinned
         if self._index.num_readers != num_pinned:
             raise AccountingError(

@@ -1,11 +1,11 @@
-"""The index of L2: which host page holds what, who reads it, and which page goes next."""
+"""The index of L2: which host page holds what, and which page goes next."""
 
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
-from raydix.ids import HostPageId, LeaseId, PageKey
+from raydix.ids import HostPageId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.lru_lists import LruLists
 from raydix.runtime.cache.host.page_names import PageNames
@@ -27,7 +27,7 @@ class _GroupPages:
 
 
 class HostIndex:
-    """Owns: `HostPages`, the names of READY pages, the order in which they go, and leases.
+    """Owns: `HostPages`, the names of READY pages, and the order in which they go.
 
     No operation costs more than the pages it touches, or those of a slab that it takes.
     """
@@ -40,7 +40,6 @@ class HostIndex:
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
         self._evictable = LruLists(geometry.num_host_pages, geometry.num_groups)
         """READY pages without readers."""
-        self._leases: dict[LeaseId, list[HostPageId]] = {}
         self.num_slabs_taken = 0
         """How often a slab went from one group to another."""
 
@@ -99,15 +98,9 @@ class HostIndex:
         """READY pages of all groups."""
         return sum(len(pages.ready) for pages in self._groups)
 
-    @property
-    def num_leases(self) -> int:
-        """Leases that have not ended."""
-        return len(self._leases)
-
-    @property
-    def num_leased(self) -> int:
-        """Pins of all leases; O(leases)."""
-        return sum(map(len, self._leases.values()))
+    def num_readers_of(self, page_id: HostPageId) -> int:
+        """Pins of a page."""
+        return self._pages.num_readers(page_id)
 
     @property
     def num_readers(self) -> int:
@@ -205,61 +198,6 @@ class HostIndex:
         self._evictable.append(group, page_id)
         self._pages.use(page_id)
 
-    def lease(
-        self, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
-    ) -> list[list[HostPageId]]:
-        """Pin `keys[starts[g]:]` in each group g, up to the first page that is not READY in some
-        group's run, until `end_lease`.
-
-        An empty lease must be ended, too. Returns the pages of each group.
-        """
-        if lease_id in self._leases:
-            raise AccountingError(f"lease {lease_id} is taken twice")
-        if len(starts) != self.num_groups:
-            raise AccountingError(
-                f"lease {lease_id} is for {len(starts)} KV groups; L2 has {self.num_groups}"
-            )
-
-        runs: list[list[HostPageId]] = []
-        end = len(keys)
-        for group, start in enumerate(starts):
-            run: list[HostPageId] = []
-            for key in keys[start:end]:
-                page_id = self.find(group, key)
-                if page_id is None:
-                    break
-                run.append(page_id)
-            runs.append(run)
-            # A run that starts at the end or behind it has no page, but does not move the end.
-            if start < end:
-                end = start + len(run)
-
-        # A group's run is cut at its own end and at those of the groups before it by now, but not
-        # yet at those of the groups after it.
-        for run, start in zip(runs, starts, strict=True):
-            del run[max(0, end - start) :]
-            for page_id in run:
-                self.pin(page_id)
-        self._leases[lease_id] = [page_id for run in runs for page_id in run]
-        return runs
-
-    def end_lease(self, lease_id: LeaseId) -> None:
-        """Unpin what a lease holds."""
-        self.unpin(self.detach_lease(lease_id))
-
-    def detach_lease(self, lease_id: LeaseId) -> list[HostPageId]:
-        """Forget a lease whose holder is gone; the caller unpins its pages later."""
-        held = self._leases.pop(lease_id, None)
-        if held is None:
-            raise AccountingError(
-                f"lease {lease_id} is unknown; {len(self._leases)} leases are held"
-            )
-        return held
-
-    def lease_ids(self) -> list[LeaseId]:
-        """Leases that have not ended."""
-        return list(self._leases)
-
     # Dropping -------------------------------------------------------------------------------------
 
     def drop_unread(self, page_id: HostPageId) -> bool:
@@ -319,23 +257,10 @@ class HostIndex:
     # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that pages, names, leases and lists agree; O(pages). Raises AccountingError with
-        the figures.
-        """
+        """Prove that pages, names and lists agree; O(pages). Raises AccountingError with the figures."""
         self._pages.check()
         for group in range(len(self._groups)):
             self._check_group(group)
-        leased: dict[HostPageId, int] = {}
-        for held in self._leases.values():
-            for page_id in held:
-                leased[page_id] = leased.get(page_id, 0) + 1
-        for page_id, num_leases in leased.items():
-            state, num_readers = self.state(page_id), self._pages.num_readers(page_id)
-            if state is not HostPageState.READY or num_readers < num_leases:
-                raise AccountingError(
-                    f"host page {page_id} is in {num_leases} leases but {state.name}, "
-                    f"{num_readers} readers"
-                )
 
     def _check_group(self, group: int) -> None:
         pages = self._groups[group]

@@ -12,6 +12,7 @@ from raydix.errors import AccountingError
 from raydix.ids import HostPageId, LeaseId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.pages import HostPageState
 
 
@@ -76,39 +77,6 @@ def test_touched_chain_loses_its_tail_first() -> None:
         )
 
 
-def test_ended_lease_leaves_the_chain_to_lose_its_tail_first() -> None:
-    index = HostIndex(make_geometry(1, (4,)))
-    for name in range(4):
-        publish(index, name)
-    index.lease(LeaseId(1), [key(name) for name in range(4)], (0,))
-    index.end_lease(LeaseId(1))
-    index.allocate(0)
-    assert index.find(0, key(3)) is None
-    assert index.find(0, key(0)) is not None
-
-
-def test_lease_is_the_longest_ready_prefix_and_survives_pressure() -> None:
-    index = HostIndex(make_geometry(1, (4,)))
-    pages = [publish(index, name) for name in (0, 1, 3)]
-    assert index.lease(LeaseId(7), [key(name) for name in range(4)], (0,)) == [pages[:2]]
-    while index.allocate(0) is not None:
-        pass
-    assert [index.find(0, key(name)) is not None for name in (0, 1, 3)] == [True, True, False]
-    index.end_lease(LeaseId(7))
-    assert index.allocate(0) == pages[1]
-
-
-def test_two_readers_must_both_end() -> None:
-    index = HostIndex(make_geometry(1, (1,)))
-    publish(index, "a")
-    index.lease(LeaseId(1), [key("a")], (0,))
-    index.lease(LeaseId(2), [key("a")], (0,))
-    index.end_lease(LeaseId(1))
-    assert index.allocate(0) is None
-    index.end_lease(LeaseId(2))
-    assert index.allocate(0) is not None
-
-
 def test_first_committed_copy_of_a_name_wins() -> None:
     index = HostIndex(make_geometry(1, (2,)))
     first = publish(index, "a")
@@ -144,8 +112,6 @@ MISUSES: dict[str, Callable[[HostIndex, HostPageId, HostPageId], object]] = {
     "free twice": lambda index, free, ready: index.free(free),
     "free ready": lambda index, free, ready: index.free(ready),
     "publish free": lambda index, free, ready: index.publish(free, key("b")),
-    "unknown lease": lambda index, free, ready: index.end_lease(LeaseId(9)),
-    "lease twice": lambda index, free, ready: index.lease(LeaseId(1), [], (0,)),
     "unpin": lambda index, free, ready: index.unpin([ready]),
 }
 
@@ -156,7 +122,6 @@ def test_misuse_is_an_accounting_error(misuse: str) -> None:
     free, ready = index.allocate(0), publish(index, "a")
     assert free is not None
     index.free(free)
-    index.lease(LeaseId(1), [], (0,))
     with pytest.raises(AccountingError):
         MISUSES[misuse](index, free, ready)
 
@@ -166,7 +131,7 @@ def test_starved_group_takes_the_least_recently_used_slab_that_nobody_holds() ->
     for name in range(12):
         publish(index, name)
     assert index.find(0, key(11)) is not None
-    index.lease(LeaseId(1), [key(0)], (0, 1))
+    HostLeases(index).lease(LeaseId(1), [key(0)], (0, 1))
     index.touch_chain(0, [key(4)])
     index.take_changes(0)
     publish(index, "other group", group=1)
@@ -242,7 +207,7 @@ def test_starved_group_takes_nothing_from_slabs_in_use() -> None:
     index = HostIndex(make_geometry(2, (4, 2)))
     for name in range(8):
         publish(index, name)
-    index.lease(LeaseId(1), [key(name) for name in range(8)], (0, 8))
+    HostLeases(index).lease(LeaseId(1), [key(name) for name in range(8)], (0, 8))
     assert index.allocate(1) is None
     assert index.find(0, key(5)) is not None
 
@@ -275,6 +240,7 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = HostIndex(make_geometry(2, (4, 2)))
+        self.held = HostLeases(self.index)
         self.filling: list[tuple[int, HostPageId]] = []
         self.quarantined: list[HostPageId] = []
         self.ready: dict[tuple[int, PageKey], HostPageId] = {}
@@ -385,7 +351,7 @@ class IndexMachine(RuleBasedStateMachine):
         runs = [
             [(group, key(name)) for name in chain[start:end]] for group, start in enumerate(starts)
         ]
-        pages = self.index.lease(lease_id, [key(name) for name in chain], starts)
+        pages = self.held.lease(lease_id, [key(name) for name in chain], starts)
         assert pages == [[self.ready[name] for name in run] for run in runs]
         self.leases[lease_id] = [name for run in runs for name in run]
 
@@ -393,7 +359,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_lease(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
-        self.index.end_lease(lease_id)
+        self.held.end(lease_id)
         for name in reversed(self.leases.pop(lease_id)):
             if not self.is_read(name):
                 self.use(name)
@@ -415,6 +381,7 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.index.check()
+        self.held.check()
         for group in range(2):
             keys = {name[1] for name in self.ready if name[0] == group}
             assert set(self.index.ready_keys(group)) == keys

@@ -13,6 +13,7 @@ from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEve
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
 from raydix.runtime.cache.host.reads import HostReads, Waiter
 from raydix.runtime.cache.host.storage_orders import StorageOrders
@@ -70,15 +71,15 @@ def no_generation_check(patch: pytest.MonkeyPatch) -> None:
 
 def early_lease_end(patch: pytest.MonkeyPatch) -> None:
     def lease_unpinned(
-        self: HostIndex, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
+        self: HostLeases, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
     ) -> list[list[HostPageId]]:
         runs = lease(self, lease_id, keys, starts)
-        self.end_lease(lease_id)
-        self._leases[lease_id] = []
+        self.end(lease_id)
+        self._held[lease_id] = []
         return runs
 
-    lease = HostIndex.lease
-    patch.setattr(HostIndex, "lease", lease_unpinned)
+    lease = HostLeases.lease
+    patch.setattr(HostLeases, "lease", lease_unpinned)
 
 
 def head_first_touch(patch: pytest.MonkeyPatch) -> None:
