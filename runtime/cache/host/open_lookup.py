@@ -30,24 +30,18 @@ class OpenLookup:
         """Pages from here on will not come."""
         self.missing: list[list[int]] = [[] for _ in num_l1_pages]
         """Per group: pages that L2 lacked on arrival, in order."""
-        self.wanted: list[deque[int]] = [deque() for _ in num_l1_pages]
-        """Per group: pages that L3 has and that nobody reads yet for this lookup, in order."""
         self.num_read = [0 for _ in num_l1_pages]
         """Per group: pages whose reads were ordered for it."""
-        self.num_searches = 0
-        """Searches that have no answer yet; no page is wanted before they have."""
-        self.is_queued = False
-        """It waits for its turn to read."""
         self.is_cancelled = False
+        self._wanted: list[deque[int]] = [deque() for _ in num_l1_pages]
+        """Per group: pages that L3 has and that nobody reads yet for this lookup, in order."""
+        self._num_searches = 0
+        """Searches that have no answer yet."""
+        self._is_queued = False
         self._num_l1_pages = num_l1_pages
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
 
     # Queries --------------------------------------------------------------------------------------
-
-    @property
-    def num_groups(self) -> int:
-        """KV groups."""
-        return len(self._sources)
 
     @property
     def is_final(self) -> bool:
@@ -72,7 +66,7 @@ class OpenLookup:
 
     def next_wanted(self) -> tuple[int, int] | None:
         """Group and place of the page that is to be read next: the groups' prefixes grow together."""
-        heads = [(wanted[0], group) for group, wanted in enumerate(self.wanted) if wanted]
+        heads = [(wanted[0], group) for group, wanted in enumerate(self._wanted) if wanted]
         index, group = min(heads, default=(None, 0))
         return None if index is None else (group, index)
 
@@ -123,14 +117,50 @@ class OpenLookup:
         for sources, num_l1_pages in zip(self._sources, self._num_l1_pages, strict=True):
             first = max(index, num_l1_pages)
             sources[first:] = bytes([source]) * (len(self.keys) - first)
-        for wanted in self.wanted:
+        for wanted in self._wanted:
             while wanted and wanted[-1] >= index:
                 wanted.pop()
         return True
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.is_cancelled = True
+
+    # Searches and reads for it --------------------------------------------------------------------
+
+    def start_search(self) -> None:
+        """A search for missing pages of one group is under way."""
+        self._num_searches += 1
+
+    def end_search(self) -> bool:
+        """A search has ended. Returns whether it was the last one."""
+        self._num_searches -= 1
+        return self._num_searches == 0
+
+    def join_queue(self) -> bool:
+        """It is to wait for its turn to read. Returns whether it did not yet."""
+        was_queued, self._is_queued = self._is_queued, True
+        return not was_queued
+
+    def leave_queue(self) -> None:
+        """It wants nothing more for now."""
+        self._is_queued = False
+
+    def want(self, group: int, index: int) -> None:
+        """L3 has a page, and nobody reads it; the pages of a group are told in order."""
+        self._wanted[group].append(index)
+
+    def take_wanted(self, group: int) -> int | None:
+        """The first page that is wanted of a group, which is wanted no more; None if there is none."""
+        return self._wanted[group].popleft() if self._wanted[group] else None
+
+    def count_read(self, group: int) -> None:
+        """A read of one page was ordered for it."""
+        self.num_read[group] += 1
 
     def want_again(self, group: int, index: int) -> bool:
         """The read that was to bring a page was cancelled. Returns whether another one is needed."""
         if index >= self.end:
             return False
-        self.wanted[group] = deque(sorted((*self.wanted[group], index)))
+        self._wanted[group] = deque(sorted((*self._wanted[group], index)))
         return True

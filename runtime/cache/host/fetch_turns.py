@@ -1,0 +1,107 @@
+"""In which order the pages that lookups want are read from L3."""
+
+import heapq
+
+from raydix.ids import HostPageId
+from raydix.runtime.cache.host.lookup_pages import LookupPages
+from raydix.runtime.cache.host.open_lookup import OpenLookup
+from raydix.runtime.cache.host.reads import HostReads
+from raydix.runtime.cache.host.settings import StorageSettings
+from raydix.runtime.cache.host.staged_pages import StagedPages
+from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.messages.host import PageSource, Urgency
+
+
+class FetchTurns:
+    """Owns: the lookups that wait for their turn to read, and how much open hints have read.
+
+    The oldest lookup's pages are read first, since the Scheduler asks in the order of its queue;
+    hints go last and leave half of the reads.
+    """
+
+    def __init__(
+        self,
+        settings: StorageSettings,
+        staged: StagedPages,
+        orders: StorageOrders,
+        reads: HostReads,
+        pages: LookupPages,
+    ) -> None:
+        self._settings = settings
+        self._staged = staged
+        self._orders = orders
+        self._reads = reads
+        self._pages = pages
+        self._turns: dict[Urgency, list[tuple[int, OpenLookup]]] = {
+            urgency: [] for urgency in Urgency
+        }
+        """Heaps by arrival."""
+        self._num_hint_reads = [0] * len(staged.max_pages)
+        """Per group, of all open hints."""
+
+    def queue(self, lookup: OpenLookup) -> None:
+        """A lookup wants pages."""
+        if lookup.join_queue():
+            heapq.heappush(self._turns[lookup.urgency], (lookup.arrival, lookup))
+
+    def end(self, lookup: OpenLookup) -> None:
+        """A lookup is final; it may still stand in the queue."""
+        if lookup.urgency is Urgency.HINT:
+            for group, num_read in enumerate(lookup.num_read):
+                self._num_hint_reads[group] -= num_read
+
+    def clear(self) -> None:
+        """No lookup is open any more."""
+        for turns in self._turns.values():
+            turns.clear()
+        self._num_hint_reads = [0] * len(self._num_hint_reads)
+
+    def dispatch(self, now_s: float) -> None:
+        """Order reads while not too many are in flight."""
+        for urgency, turns in self._turns.items():
+            max_batches = -(-self._settings.max_read_batches // (1 + urgency))
+            # Where nothing can be read, all that wait fail at once, however many reads there are.
+            while turns and not (
+                self._orders.is_readable and self._reads.num_current >= max_batches
+            ):
+                lookup = turns[0][1]
+                if (wanted := lookup.next_wanted()) is not None:
+                    group, index = wanted
+                    if self._orders.is_readable:
+                        self._read_some(lookup, group, now_s)
+                    else:
+                        self._pages.fail(lookup, index, PageSource.IO_ERROR)
+                if lookup.next_wanted() is None:
+                    heapq.heappop(turns)
+                    lookup.leave_queue()
+
+    def _read_some(self, lookup: OpenLookup, group: int, now_s: float) -> None:
+        """Take a group's wanted pages until a batch is full; those that came or are being read
+        already cost nothing.
+        """
+        indices: list[int] = []
+        page_ids: list[HostPageId] = []
+        while len(indices) < self._settings.batch_pages:
+            index = lookup.take_wanted(group)
+            if index is None:
+                break
+            if self._pages.join(lookup, group, index):
+                continue
+
+            page_id = None if self._is_hint_full(lookup, group) else self._reads.allocate(group)
+            if page_id is None:
+                self._pages.fail(lookup, index, PageSource.NO_HOST_PAGE)
+                break
+            indices.append(index)
+            page_ids.append(page_id)
+            lookup.count_read(group)
+            self._num_hint_reads[group] += lookup.urgency is Urgency.HINT
+
+        if indices:
+            self._reads.start(lookup, group, indices, page_ids, now_s)
+
+    def _is_hint_full(self, lookup: OpenLookup, group: int) -> bool:
+        """The open hints together bring no more of a group than may be staged."""
+        if lookup.urgency is not Urgency.HINT:
+            return False
+        return self._num_hint_reads[group] >= self._staged.max_pages[group]
