@@ -23,6 +23,7 @@ from benchmarks.model_shapes import small_model_layout
 from benchmarks.record import Figure, report
 from benchmarks.scheduler_engine import CLIENT, LINK, Engine, transfer_ids
 from raydix.ids import AskingId, RequestId
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raydix.ids import AskingId, ClientId, ConnectionId, LookupId, RequestId
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
