@@ -18,7 +18,7 @@ from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.counters import Count
-from raydix.runtime.scheduler.events import Effect, Event, KillRank, SendPlan
+from raydix.runtime.scheduler.events import Effect, Event, KillCause, KillRank, SendPlan
 from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
 from raydix.runtime.scheduler.host_messages import (
     abandon_transfers,
@@ -278,8 +278,24 @@ class SchedulerCore:
             else:
                 replica.requeue(request)
 
+        if self.settings.ranks_per_lane > 1:
+            self._end_group(lane, rank)
         lane.lose_ranks()
         move_waiting(replica, lane, now_s)
+
+    def _end_group(self, lane: Lane, lost_rank: int) -> None:
+        """End all ranks of a lane, the lost one too if only its link broke: they meet anew or never.
+
+        One rank alone, its link broken, would just say hello again.
+        """
+        for rank, attached in lane.attached.items():
+            kill = KillRank(
+                rank=rank,
+                incarnation=attached.incarnation,
+                cause=KillCause.GROUP_BROKEN,
+                reason=f"rank {lost_rank} of its group was lost",
+            )
+            self._replica.emit(kill)
 
     def _expire(self, now_s: float) -> None:
         """End requests whose deadline has passed, and look again at those that waited until now."""
@@ -326,7 +342,8 @@ class SchedulerCore:
         for rank in sorted(ranks) if is_late else ():
             incarnation = lane.attached[rank].incarnation
             reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
-            replica.emit(KillRank(rank=rank, incarnation=incarnation, reason=reason))
+            kill = KillRank(rank=rank, incarnation=incarnation, cause=KillCause.LATE, reason=reason)
+            replica.emit(kill)
 
     def _next_due(self, lane: Lane, now_s: float) -> tuple[float, str, set[int]]:
         """Of a lane's oldest step and oldest copy the one due first: when, its name, its ranks."""

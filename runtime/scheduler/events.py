@@ -1,6 +1,7 @@
 """What the Scheduler's core is told (events) and what it asks its shell to do (effects)."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from raydix.ids import ClientId, ConnectionId
 from raydix.runtime.messages.arrays import Int32Array, Int64Array
@@ -147,12 +148,22 @@ class SendTokens:
     token_ids: Int32Array
 
 
+class KillCause(Enum):
+    """Why a rank's process is to end."""
+
+    LATE = "late"
+    """It owes an answer for too long."""
+    GROUP_BROKEN = "group broken"
+    """Another rank of its lane was lost: the group steps together or not at all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
-    """A rank is overdue: end its process. Its link will close and `RankLost` follows."""
+    """End a rank's process, if that incarnation still lives, and with it those of its group."""
 
     rank: int
     incarnation: int
+    cause: KillCause
     reason: str
 
 

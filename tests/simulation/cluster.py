@@ -10,6 +10,7 @@ and messages differs with the seed.
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,8 @@ class ClusterRank(Protocol):
     incarnation: int
     pid: int
     is_alive: bool
+    exit_s: float
+    """When a killed process has exited."""
 
     def kill(self, linger_s: float) -> None:
         """No message leaves any more; copies that would end within `linger_s` still write."""
@@ -222,18 +225,38 @@ class Cluster:
         self.ranks[rank] = self._make_rank(self, rank, next(self._incarnations))
 
     def kill_rank(self, rank: int) -> None:
-        """SIGKILL: the link closes, copies may linger, then a new actor is created."""
-        dead = self.ranks[rank]
-        if not dead.is_alive:
+        """SIGKILL: the link closes, copies may linger, and the other ranks of its group end, too.
+
+        Once all have exited, new actors are created.
+        """
+        if not self.ranks[rank].is_alive:
             return
         self.num_faults["GPU actor killed"] += 1
-        exit_s = self.clock.draw(self.faults.linger_s)
-        dead.kill(exit_s)
-        self.processes.end(dead.pid, exit_s)
-        self.after(exit_s + self.clock.draw(self.faults.linger_s), lambda: self.start_rank(rank))
+        width = self.settings.ranks_per_lane
+        group = range(rank // width * width, (rank // width + 1) * width)
+        is_first = all(self.ranks[each].is_alive for each in group)
+        self._end(rank)
+        if is_first:
+            # The others are ended a little later: until then they go on.
+            self.after(self.clock.draw(self.faults.link_delay_s), lambda: self._end_group(group))
 
-    def kill_overdue(self, rank: int, incarnation: int) -> None:
+    def _end_group(self, group: range) -> None:
+        for rank in group:
+            if self.ranks[rank].is_alive:
+                self._end(rank)
+        exits_s = [self.ranks[rank].exit_s for rank in group]
+        restart_s = max(0.0, max(exits_s) - self.now_s) + self.clock.draw(self.faults.linger_s)
+        for rank in group:
+            self.after(restart_s, partial(self.start_rank, rank))
+
+    def _end(self, rank: int) -> None:
+        exit_s = self.clock.draw(self.faults.linger_s)
+        self.ranks[rank].kill(exit_s)
+        self.processes.end(self.ranks[rank].pid, exit_s)
+
+    def kill_condemned(self, order: events.KillRank) -> None:
         """The Scheduler has condemned a rank."""
-        if self.ranks[rank].is_alive and self.ranks[rank].incarnation == incarnation:
-            self.num_overdue_kills += 1
-            self.kill_rank(rank)
+        rank = self.ranks[order.rank]
+        if rank.is_alive and rank.incarnation == order.incarnation:
+            self.num_overdue_kills += order.cause is events.KillCause.LATE
+            self.kill_rank(order.rank)

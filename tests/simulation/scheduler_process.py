@@ -181,8 +181,7 @@ class SchedulerProcess:
                 if (client := self._clients.get(effect.client_id)) is not None:
                     client.add_tokens(effect.askings.tolist(), effect.token_ids.tolist())
             case events.KillRank():
-                kill = partial(self._cluster.kill_overdue, effect.rank, effect.incarnation)
-                self._cluster.after(0.0, kill)
+                self._cluster.after(0.0, partial(self._cluster.kill_condemned, effect))
             case _:
                 assert_never(effect)
 

@@ -55,8 +55,13 @@ def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         sent = () if plan is None else plan.backups.transfer_ids.tolist()
         for transfer_id in dict.fromkeys(sent):
             backup = lane.in_flight.transfers[transfer_id]
-            columns = {"host_page_ids": backup.host_page_ids, "generations": backup.generations}
-            replica.tell_host(CommitPages(keys=backup.keys, **columns))
+            (keys,), (pages,), (generations,) = (
+                backup.keys,
+                backup.host_page_ids,
+                backup.generations,
+            )
+            commit = CommitPages(keys=keys, host_page_ids=pages, generations=generations)
+            replica.tell_host(commit)
         return plan
 
     monkeypatch.setattr(core, "next_plan", commit_and_plan)
@@ -95,6 +100,13 @@ def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         on_transfers_done(replica, lane, replace(done, transfer_ids=int32_array(known)), now_s)
 
     monkeypatch.setattr(core, "on_transfers_done", take_first)
+
+
+def abandon_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a rank group is lost, host pages wait for the exit of its first process alone."""
+    pids = Lane.pids.fget
+    assert pids is not None
+    monkeypatch.setattr(Lane, "pids", property(lambda lane: pids(lane)[:1]))
 
 
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +201,17 @@ CASES = [
             storage=None,
             faults=SLOW_COPIES,
             salt_fraction=0.0,
+        ),
+    ),
+    Case(
+        mutant=abandon_for_one_process,
+        workload=Workload(
+            seed=0,
+            settings=replace(SMALL_L1, ranks_per_lane=2),
+            l2_pages=12,
+            storage=None,
+            faults=Faults(copy_s=0.1, linger_s=0.5, link_delay_s=0.0005),
+            num_rank_kills=6,
         ),
     ),
     Case(

@@ -159,11 +159,10 @@ def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
     """About a third of the workloads know no faults of a kind; faults for which there is no part do
     nothing.
     """
-    can_lose_ranks = workload.settings.ranks_per_lane == 1
     return replace(
         workload,
-        num_rank_kills=draw.choice([0, 0, 1, 2, 4]) if can_lose_ranks else 0,
-        num_rank_flaps=draw.choice([0, 0, 1, 4]) if can_lose_ranks else 0,
+        num_rank_kills=draw.choice([0, 0, 1, 2, 4]),
+        num_rank_flaps=draw.choice([0, 0, 1, 4]),
         num_host_kills=draw.choice([0, 0, 0, 1, 2]),
         num_host_pauses=draw.choice([0, 0, 2]),
         num_host_flaps=draw.choice([0, 0, 1, 4]),
