@@ -120,6 +120,7 @@ class SchedulerCore:
         lanes = self._replica.lanes
         num_cached = sum(lane.l1.tree.num_cached_pages for lane in lanes)
         num_locked = sum(lane.l1.tree.num_locked_pages for lane in lanes)
+
         figures: Counter[str] = Counter()
         for group in range(self.settings.num_groups):
             pools = [lane.l1.pools.group(group) for lane in lanes]

@@ -49,7 +49,7 @@ class DecodeBatch:
         self._page_size = page_size
         self._requests: list[RequestState | None] = [None] * num_slots
         self._stamps = np.zeros(num_slots, dtype=np.int64)
-        """The number of the joining that has the slot; 0: free. Rows are planned for one joining."""
+        """The joining that has the slot, counted from 1; 0: free. Rows are planned for one."""
         self._num_joined = 0
         self._slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         """Who is here, in order of slots."""

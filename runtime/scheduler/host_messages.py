@@ -253,8 +253,9 @@ def time_out_host(replica: Replica, now_s: float) -> None:
 
 
 def abandon_transfers(replica: Replica, lane: Lane) -> None:
-    """A rank is out of reach, and its lane starts over: host pages that the lane's processes may
-    still be copying stay untouched until each of them says hello or exits.
+    """A rank is out of reach, and its lane starts over.
+
+    Until they exit or say hello, the lane's processes may still copy host pages.
     """
     backups = [t for t in lane.in_flight.transfers.values() if isinstance(t, Backup)]
     loads = [t for t in lane.in_flight.transfers.values() if isinstance(t, Load)]

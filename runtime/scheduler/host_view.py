@@ -56,6 +56,7 @@ class HostView:
         """Leases and lookups of which nothing was heard yet."""
         self.is_drained = False
         """It was told that no copy of an earlier connection is in flight."""
+
         self._mirrors: list[set[bytes]] = [set() for _ in range(num_groups)]
         self._stocks: list[deque[tuple[int, int]]] = [deque() for _ in range(num_groups)]
 
@@ -126,9 +127,7 @@ class HostView:
         return all(short in mirror for mirror in self._mirrors)
 
     def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
-        """A group's pages in [start, stop) that are READY in L2, as far as is known, up to the first
-        gap.
-        """
+        """Pages of a group in [start, stop) that are READY in L2, up to the first gap."""
         mirror = self._mirrors[group]
         for index in range(start, stop):
             if keys[index * KEY_BYTES : index * KEY_BYTES + MIRROR_KEY_BYTES] not in mirror:

@@ -1,4 +1,4 @@
-"""L1 of one lane: the pages of its ranks' pools, per KV group, and the radix tree that finds those cached."""
+"""L1 of one lane: the pages of its pools, and the radix tree that finds those cached."""
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of

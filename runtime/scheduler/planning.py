@@ -328,6 +328,7 @@ def _table_changes(draft: Draft) -> tuple[TableChanges, ...]:
     """One for each KV group, if any table changes: they change together."""
     if not draft.table_columns:
         return ()
+
     slots, starts, counts = _columns(list(draft.table_columns), 3)
     return tuple(
         TableChanges(
@@ -347,6 +348,7 @@ def _finish(
     slots, starts, counts, write_starts, outputs, row_loads = _row_columns(draft)
 
     removed = lane.take_removed_slots()
+
     return StepPlan(
         step=step,
         removed_slots=int32_array(removed) if removed else empty(),
