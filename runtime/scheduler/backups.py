@@ -34,7 +34,7 @@ class BackupQueue:
         self._host = host
         self._counters = counters
         self._dirty: list[dict[PageKey, int]] = [{} for _ in settings.layout.groups]
-        """Per KV group, pages to be copied, oldest first, until they are evicted: key to page id."""
+        """Per KV group, pages to be copied and not evicted yet, oldest first: key to page id."""
         self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
         self._num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""

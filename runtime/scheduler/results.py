@@ -8,7 +8,6 @@ from raydix.errors import AccountingError
 from raydix.ids import TransferId
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.client import FinishReason
-from raydix.runtime.messages.host import CommitPages
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.counters import Count, Duration, Prediction
 from raydix.runtime.scheduler.decodes import TakenTokens
@@ -245,10 +244,5 @@ def _finish_backup(replica: Replica, lane: Lane, backup: Backup) -> None:
     if backup.host_connection != replica.host.connection:
         return
     replica.counters.count(Count.BACKED_UP_PAGES, backup.num_pages)
-    columns = zip(backup.keys, backup.host_page_ids, backup.generations, strict=True)
-    for group, (keys, host_page_ids, generations) in enumerate(columns):
-        if keys:
-            commit = CommitPages(
-                keys=keys, host_page_ids=host_page_ids, generations=generations, group=group
-            )
-            replica.tell_host(commit)
+    for commit in backup.commits():
+        replica.tell_host(commit)

@@ -9,6 +9,7 @@ from raydix.ids import ConnectionId, LeaseId, RequestId, TransferId
 from raydix.runtime.cache.page_pools import PageIds, no_pages, num_pages_of, pages_between
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.messages.arrays import Int32Array
+from raydix.runtime.messages.host import CommitPages
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.scheduler.timers import Alarm
 
@@ -62,6 +63,15 @@ class Backup(Transfer):
 
     keys: tuple[bytes, ...]
     """Of each KV group's pages."""
+
+    def commits(self) -> list[CommitPages]:
+        """What publishes the pages, group by group."""
+        columns = zip(self.keys, self.host_page_ids, self.generations, strict=True)
+        return [
+            CommitPages(keys=keys, host_page_ids=page_ids, generations=generations, group=group)
+            for group, (keys, page_ids, generations) in enumerate(columns)
+            if keys
+        ]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -18,7 +18,6 @@ from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.host import CommitPages
 from raydix.runtime.scheduler import core, planning
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.settings import PrefetchSettings
@@ -54,14 +53,8 @@ def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         plan = next_plan(replica, lane, now_s)
         sent = () if plan is None else plan.backups.transfer_ids.tolist()
         for transfer_id in dict.fromkeys(sent):
-            backup = lane.in_flight.transfers[transfer_id]
-            (keys,), (pages,), (generations,) = (
-                backup.keys,
-                backup.host_page_ids,
-                backup.generations,
-            )
-            commit = CommitPages(keys=keys, host_page_ids=pages, generations=generations)
-            replica.tell_host(commit)
+            for commit in lane.in_flight.transfers[transfer_id].commits():
+                replica.tell_host(commit)
         return plan
 
     monkeypatch.setattr(core, "next_plan", commit_and_plan)
