@@ -201,10 +201,12 @@ CASES = [
         workload=Workload(
             seed=0,
             settings=replace(SMALL_L1, ranks_per_lane=2),
-            l2_pages=12,
+            l2_pages=64,
             storage=None,
-            faults=Faults(copy_s=0.1, linger_s=0.5, link_delay_s=0.0005),
-            num_rank_kills=6,
+            faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),
+            num_rank_kills=16,
+            num_requests=60,
+            span_s=6.0,
         ),
     ),
     Case(
