@@ -1,6 +1,4 @@
-"""Which leaf of a radix tree goes first: one key function per policy, and the order that they put
-leaves in.
-"""
+"""Which leaf of a radix tree goes first: a key function per policy, and the order that they make."""
 
 from collections.abc import Callable, Iterator, Set
 
@@ -79,8 +77,7 @@ class EvictionOrder:
             self.discard(node)
 
         self._last_ticket += 1
-        node.ticket = self._last_ticket
-        node.eviction_key = self._policy_key(node)
+        node.enter_order(self._last_ticket, self._policy_key(node))
         self._others.add(_entry_of(node))
 
     def discard(self, node: RadixNode) -> None:
@@ -88,10 +85,9 @@ class EvictionOrder:
         if node.is_inspected:
             self._inspected.remove(_entry_of(node))
             self.note_loss(node, node.num_pages)
-            node.is_inspected = False
         else:
             self._others.remove(_entry_of(node))
-        node.ticket = 0
+        node.leave_order()
 
     def first(self) -> RadixNode | None:
         """The leaf that goes next."""
@@ -111,7 +107,7 @@ class EvictionOrder:
         node = entry[2]
         self._others.remove(entry)
         self._inspected.add(entry)
-        node.is_inspected = True
+        node.note_inspection()
         self.num_inspected_pages += node.num_pages
         return node
 

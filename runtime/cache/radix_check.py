@@ -29,11 +29,9 @@ def collect_nodes(
             nodes.extend(node.children.values())
             pending.extend(node.children.values())
     for group in range(num_groups):
-        page_ids = [page_id for node in nodes for page_id in node.page_ids[group].tolist()]
-        if len(set(page_ids)) != len(page_ids) or 0 in page_ids:
-            raise AccountingError(
-                f"group {group}: a page is cached twice, or the padding page is cached"
-            )
+        page_ids = [page for node in nodes for page in node.page_ids[group].tolist() if page]
+        if len(set(page_ids)) != len(page_ids):
+            raise AccountingError(f"group {group}: a page is cached twice")
     return nodes
 
 

@@ -10,7 +10,6 @@ from raydix.runtime.cache.radix_node import (
     Victim,
     count_shared_pages,
     cut_tail,
-    join_page_ids,
     new_root,
     split_node,
 )
@@ -79,10 +78,7 @@ class RadixForest:
 
     def grow(self, leaf: RadixNode, run: RadixNode) -> None:
         """Append the pages of a node that is not attached to a leaf."""
-        leaf.edge += run.edge
-        leaf.page_ids = join_page_ids((leaf.page_ids, run.page_ids), run.end - leaf.start)
-        leaf.keys += run.keys
-        leaf.end = run.end
+        leaf.grow(run)
         self.num_cached_pages += run.num_pages
 
     def split(self, node: RadixNode, end: int) -> RadixNode:
@@ -103,7 +99,7 @@ class RadixForest:
         assert leaf.parent is not None, "a root has no pages to remove"
         victim = Victim(leaf.page_ids, leaf.keys)
         del leaf.parent.children[leaf.first_page]
-        leaf.end = leaf.start
+        leaf.empty()
 
         self.num_nodes -= 1
         self.num_cached_pages -= victim.num_pages

@@ -43,8 +43,8 @@ class Victim:
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """Pages [start, end) of all chains through it. Arrays and bytes are replaced, never changed in
-    place.
+    """Owns: pages [start, end) of all chains through it, and their history. Arrays and bytes are
+    replaced, never changed in place.
 
     A root has no parent and no pages; its `keys` is the identity that its chains start from.
     """
@@ -57,7 +57,7 @@ class RadixNode:
     root.
     """
     page_ids: tuple[Int32Array, ...]
-    """Per KV group, one id per page, read-only."""
+    """Per KV group one id per page, read-only; 0 where the group holds nothing of the page."""
     keys: bytes
     start: int
     end: int
@@ -90,6 +90,44 @@ class RadixNode:
     def last_key(self) -> PageKey:
         """Key of the last page, or the identity at a root."""
         return PageKey(self.keys[-KEY_BYTES:])
+
+    def use(self, now_s: float) -> None:
+        """Its pages are used."""
+        self.last_use_s = now_s
+
+    def lock(self) -> bool:
+        """Count a lock and a hit. Returns whether it is the only lock."""
+        self.num_locks += 1
+        self.num_hits += 1
+        return self.num_locks == 1
+
+    def unlock(self) -> bool:
+        """Count a lock less. Returns whether none is left."""
+        self.num_locks -= 1
+        return not self.num_locks
+
+    def enter_order(self, ticket: int, key: EvictionKey) -> None:
+        """It is evictable, and has a place in the eviction order."""
+        self.ticket, self.eviction_key = ticket, key
+
+    def leave_order(self) -> None:
+        """It has no place there any more."""
+        self.ticket, self.is_inspected = 0, False
+
+    def note_inspection(self) -> None:
+        """It was handed out there for a look ahead."""
+        self.is_inspected = True
+
+    def grow(self, run: "RadixNode") -> None:
+        """Append the pages of a node that is not attached."""
+        self.edge += run.edge
+        self.page_ids = join_page_ids((self.page_ids, run.page_ids), run.end - self.start)
+        self.keys += run.keys
+        self.end = run.end
+
+    def empty(self) -> None:
+        """It is evicted: a match that still names it finds no page here."""
+        self.end = self.start
 
 
 def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_bytes: int) -> int:

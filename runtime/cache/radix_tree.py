@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
-from raydix.runtime.cache.eviction import EVICTION_POLICIES, EvictionOrder
+from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
+from raydix.runtime.cache.radix_eviction import RadixEviction
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, join_page_ids, use_path
 from raydix.runtime.cache.radix_node import Segment as Segment
@@ -58,10 +59,12 @@ class Insertion:
 
 
 class RadixTree:
-    """Owns: which prefixes of one L1 are locked, used and evicted; `RadixForest` holds its nodes.
+    """Owns: the locks of one L1's prefixes; `RadixForest` holds their nodes, and `RadixEviction` says
+    which go.
 
     Tokens are packed (see `page_key`); only whole pages are matched and kept. Page ids come in one
-    array per KV group. Page ids belong to the pool: whoever evicts pages releases them.
+    array per KV group, where the padding page's id, 0, says that the group holds nothing of that
+    page. They belong to the pools: whoever evicts pages releases them.
     """
 
     def __init__(self, *, page_size: int, num_groups: int = 1, eviction: str = "lru") -> None:
@@ -72,11 +75,10 @@ class RadixTree:
 
         self.page_size = page_size
         self.num_groups = num_groups
-        self.num_locked_pages = 0
         self.num_locks = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._forest = RadixForest(page_bytes=self._page_bytes, num_groups=num_groups)
-        self._order = EvictionOrder(EVICTION_POLICIES[eviction])
+        self._eviction = RadixEviction(self._forest, EVICTION_POLICIES[eviction])
 
     @property
     def num_nodes(self) -> int:
@@ -89,17 +91,25 @@ class RadixTree:
         return self._forest.num_cached_pages
 
     @property
+    def num_locked_pages(self) -> int:
+        """Pages that some lock protects."""
+        return self._eviction.num_locked_pages
+
+    @property
     def num_evictable_pages(self) -> int:
         """Pages that no lock protects. All of them can be evicted."""
-        return self._forest.num_cached_pages - self.num_locked_pages
+        return self._forest.num_cached_pages - self._eviction.num_locked_pages
 
     @property
     def num_inspected_pages(self) -> int:
         """Pages of leaves that were inspected and not evicted, locked or touched since."""
-        return self._order.num_inspected_pages
+        return self._eviction.num_inspected_pages
 
     def match(self, identity: PageKey, packed_tokens: bytes) -> Match:
-        """Find the longest cached prefix, in whole pages. Changes nothing."""
+        """Find the longest cached prefix, in whole pages. Changes nothing.
+
+        A page counts if any group holds it: `page_ids` tell which.
+        """
         path, num_pages = self._forest.find(identity, packed_tokens)
         if not path:
             return Match(0, (empty(),) * self.num_groups, identity, None)
@@ -124,8 +134,8 @@ class RadixTree:
         self.num_locks += 1
         current: RadixNode | None = node
         while current is not None:
-            self._lock_node(current)
-            current.last_use_s = now_s
+            self._eviction.lock(current)
+            current.use(now_s)
             current = current.parent
         return Lock(match.num_pages, match.last_key, node)
 
@@ -134,13 +144,7 @@ class RadixTree:
         node = self._locked_node(lock)
         lock.node = None
         self.num_locks -= 1
-        current: RadixNode | None = node
-        while current is not None:
-            current.num_locks -= 1
-            if not current.num_locks:
-                self.num_locked_pages -= current.end - current.start
-            current = current.parent
-        self._settle(node)
+        self._eviction.unlock_path(node)
 
     def insert(
         self,
@@ -187,7 +191,7 @@ class RadixTree:
                 last_use_s=now_s,
                 priority=priority,
             )
-            node = self._grow(node, run) if _may_grow(node, segment) else self._attach(node, run)
+            node = self._append(node, run)
 
         use_path(node, priority, now_s)
         lock.node, lock.num_pages, lock.last_key = node, node.end, node.last_key
@@ -201,49 +205,39 @@ class RadixTree:
         """Count a match as a use of the nodes on its path, without a lock, a hit or a split."""
         current: RadixNode | None = None if match.node is None else self._containing_node(match)
         while current is not None and current.parent is not None:
-            current.last_use_s = now_s
-            if current.ticket:
-                self._order.add(current)
+            current.use(now_s)
+            self._eviction.touch(current)
             current = current.parent
 
     def peek(self) -> Victim | None:
         """The whole leaf that `evict` would begin with; None if nothing can go. Changes nothing."""
-        leaf = self._order.first()
-        return None if leaf is None else _all_of(leaf)
+        return self._eviction.peek()
 
     def inspect(self) -> Victim | None:
         """The next whole leaf in eviction order that was not inspected yet; None if there is none.
 
         It stays. One that is locked or touched counts as not inspected when it comes back.
         """
-        leaf = self._order.inspect()
-        return None if leaf is None else _all_of(leaf)
+        return self._eviction.inspect()
 
     def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
         """Inspect until all of the next `num_pages` pages to go are inspected; yields what was not.
 
         `num_inspected_pages` alone does not tell: newcomers may go before the pages it counts.
         """
-        return map(_all_of, self._order.inspect_ahead(num_pages))
+        return self._eviction.inspect_ahead(num_pages)
 
     def unlocked(self) -> Iterator[Victim]:
         """All pages that no lock protects, heads of chains before their tails. Changes nothing."""
-        return (_all_of(node) for node in self._forest if not node.num_locks)
+        return self._eviction.unlocked()
 
     def evict(self, num_pages: int) -> list[Victim]:
         """Remove pages in eviction order until `num_pages` are out, or all that no lock protects.
 
-        The first leaf loses its last pages. Once it has none left it is gone, and its parent may be
-        a leaf.
+        The first leaf loses its last pages, in all groups. Once it has none left it is gone, and
+        its parent may be a leaf.
         """
-        victims: list[Victim] = []
-        num_lacking = num_pages
-        while num_lacking > 0 and (leaf := self._order.first()) is not None:
-            is_enough = leaf.num_pages > num_lacking
-            victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
-            num_lacking -= victim.num_pages
-            victims.append(victim)
-        return victims
+        return self._eviction.evict(num_pages)
 
     def flush(self) -> list[Victim]:
         """Remove everything that no lock protects."""
@@ -251,15 +245,10 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant of the tree holds."""
-        nodes = self._forest.check()
-        found = (
-            sum(node.num_pages for node in nodes if node.num_locks),
-            sum(root.num_locks for root in self._forest.roots),
-        )
-        counted = (self.num_locked_pages, self.num_locks)
-        if found != counted:
-            raise AccountingError(f"locked pages, locks: counted {counted}, found {found}")
-        self._order.check({node for node in nodes if not node.children and not node.num_locks})
+        self._eviction.check(self._forest.check())
+        num_found = sum(root.num_locks for root in self._forest.roots)
+        if num_found != self.num_locks:
+            raise AccountingError(f"locks: counted {self.num_locks}, found {num_found}")
 
     def _require_lengths(
         self, num_pages: int, page_ids: tuple[Int32Array, ...], keys: bytes
@@ -294,16 +283,10 @@ class RadixTree:
         """The node that ends where the match does, split off if needed; a root if no page matched."""
         if match.node is not None:
             node = self._containing_node(match)
-            return node if node.end == match.num_pages else self._split(node, match.num_pages)
+            if node.end == match.num_pages:
+                return node
+            return self._eviction.split(node, match.num_pages)
         return self._forest.root(match.last_key, now_s)
-
-    def _lock_node(self, node: RadixNode) -> None:
-        if not node.num_locks:
-            self.num_locked_pages += node.end - node.start
-            if node.ticket:
-                self._order.discard(node)
-        node.num_locks += 1
-        node.num_hits += 1
 
     def _descend(self, node: RadixNode, packed_tokens: bytes, num_pages: int) -> list[RadixNode]:
         """Lock the nodes below `node` that hold the first of `num_pages` pages, splitting where
@@ -318,56 +301,22 @@ class RadixTree:
             if child is None:
                 break
             end = child.start + count_shared_pages(child.edge, packed_tokens, offset, page_bytes)
-            node = child if end == child.end else self._split(child, end)
-            self._lock_node(node)
+            node = child if end == child.end else self._eviction.split(child, end)
+            self._eviction.lock(node)
             path.append(node)
         return path
 
-    def _attach(self, parent: RadixNode, run: RadixNode) -> RadixNode:
-        """Add `run`, locked once, as a child."""
-        self._forest.attach(parent, run)
-        self._lock_node(run)
+    def _append(self, node: RadixNode, run: RadixNode) -> RadixNode:
+        """Add `run`, locked once, behind a locked node. Returns the node that ends with it."""
+        if _may_grow(node, run.segment):
+            self._eviction.grow(node, run)
+            return node
+        self._forest.attach(node, run)
+        self._eviction.lock(run)
         return run
-
-    def _grow(self, node: RadixNode, run: RadixNode) -> RadixNode:
-        """Append the pages of `run` to a locked leaf."""
-        self._forest.grow(node, run)
-        self.num_locked_pages += run.num_pages
-        return node
-
-    def _split(self, node: RadixNode, end: int) -> RadixNode:
-        """Part a node; the lower part keeps its place in the eviction order."""
-        self._order.note_loss(node, end - node.start)
-        return self._forest.split(node, end)
-
-    def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
-        """Evict the last pages of a leaf, which keeps its place: eviction goes on with it."""
-        self._order.note_loss(leaf, num_pages)
-        return self._forest.cut(leaf, num_pages)
-
-    def _remove(self, leaf: RadixNode) -> Victim:
-        """Evict a leaf."""
-        assert leaf.parent is not None, "a root is never evictable"
-        self._order.discard(leaf)
-        victim = self._forest.remove(leaf)
-        self._settle(leaf.parent)
-        return victim
-
-    def _settle(self, node: RadixNode) -> None:
-        """Once a node has lost a child or a lock: if it has neither left it may go, a root at once."""
-        if node.children or node.num_locks:
-            return
-        if node.parent is None:
-            self._forest.drop_root(node)
-        else:
-            self._order.add(node)
 
 
 def _may_grow(node: RadixNode, segment: Segment) -> bool:
     is_own = node.num_hits == node.num_locks == 1 and not node.is_cut
     is_leaf = not node.children and node.parent is not None
     return is_own and is_leaf and node.segment is segment
-
-
-def _all_of(node: RadixNode) -> Victim:
-    return Victim(node.page_ids, node.keys)

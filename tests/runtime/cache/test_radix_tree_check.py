@@ -21,7 +21,8 @@ def test_check_finds_broken_counts() -> None:
     ):
         cache = Cache()
         cache.run(tokens(1, 4))
-        owners = (cache.tree._order, cache.tree._forest, cache.tree)
+        eviction = cache.tree._eviction
+        owners = (eviction._order, eviction, cache.tree._forest, cache.tree)
         owner = next(owner for owner in owners if name in vars(owner))
         setattr(owner, name, getattr(owner, name) + 1)
         with pytest.raises(AccountingError, match="counted"):
