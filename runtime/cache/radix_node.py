@@ -125,6 +125,13 @@ class RadixNode:
         self.keys += run.keys
         self.end = run.end
 
+    def fill(self, page_ids: tuple[Int32Array, ...]) -> None:
+        """Take over pages, one id per page and group, of which a group holds nothing so far."""
+        if all(ids.all() for ids in self.page_ids):
+            return
+        pairs = zip(self.page_ids, page_ids, strict=True)
+        self.page_ids = tuple([int32_array(np.where(own, own, new)) for own, new in pairs])
+
     def empty(self) -> None:
         """It is evicted: a match that still names it finds no page here."""
         self.end = self.start

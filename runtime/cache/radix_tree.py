@@ -28,7 +28,7 @@ class Match:
 
     num_pages: int
     page_ids: tuple[Int32Array, ...]
-    """Per KV group, one id per page, ready for a plan."""
+    """Per KV group one id per page, ready for a plan; 0 where the group holds nothing of the page."""
     last_key: PageKey
     """Key of the last matched page, or the identity if none matched."""
     node: RadixNode | None = field(repr=False)
@@ -54,6 +54,7 @@ class Insertion:
     """
 
     page_ids: tuple[Int32Array, ...]
+    """Per KV group, one id per page; 0 where neither had anything."""
     num_existing_pages: int
     """Leading pages of the span that the tree held before."""
 
@@ -160,11 +161,11 @@ class RadixTree:
         """Add the full pages of `packed_tokens`, which follow the locked prefix; the lock then
         reaches to their end.
 
-        `page_ids` and `keys` have one entry per full page. Pages that the tree has already are
-        taken over from it. A leaf that only this lock has ever used, and that has lost nothing,
-        grows in place while the segment is the same. `priority` (lower is more important) also
-        raises that of the whole prefix.
-        Raises ValueError if the lengths disagree.
+        `page_ids` and `keys` have one entry per full page; an id is 0 where a group has nothing.
+        Pages that the tree has already are taken over from it, and it takes over those of a group
+        that it lacks. A leaf that only this lock has ever used, and that has lost nothing, grows in
+        place while the segment is the same. `priority` (lower is more important) also raises that
+        of the whole prefix. Raises ValueError if the lengths disagree.
         """
         node = self._locked_node(lock)
         num_pages = len(packed_tokens) // self._page_bytes
@@ -172,9 +173,10 @@ class RadixTree:
 
         existing = self._descend(node, packed_tokens, num_pages)
         num_existing = 0
-        if existing:
-            num_existing = existing[-1].end - node.end
-            node = existing[-1]
+        for found in existing:
+            end = num_existing + found.num_pages
+            found.fill(tuple([ids[num_existing:end] for ids in page_ids]))
+            num_existing, node = end, found
 
         if num_existing < num_pages:
             edge = packed_tokens[num_existing * self._page_bytes : num_pages * self._page_bytes]
