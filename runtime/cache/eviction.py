@@ -1,4 +1,4 @@
-"""Which leaf of a radix tree goes first: a key function per policy, and the order that they make."""
+"""Which leaf of a radix tree goes first: a key function per policy, and the order they make."""
 
 from collections.abc import Callable, Iterator, Set
 

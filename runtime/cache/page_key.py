@@ -58,6 +58,7 @@ def extend_keys(parent: PageKey, packed_tokens: bytes, page_size: int) -> bytes:
     page_bytes = page_size * TOKEN_BYTES
     key: bytes = parent
     keys = []
+
     for start in range(0, len(packed_tokens) - page_bytes + 1, page_bytes):
         key = sha256(key + packed_tokens[start : start + page_bytes]).digest()
         keys.append(key)

@@ -12,7 +12,7 @@ from raydix.errors import AccountingError
 from raydix.runtime.messages.arrays import Int32Array
 
 
-class PageState(IntEnum):
+class GpuPageState(IntEnum):
     """What a page is doing."""
 
     FREE = 0
@@ -37,17 +37,15 @@ class PagePool:
         self.num_pages = num_pages
         self.num_free = num_pages
         self.num_quarantined = 0
-        self._free = np.arange(
-            num_pages, 0, -1, dtype=np.int32
-        )  # a stack: the free ids are _free[:num_free]
+
+        self._free = np.arange(num_pages, 0, -1, dtype=np.int32)
+        """A stack: the free ids are `_free[:num_free]`."""
         self._states: NDArray[np.uint8] = np.zeros(num_pages + 1, dtype=np.uint8)
         self._num_holds: NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
-        self._order: NDArray[np.int64] = np.zeros(
-            num_pages + 1, dtype=np.int64
-        )  # scratch of _has_duplicates
-        self._quarantine: list[
-            tuple[int, int, Int32Array]
-        ] = []  # heap of (after_step, serial, page ids)
+        self._places: NDArray[np.int64] = np.zeros(num_pages + 1, dtype=np.int64)
+        """Scratch of `_has_duplicates`."""
+        self._quarantine: list[tuple[int, int, Int32Array]] = []
+        """A heap of last step, serial number and page ids."""
         self._num_releases = 0
         self._acknowledged_step = -1
 
@@ -70,7 +68,7 @@ class PagePool:
         rest = self.num_free - num_pages
         page_ids: Int32Array = self._free[rest : self.num_free][::-1].copy()
         self.num_free = rest
-        self._states[page_ids] = PageState.USED
+        self._states[page_ids] = GpuPageState.USED
         return page_ids
 
     def release(self, page_ids: Int32Array, *, after_step: int) -> None:
@@ -82,11 +80,12 @@ class PagePool:
         self._require_used(page_ids, "released")
         if self._has_duplicates(page_ids):
             raise AccountingError(f"a page is released twice in one call: {page_ids.tolist()}")
+
         self.num_quarantined += len(page_ids)
         if after_step <= self._acknowledged_step:
             self._end_quarantine(page_ids)
             return
-        self._states[page_ids] = PageState.QUARANTINED
+        self._states[page_ids] = GpuPageState.QUARANTINED
         self._num_releases += 1
         heapq.heappush(self._quarantine, (after_step, self._num_releases, page_ids.copy()))
 
@@ -100,61 +99,65 @@ class PagePool:
         np.add.at(self._num_holds, page_ids, 1)
 
     def unhold(self, page_ids: Int32Array) -> None:
-        """End one hold of each page. Raises AccountingError, and changes nothing, if a page is not
-        held so often.
+        """End one hold of each page.
+
+        Raises AccountingError, and changes nothing, if a page is not held so often.
         """
         np.subtract.at(self._num_holds, page_ids, 1)
         if len(page_ids) and int(self._num_holds[page_ids].min()) < 0:
             np.add.at(self._num_holds, page_ids, 1)
             raise AccountingError(f"pages are not held that are to be unheld: {page_ids.tolist()}")
         settled = page_ids[
-            (self._num_holds[page_ids] == 0) & (self._states[page_ids] == PageState.SETTLED)
+            (self._num_holds[page_ids] == 0) & (self._states[page_ids] == GpuPageState.SETTLED)
         ]
         if len(settled):
             self._free_pages(np.unique(settled))
 
     def settle(self, acknowledged_step: int) -> None:
-        """Every rank of the lane has acknowledged every step up to this one. An older step changes
-        nothing.
+        """Every rank of the lane has acknowledged every step up to this one.
+
+        An older step changes nothing.
         """
         self._acknowledged_step = max(self._acknowledged_step, acknowledged_step)
         while self._quarantine and self._quarantine[0][0] <= self._acknowledged_step:
             self._end_quarantine(heapq.heappop(self._quarantine)[2])
 
     def check(self) -> None:
-        """Raise AccountingError, with the figures, unless every page is in exactly one state and
-        all counts agree.
-        """
-        counts = np.bincount(self._states[1:], minlength=len(PageState))
+        """Raise AccountingError unless every page is in exactly one state and all counts agree."""
+        counts = np.bincount(self._states[1:], minlength=len(GpuPageState))
+
         num_queued = sum(len(page_ids) for _, _, page_ids in self._quarantine)
-        waiting = int(counts[PageState.QUARANTINED] + counts[PageState.SETTLED])
+        waiting = int(counts[GpuPageState.QUARANTINED] + counts[GpuPageState.SETTLED])
         figures = (
             f"{self.num_pages} pages: {self.num_free} free, {self.num_used} used, "
             f"{self.num_quarantined} quarantined; "
             f"states say {counts.tolist()} (free, used, quarantined, settled), the queue "
             f"{num_queued}"
         )
-        if (counts[PageState.FREE], counts[PageState.USED], waiting) != (
+
+        if (counts[GpuPageState.FREE], counts[GpuPageState.USED], waiting) != (
             self.num_free,
             self.num_used,
             self.num_quarantined,
         ):
             raise AccountingError(f"page counts disagree with page states: {figures}")
-        if num_queued != counts[PageState.QUARANTINED]:
+        if num_queued != counts[GpuPageState.QUARANTINED]:
             raise AccountingError(f"the quarantine queue disagrees with page states: {figures}")
+
         free = self._free[: self.num_free]
         if (
             len(np.unique(free)) != self.num_free
-            or (self._states[free] != PageState.FREE).any()
+            or (self._states[free] != GpuPageState.FREE).any()
             or (free < 1).any()
         ):
             raise AccountingError(
                 f"the free list holds pages twice or pages that are not free: {figures}"
             )
+
         held_states = self._states[self._num_holds > 0]
-        if self._num_holds.min() < 0 or (held_states == PageState.FREE).any():
+        if self._num_holds.min() < 0 or (held_states == GpuPageState.FREE).any():
             raise AccountingError(f"free pages are held, or hold counts are negative: {figures}")
-        if np.count_nonzero(held_states == PageState.SETTLED) != counts[PageState.SETTLED]:
+        if np.count_nonzero(held_states == GpuPageState.SETTLED) != counts[GpuPageState.SETTLED]:
             raise AccountingError(f"settled pages without a hold are not free: {figures}")
 
     def _require_used(self, page_ids: Int32Array, verb: str) -> None:
@@ -164,27 +167,27 @@ class PagePool:
             raise AccountingError(
                 f"pages {verb} are outside 1..{self.num_pages}: {page_ids.tolist()}"
             )
-        wrong = page_ids[self._states[page_ids] != PageState.USED]
+        wrong = page_ids[self._states[page_ids] != GpuPageState.USED]
         if len(wrong):
-            states = [PageState(state).name for state in self._states[wrong]]
+            states = [GpuPageState(state).name for state in self._states[wrong]]
             raise AccountingError(
                 f"pages {verb} are not in use: {dict(zip(wrong.tolist(), states, strict=True))}"
             )
 
     def _has_duplicates(self, page_ids: Int32Array) -> bool:
         order = np.arange(len(page_ids))
-        self._order[page_ids] = order
-        return bool((self._order[page_ids] != order).any())
+        self._places[page_ids] = order
+        return bool((self._places[page_ids] != order).any())
 
     def _end_quarantine(self, page_ids: Int32Array) -> None:
         held = self._num_holds[page_ids] > 0
         if held.any():
-            self._states[page_ids[held]] = PageState.SETTLED
+            self._states[page_ids[held]] = GpuPageState.SETTLED
             page_ids = page_ids[~held]
         self._free_pages(page_ids)
 
     def _free_pages(self, page_ids: Int32Array) -> None:
-        self._states[page_ids] = PageState.FREE
+        self._states[page_ids] = GpuPageState.FREE
         self._free[self.num_free : self.num_free + len(page_ids)] = page_ids
         self.num_free += len(page_ids)
         self.num_quarantined -= len(page_ids)

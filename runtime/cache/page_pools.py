@@ -78,7 +78,7 @@ class PagePools:
         return tuple([page_ids for page_ids in taken if page_ids is not None])
 
     def release(self, page_ids: PageIds, *, after_step: int) -> None:
-        """Give pages back, as `PagePool.release` does; what a group does not hold is passed over."""
+        """Give pages back as `PagePool.release` does, but for those that a group does not hold."""
         for pool, ids in zip(self._pools, page_ids, strict=True):
             present = _present(ids)
             if len(present):

@@ -22,12 +22,14 @@ def collect_nodes(
             raise AccountingError(
                 f"root {identity.hex()} is misplaced, or has neither children nor locks"
             )
+
         pending = [root]
         while pending:
             node = pending.pop()
             check_node(node, page_bytes, num_groups)
             nodes.extend(node.children.values())
             pending.extend(node.children.values())
+
     for group in range(num_groups):
         page_ids = [page for node in nodes for page in node.page_ids[group].tolist() if page]
         if len(set(page_ids)) != len(page_ids):
@@ -50,10 +52,12 @@ def check_node(node: RadixNode, page_bytes: int, num_groups: int) -> None:
                 f"pages [{node.start}, {node.end}) of a node have page ids {lengths}, token and "
                 f"key bytes {num_bytes}"
             )
+
     children = node.children.values()
     num_child_locks = sum(child.num_locks for child in children)
     if node.num_locks < num_child_locks:
         raise AccountingError(f"a node has {node.num_locks} locks, its children {num_child_locks}")
+
     for first_page, child in node.children.items():
         is_keyed = child.first_page is first_page and child.edge[:page_bytes] == first_page
         if child.parent is not node or child.start != node.end or not is_keyed:

@@ -71,7 +71,7 @@ class RadixEviction:
         return None if leaf is None else _all_of(leaf)
 
     def inspect_ahead(self, num_pages: int) -> Iterator[Victim]:
-        """Inspect what holds the next `num_pages` pages to go; yields what was not inspected yet."""
+        """Inspect what holds the next `num_pages` pages to go. Yields what was not inspected."""
         return map(_all_of, self._order.inspect_ahead(num_pages))
 
     def unlocked(self) -> Iterator[Victim]:
@@ -102,7 +102,7 @@ class RadixEviction:
         return victim
 
     def _settle(self, node: RadixNode) -> None:
-        """Once a node has lost a child or a lock: if it has neither left it may go, a root at once."""
+        """A node has lost a child or a lock: one that has neither may go, a root goes at once."""
         if node.children or node.num_locks:
             return
         if node.parent is None:

@@ -15,8 +15,9 @@ EvictionKey = float | tuple[float, float]
 
 
 class Segment(Enum):
-    """Which part of a request filled a page. A node holds one kind, so that outputs are evicted
-    before prompts.
+    """Which part of a request filled a page.
+
+    A node holds one kind, so that outputs are evicted before prompts.
     """
 
     PROMPT = "prompt"
@@ -138,11 +139,13 @@ class RadixNode:
 
 
 def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_bytes: int) -> int:
-    """Leading pages of `edge` that `packed_tokens` also has from byte `offset`; the first page is
-    known to agree.
+    """Leading pages of `edge` that `packed_tokens` also has from byte `offset`.
+
+    The first page is known to agree.
     """
     if packed_tokens.startswith(edge, offset):
         return len(edge) // page_bytes
+
     view = memoryview(edge)
     low, high = 1, min(len(edge), len(packed_tokens) - offset) // page_bytes
     while low < high:
@@ -198,10 +201,12 @@ def new_root(identity: PageKey, num_groups: int, now_s: float) -> RadixNode:
 
 
 def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
-    """Move the pages of `node` before `end` into a new node above it, with the same history and
-    locks; return that.
+    """Move the pages of `node` before `end` into a new node above it, which is returned.
+
+    It has the same history and locks.
     """
     assert node.parent is not None, "a root has no pages to split"
+
     num_upper = end - node.start
     num_bytes = num_upper * page_bytes
     upper = RadixNode(
@@ -219,6 +224,7 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         num_hits=node.num_hits,
         num_locks=node.num_locks,
     )
+
     node.parent.children[node.first_page] = upper
     node.parent = upper
     node.edge = node.edge[num_bytes:]

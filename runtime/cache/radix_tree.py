@@ -22,13 +22,14 @@ from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 
 @dataclass(slots=True)
 class Match:
-    """The longest cached prefix of a token run. Holds nothing: lock it before anything else is
-    inserted or evicted.
+    """The longest cached prefix of a token run.
+
+    It holds nothing: lock it before anything else is inserted or evicted.
     """
 
     num_pages: int
     page_ids: tuple[Int32Array, ...]
-    """Per KV group one id per page, ready for a plan; 0 where the group holds nothing of the page."""
+    """Per KV group one id per page, ready for a plan; 0 where the group does not hold the page."""
     last_key: PageKey
     """Key of the last matched page, or the identity if none matched."""
     node: RadixNode | None = field(repr=False)
@@ -60,8 +61,9 @@ class Insertion:
 
 
 class RadixTree:
-    """Owns: the locks of one L1's prefixes; `RadixForest` holds their nodes, and `RadixEviction` says
-    which go.
+    """Owns: the locks of one L1's prefixes, whose nodes are in a `RadixForest`.
+
+    `RadixEviction` says which pages go.
 
     Tokens are packed (see `page_key`); only whole pages are matched and kept. Page ids come in one
     array per KV group, where the padding page's id, 0, says that the group holds nothing of that
@@ -282,7 +284,7 @@ class RadixTree:
         return node
 
     def _end_node(self, match: Match, now_s: float) -> RadixNode:
-        """The node that ends where the match does, split off if needed; a root if no page matched."""
+        """The node that ends where the match does, split off if needed; a root if it is empty."""
         if match.node is not None:
             node = self._containing_node(match)
             if node.end == match.num_pages:
@@ -291,8 +293,9 @@ class RadixTree:
         return self._forest.root(match.last_key, now_s)
 
     def _descend(self, node: RadixNode, packed_tokens: bytes, num_pages: int) -> list[RadixNode]:
-        """Lock the nodes below `node` that hold the first of `num_pages` pages, splitting where
-        they cease to.
+        """Lock the nodes below `node` that hold the first of `num_pages` pages.
+
+        The last one is split if it holds others, too.
         """
         page_bytes = self._page_bytes
         path: list[RadixNode] = []
@@ -302,6 +305,7 @@ class RadixTree:
             child = node.children.get(packed_tokens[offset : offset + page_bytes])
             if child is None:
                 break
+
             end = child.start + count_shared_pages(child.edge, packed_tokens, offset, page_bytes)
             node = child if end == child.end else self._eviction.split(child, end)
             self._eviction.lock(node)

@@ -121,7 +121,7 @@ class CommitPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonPages:
-    """A rank group is out of reach with copies in flight: keep these grants and leases in quarantine.
+    """A rank group is out of reach with copies in flight: its grants and leases go into quarantine.
 
     That ends when each process of `pids` has exited or was named in a `ProcessDrained` since. A
     grant is stale as in `CommitPages`.
@@ -193,7 +193,7 @@ class MirrorUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStatus:
-    """Whether L3 is in use: only then are pages worth waiting for. Sent first, and when it changes."""
+    """Whether L3 is in use, as only then pages are worth waiting for. Sent first and at changes."""
 
     is_in_use: bool
     max_staged_pages: tuple[int, ...]
@@ -202,7 +202,7 @@ class StorageStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupProgress:
-    """Where the pages of a chain come from, as far as is known. Stale if nobody waits for it any more.
+    """Where the pages of a chain come from, as far as is known. Stale if nobody waits for it.
 
     A group's pages before its `num_l1_pages` say L1. In all groups the other pages from the first
     one on that some group cannot have say why.

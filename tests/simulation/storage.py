@@ -1,6 +1,4 @@
-"""A modelled storage actor: objects by group and key, verified reads, random delays, failures and bad
-objects.
-"""
+"""A modelled storage actor: verified reads, random delays, failures and bad objects."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ class ArenaGeometry:
         return host_page_id // self.pages_per_slab
 
     def page_offset(self, host_page_id: HostPageId, group: int) -> int:
-        """Byte offset in the arena of a host page's header. Raises ValueError if `group` has no
-        such page.
+        """Byte offset in the arena of a host page's header.
+
+        Raises ValueError if `group` has no such page.
         """
         slab, index = divmod(host_page_id, self.pages_per_slab)
         if not (
@@ -78,9 +79,10 @@ class ArenaGeometry:
         ):
             raise ValueError(
                 f"host page {host_page_id} of group {group} is outside the arena of "
-                f"{self.num_slabs} slabs "
-                f"with {self.pages_per_slab} ids each and {self.num_groups} groups"
+                f"{self.num_slabs} slabs with {self.pages_per_slab} ids each and "
+                f"{self.num_groups} groups"
             )
+
         return self.slabs_offset + slab * self.slab_bytes + index * self.page_bytes[group]
 
     def page_offsets(self, host_page_ids: Int32Array, group: int) -> list[int]:
@@ -90,6 +92,7 @@ class ArenaGeometry:
         is_inside = (slabs >= 0) & (slabs < self.num_slabs) & (indices < num_indices)
         if not is_inside.all():
             self.page_offset(HostPageId(int(host_page_ids[is_inside.argmin()])), group)
+
         offsets: list[int] = (
             self.slabs_offset + slabs * self.slab_bytes + indices * self.page_bytes[group]
         ).tolist()
@@ -103,21 +106,24 @@ def plan_arena(layout: KvLayout, size_bytes: int) -> ArenaGeometry:
     """
     page_bytes = tuple(layout.host_page_bytes(group) for group in range(len(layout.groups)))
     num_groups, largest = len(page_bytes), max(page_bytes)
+
     num_pages = size_bytes // largest
     if num_pages < num_groups:
         raise ConfigError(
             f"the host arena of {size_bytes} bytes holds {num_pages} pages of {largest} bytes; "
-            f"expected one for "
-            f"each of {num_groups} KV groups. Set cache.l2 to at least {largest * num_groups} "
-            f"bytes."
+            f"expected one for each of {num_groups} KV groups. Set cache.l2 to at least "
+            f"{largest * num_groups} bytes."
         )
+
     wanted_slabs = max(
         -(-size_bytes // MAX_SLAB_BYTES), 1 if num_groups == 1 else MIN_SLABS_PER_GROUP * num_groups
     )
     num_slabs = min(wanted_slabs, num_pages)
+
     slab_bytes = _round_up(num_pages // num_slabs * largest, ALIGNMENT_BYTES)
     pages_per_slab = max(slab_bytes // bytes_ for bytes_ in page_bytes)
     table_bytes = num_slabs * pages_per_slab * GENERATION_BYTES
+
     return ArenaGeometry(
         num_slabs=num_slabs,
         slab_bytes=slab_bytes,

@@ -82,9 +82,7 @@ class CircuitBreaker:
         self._retry_at_s = now_s + self._backoff_s
 
     def abstain(self, now_s: float) -> None:
-        """A use ended without saying anything about the backend; if it was the probe, another may
-        start.
-        """
+        """A use ended and told nothing of the backend. If it was the probe, another may start."""
         if self._state is BreakerState.HALF_OPEN:
             self._state = BreakerState.OPEN
             self._retry_at_s = now_s

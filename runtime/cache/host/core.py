@@ -73,8 +73,9 @@ class HostMemoryCore:
     def __init__(
         self, geometry: ArenaGeometry, settings: HostSettings, generations: Int32Array | None = None
     ) -> None:
-        """`generations`: the table of an arena taken back from a survivor; no page is handed out
-        before `CopiesDrained`. None: the arena is new.
+        """`generations`: the table of an arena taken back from a survivor; None: the arena is new.
+
+        No page of an arena taken back is handed out before `CopiesDrained`.
         """
         fair_share = [
             geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)
@@ -103,13 +104,15 @@ class HostMemoryCore:
         self._scheduler: ConnectionId | None = None
         self._is_granting = False
         self._is_first_attach = generations is None
-        self._storage.reads.is_allocating = generations is None
+        if generations is None:
+            self._storage.reads.allow_allocation()
         self._known_in_use: bool | None = None
         """What the attached Scheduler was told of L3."""
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
-        """Take one event; `now_s` is monotonic. Raises AccountingError if the Scheduler breaks the
-        contract.
+        """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
+
+        Raises AccountingError if the Scheduler breaks the contract.
         """
         self._now_s = now_s
         if self._is_stale(event):
@@ -185,7 +188,7 @@ class HostMemoryCore:
             case CopiesDrained():
                 self._quarantine.let_go(None)
                 self._is_granting = True
-                self._storage.reads.is_allocating = True
+                self._storage.reads.allow_allocation()
             case _:
                 assert_never(message)
 
@@ -242,8 +245,8 @@ class HostMemoryCore:
         self._mirror.start()
 
     def _lose_scheduler(self) -> None:
-        """Copies may be in flight that this connection ordered, even if its Scheduler lives and
-        comes back.
+        """The connection is gone. The copies that it ordered may be in flight, even if its
+        Scheduler lives and comes back.
         """
         self._scheduler = None
         self._is_granting = False
@@ -318,9 +321,7 @@ class HostMemoryCore:
 
     @property
     def is_drained(self) -> bool:
-        """Every page that was to be written to L3 has been written or dropped: a clean stop may go
-        on.
-        """
+        """No page waits to be written to L3: a clean stop may go on."""
         return self._storage.num_pending == 0
 
     def next_deadline_s(self) -> float | None:
@@ -336,16 +337,16 @@ class HostMemoryCore:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def stats(self) -> dict[str, int | str]:
-        """Pages by state, bytes that READY pages take, what is pending, the breaker, and all
-        counters.
-        """
+        """Figures of L2, of what is pending and of the breaker, and all counters."""
         orders = self._storage.orders
         totals: Counter[str] = Counter({state.name.lower(): 0 for state in HostPageState})
+
         ready_bytes = 0
         for group, page_bytes in enumerate(self._page_bytes):
             counts = self._index.count_by_state(group)
             totals.update({state.name.lower(): count for state, count in counts.items()})
             ready_bytes += counts[HostPageState.READY] * page_bytes
+
         stats: dict[str, int | str] = {f"pages_{name}": count for name, count in totals.items()}
         stats |= {
             "slabs_unused": self._index.num_unused_slabs,
@@ -363,27 +364,33 @@ class HostMemoryCore:
         return stats | self.counters
 
     def check(self) -> None:
-        """Prove that every page in use has exactly one holder; O(pages). Raises AccountingError
-        with the figures.
+        """Prove that every page in use has exactly one holder; O(pages).
+
+        Raises AccountingError with the figures.
         """
         self._index.check()
         self._leases.check()
         self._staged.check()
         self._storage.writes.check()
+
         counts: Counter[HostPageState] = Counter()
         for group in range(self._index.num_groups):
             counts.update(self._index.count_by_state(group))
+
         num_granted, num_reading = self._grants.num_pages, self._storage.reads.num_filling
         if counts[HostPageState.FILLING] != num_granted + num_reading:
             raise AccountingError(
                 f"{counts[HostPageState.FILLING]} pages are FILLING; {num_granted} are granted and "
                 f"{num_reading} are being read"
             )
+
         num_held = self._quarantine.num_pages
         if counts[HostPageState.QUARANTINED] != num_held:
             raise AccountingError(
-                f"{counts[HostPageState.QUARANTINED]} pages are QUARANTINED; {num_held} are on record"
+                f"{counts[HostPageState.QUARANTINED]} pages are QUARANTINED; "
+                f"{num_held} are on record"
             )
+
         num_pinned = self._quarantine.num_pins + self._leases.num_pins + self._staged.num_pins
         num_pinned += self._storage.writes.num_pinned
         if self._index.num_readers != num_pinned:

@@ -25,18 +25,14 @@ StorageOrder = SearchObjects | ReadObjects | WriteObjects | DeleteObjects | Canc
 
 @dataclass(frozen=True, slots=True)
 class SchedulerAttached:
-    """A Scheduler has connected; an earlier connection, if any, counts as lost, whether or not its
-    Scheduler lives.
-    """
+    """A Scheduler has connected. An earlier connection, its own or another's, counts as lost."""
 
     connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True)
 class FromScheduler:
-    """The Scheduler says something. Stale unless the connection is the latest that attached, and
-    not lost.
-    """
+    """The Scheduler says something. Stale if the connection is lost or another one has attached."""
 
     connection: ConnectionId
     message: ToHost
@@ -63,8 +59,9 @@ class StorageAttached:
 
 @dataclass(frozen=True, slots=True)
 class FromStorage:
-    """The storage actor answers. Stale unless the connection is the latest that attached, and not
-    lost or detached.
+    """The storage actor answers.
+
+    Stale if the connection is lost or detached, or another one has attached.
     """
 
     connection: ConnectionId
@@ -88,9 +85,7 @@ class RetireStorage:
 
 @dataclass(frozen=True, slots=True)
 class DetachStorage:
-    """No storage actor of the backend that was in use is left: what was under way has ended with
-    it.
-    """
+    """The backend's storage actor has ended, and what was under way with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +107,8 @@ class FlushStorage:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at `next_deadline_s`. What is done in pieces goes on with this event
-    alone.
+    """Time has passed; due at `next_deadline_s`. Only this event goes on with what is done in
+    pieces.
     """
 
 

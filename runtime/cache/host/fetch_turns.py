@@ -32,6 +32,7 @@ class FetchTurns:
         self._orders = orders
         self._reads = reads
         self._pages = pages
+
         self._turns: dict[Urgency, list[tuple[int, OpenLookup]]] = {
             urgency: [] for urgency in Urgency
         }

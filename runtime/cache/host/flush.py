@@ -37,7 +37,7 @@ class HostFlush:
         self._walked_to = 0
 
     def advance(self) -> int | None:
-        """Take the next piece. Returns how many pages were dropped in all if it was the last one."""
+        """Take the next piece. After the last one, returns how many pages were dropped in all."""
         if self._walked_to is None:
             return None
         page_ids = self._index.ready_pages(self._walked_to, self._piece_pages)

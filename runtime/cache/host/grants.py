@@ -31,9 +31,7 @@ class HostGrants:
         return sum(map(len, self._pages))
 
     def take_back(self, page_id: int, generation: int) -> bool:
-        """End a grant, if it is still the one that the Scheduler means; else it is counted as
-        stale.
-        """
+        """End a grant. False: it is not the one that the Scheduler means, and counts as stale."""
         if self._index.is_filling(page_id, generation):
             for pages in self._pages:
                 if page_id in pages:
@@ -68,6 +66,7 @@ class HostGrants:
                 if page_id is None:
                     break
                 new.append(page_id)
+
             if new:
                 granted.update(new)
                 generations = int32_array(self._index.generation(page_id) for page_id in new)

@@ -58,6 +58,7 @@ class Quarantine:
             raise AccountingError(
                 f"{len(filling)} grants and {len(pinned)} pins are abandoned for no process"
             )
+
         for page_id in filling:
             self._index.quarantine(page_id)
         held = _Held(set(holders), filling, pinned)

@@ -18,9 +18,7 @@ class _GroupPages:
     """Pages of the slabs that one KV group owns now."""
 
     free: list[HostPageId] = field(default_factory=list)
-    """Every FREE page, handed out from the end, and some that went to another group with their
-    slab.
-    """
+    """Every FREE page, handed out from the end, and some that went away with their slab."""
     ready: PageNames = field(default_factory=PageNames)
     changes: dict[PageKey, bool] = field(default_factory=dict)
     """Keys that became READY (True) or were dropped (False) since the last `take_changes`."""
@@ -33,8 +31,9 @@ class HostIndex:
     """
 
     def __init__(self, geometry: ArenaGeometry, generations: Int32Array | None = None) -> None:
-        """Start with every page FREE. `generations` continues those of an arena that was in use
-        before.
+        """Start with every page FREE.
+
+        `generations` continues those of an arena that was in use before.
         """
         self._pages = HostPages(geometry, generations)
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
@@ -147,14 +146,16 @@ class HostIndex:
         return self.state(page_id) is HostPageState.FREE and self._pages.group_of(page_id) == group
 
     def publish(self, page_id: HostPageId, key: PageKey) -> bool:
-        """Make a FILLING page READY, most recently used. False: the name is READY already and the
-        page is FREE now.
+        """Make a FILLING page READY and the most recently used one.
+
+        False: another page is READY under this name, and this one is FREE now.
         """
         group = self._pages.group_of(page_id)
         pages = self._groups[group]
         if pages.ready.find(key) is not None:
             self.free(page_id)
             return False
+
         self._pages.fill(page_id, key)
         pages.ready.add(key, page_id)
         self._make_evictable(group, page_id)
@@ -173,9 +174,7 @@ class HostIndex:
     # Reading --------------------------------------------------------------------------------------
 
     def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
-        """Mark the READY pages of a chain as used, the last one first, so that the chain loses its
-        tail first.
-        """
+        """Mark the READY pages of a chain as used: last the first one, which then goes last."""
         for key in reversed(keys):
             page_id = self.find(group, key)
             if page_id is not None and page_id in self._evictable:
@@ -208,7 +207,7 @@ class HostIndex:
         return True
 
     def take_changes(self, group: int) -> tuple[list[PageKey], list[PageKey]]:
-        """Keys that became READY and keys that were dropped since the last call, each at most once."""
+        """Keys that became READY, and keys that were dropped, since the last call; each once."""
         changes, self._groups[group].changes = self._groups[group].changes, {}
         ready = [key for key, is_ready in changes.items() if is_ready]
         return ready, [key for key, is_ready in changes.items() if not is_ready]
@@ -257,7 +256,10 @@ class HostIndex:
     # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that pages, names and lists agree; O(pages). Raises AccountingError with the figures."""
+        """Prove that pages, names and lists agree; O(pages).
+
+        Raises AccountingError with the figures.
+        """
         self._pages.check()
         for group in range(len(self._groups)):
             self._check_group(group)
@@ -268,6 +270,7 @@ class HostIndex:
         named = {
             key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None
         }
+
         num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
         evictable = list(map(HostPageId, self._evictable.items(group)))
         free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
@@ -278,16 +281,19 @@ class HostIndex:
             "listed": (len(evictable), self._evictable.length(group)),
             "distinct pages": (len(set(named.values())), len(pages.ready)),
         }
+
         for name, (counted, kept) in figures.items():
             if counted != kept:
                 raise AccountingError(
                     f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})"
                 )
+
         for key, page_id in named.items():
             if self.name(page_id) != (group, key):
                 raise AccountingError(
                     f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}"
                 )
+
         for page_id in evictable:
             if self.name(page_id) is None or self._pages.num_readers(page_id):
                 raise AccountingError(

@@ -85,7 +85,7 @@ class HostLeases:
         return held
 
     def check(self) -> None:
-        """Raises AccountingError unless every leased page is READY and has a reader for each lease."""
+        """Raises AccountingError unless leased pages are READY, with a reader for each lease."""
         num_leases = Counter(page_id for held in self._held.values() for page_id in held)
         for page_id, num_expected in num_leases.items():
             num_readers = self._index.num_readers_of(page_id)

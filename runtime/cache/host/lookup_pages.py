@@ -33,7 +33,7 @@ class LookupPages:
             self.note_change(lookup)
 
     def fail(self, lookup: OpenLookup, index: int, source: PageSource) -> None:
-        """Some group's page at this place will not come: reads behind it are not wanted any more."""
+        """Some group's page at this place will not come, so reads behind it are not wanted."""
         if lookup.fail(index, source):
             self.note_change(lookup)
             for group, missing in enumerate(lookup.missing):
@@ -42,9 +42,7 @@ class LookupPages:
                 )
 
     def join(self, lookup: OpenLookup, group: int, index: int) -> bool:
-        """Whether a page need not be read for this lookup, as it is here or somebody's read will
-        bring it.
-        """
+        """Whether a lookup need not read a page: it is here, or somebody's read will bring it."""
         key = lookup.keys[index]
         if self._index.find(group, key) is not None:
             self.arrive(lookup, group, index)

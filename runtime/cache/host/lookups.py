@@ -55,7 +55,7 @@ class HostLookups:
         self._searches: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
         self._forgotten: list[OpenLookup] = []
-        """Of a Scheduler that is gone. To free thousands of chains at once would take tens of
+        """Of a Scheduler that is gone. Freeing thousands of chains at once would take tens of
         milliseconds.
         """
 
@@ -78,6 +78,7 @@ class HostLookups:
                 f"lookup {message.lookup_id} is for {len(message.num_l1_pages)} KV groups; "
                 f"L2 has {self._index.num_groups}"
             )
+
         keys = split_keys(message.keys)
         self._num_arrived += 1
         lookup = OpenLookup(
@@ -92,6 +93,7 @@ class HostLookups:
                     lookup.find_in_l2(group, index)
                 else:
                     lookup.miss(group, index)
+
         if lookup.num_missing:
             self._touch(lookup)
             self._search(lookup, now_s)
@@ -101,9 +103,7 @@ class HostLookups:
             self._index.touch_chain(group, lookup.keys)
 
     def cancel(self, lookup_id: LookupId) -> None:
-        """Fetch no more for this lookup, and keep nothing for it, even if its final report has been
-        sent.
-        """
+        """Fetch no more for this lookup and keep nothing for it, even after its final report."""
         self._staged.cancel(lookup_id)
         lookup = self._lookups.get(lookup_id)
         if lookup is not None:
@@ -222,8 +222,9 @@ class HostLookups:
             self._pages.fail(waiting, index, PageSource.TIMED_OUT)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: everything asked of it fails. The FILLING pages pass to the
-        caller.
+        """The storage actor is gone: everything asked of it fails.
+
+        Returns the FILLING pages, which are the caller's now.
         """
         waiters, held = self._reads.lose()
         for lookup, group in self._searches.values():
@@ -237,7 +238,7 @@ class HostLookups:
     # Reports --------------------------------------------------------------------------------------
 
     def take_reports(self, now_s: float) -> list[LookupProgress]:
-        """One report for each lookup that has news; a final one ends it and touches its chain again."""
+        """One report for each lookup that has news. A final one ends it and touches its chain."""
         changed = self._pages.take_changed()
         reports = [lookup.report() for lookup in changed]
         for lookup, report in zip(changed, reports, strict=True):

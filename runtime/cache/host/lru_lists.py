@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 
 class LruLists:
-    """Owns: one list of items per KV group, the least recently used first; an item is in one at most.
+    """Owns: one list of items per KV group, the least recently used first.
 
-    Items are numbers from 0 on. Each list is doubly linked, in two columns. An ordered dict of a
-    million pages would stop for tens of milliseconds whenever it is built anew, which it is now and
-    then even if it does not grow.
+    Items are numbers from 0 on, and each is in one list at most. Each list is doubly linked, in two
+    columns. An ordered dict of a million pages would stop for tens of milliseconds whenever it is
+    built anew, which it is now and then even if it does not grow.
     """
 
     def __init__(self, num_items: int, num_groups: int) -> None:

@@ -28,6 +28,7 @@ class OpenLookup:
         self.keys = keys
         self.end = len(keys)
         """Pages from here on will not come."""
+
         self.missing: list[list[int]] = [[] for _ in num_l1_pages]
         """Per group: pages that L2 lacked on arrival, in order."""
         self.num_read = [0 for _ in num_l1_pages]
@@ -38,6 +39,7 @@ class OpenLookup:
         self._num_searches = 0
         """Searches that have no answer yet."""
         self._is_queued = False
+
         self._num_l1_pages = num_l1_pages
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
 
@@ -65,7 +67,7 @@ class OpenLookup:
         return min(missing[0] for missing in self.missing if missing)
 
     def next_wanted(self) -> tuple[int, int] | None:
-        """Group and place of the page that is to be read next: the groups' prefixes grow together."""
+        """Group and place of the page to be read next: all groups' prefixes grow together."""
         heads = [(wanted[0], group) for group, wanted in enumerate(self._wanted) if wanted]
         index, group = min(heads, default=(None, 0))
         return None if index is None else (group, index)
@@ -117,6 +119,7 @@ class OpenLookup:
         for sources, num_l1_pages in zip(self._sources, self._num_l1_pages, strict=True):
             first = max(index, num_l1_pages)
             sources[first:] = bytes([source]) * (len(self.keys) - first)
+
         for wanted in self._wanted:
             while wanted and wanted[-1] >= index:
                 wanted.pop()
@@ -151,7 +154,7 @@ class OpenLookup:
         self._wanted[group].append(index)
 
     def take_wanted(self, group: int) -> int | None:
-        """The first page that is wanted of a group, which is wanted no more; None if there is none."""
+        """Take the first page that is wanted of a group; None if there is none."""
         return self._wanted[group].popleft() if self._wanted[group] else None
 
     def count_read(self, group: int) -> None:
@@ -159,7 +162,7 @@ class OpenLookup:
         self.num_read[group] += 1
 
     def want_again(self, group: int, index: int) -> bool:
-        """The read that was to bring a page was cancelled. Returns whether another one is needed."""
+        """The read that was to bring a page was cancelled. Returns whether it is needed again."""
         if index >= self.end:
             return False
         self._wanted[group] = deque(sorted((*self._wanted[group], index)))

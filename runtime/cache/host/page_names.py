@@ -8,7 +8,7 @@ _NUM_SHARDS = 64
 
 
 class PageNames:
-    """Owns: which page holds each key of a group, in many small dicts, each of which grows quickly."""
+    """Owns: which page holds each key of a group, in many small dicts that each grow quickly."""
 
     def __init__(self) -> None:
         self._shards: list[dict[PageKey, HostPageId]] = [{} for _ in range(_NUM_SHARDS)]

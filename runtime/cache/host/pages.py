@@ -63,9 +63,7 @@ class HostPages:
         return HostPageState(self._states[page_id])
 
     def generation(self, page_id: HostPageId) -> int:
-        """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before the first
-        time.
-        """
+        """Changes whenever the page is handed out: 1 to 2**31 - 1, then 1 again; 0 before that."""
         return self._generations[page_id]
 
     def generations(self) -> "array[int]":
@@ -90,9 +88,7 @@ class HostPages:
         )
 
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
-        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no
-        more.
-        """
+        """The first READY pages with ids from `start` on, `max_pages` if there are so many."""
         pages: list[HostPageId] = []
         while len(pages) < max_pages:
             # A search for one byte passes over a million other pages in some tens of microseconds.
@@ -223,9 +219,7 @@ class HostPages:
         return self._slabs.page_ids(slab)
 
     def move_slab(self, slab: int, group: int) -> list[HostPageId]:
-        """Give a slab, all of whose pages are FREE, to another group. Returns the pages it has
-        there.
-        """
+        """Give a slab, all of whose pages are FREE, to a group. Returns the pages that it gets."""
         pages = self._slabs.page_ids(slab)
         self._counts[self._slabs.group_of(pages[0])][HostPageState.FREE] -= len(pages)
         self._slabs.move(slab, group)
@@ -239,8 +233,9 @@ class HostPages:
     # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that the counts are those of the columns; O(pages). Raises AccountingError with the
-        figures.
+        """Prove that the counts are those of the columns; O(pages).
+
+        Raises AccountingError with the figures.
         """
         counts = [[0] * len(HostPageState) for _ in self._counts]
         for slab in range(self._slabs.num_given):
@@ -251,6 +246,7 @@ class HostPages:
             self._slabs.check_slab(
                 slab, by_state[HostPageState.READY], num_held, self._last_use(page_ids)
             )
+
         self._slabs.check()
         if counts != self._counts:
             raise AccountingError(
@@ -278,6 +274,7 @@ class HostPages:
                 state in (HostPageState.FILLING, HostPageState.QUARANTINED)
                 or self._num_readers[page_id] > 0
             )
+
             if (self._keys[page_id] is None) == (state == HostPageState.READY):
                 raise AccountingError(
                     f"host page {page_id} is {HostPageState(state).name} with key "

@@ -67,8 +67,7 @@ class HostReads:
         self._batches: dict[BatchId, _Batch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
         self._num_filling = [0] * index.num_groups
-        self.is_allocating = True
-        """False while a new arena owner must not hand out pages yet."""
+        self._is_allocating = False
 
     @property
     def num_filling(self) -> int:
@@ -93,11 +92,16 @@ class HostReads:
 
     # Pages ----------------------------------------------------------------------------------------
 
+    def allow_allocation(self) -> None:
+        """Nobody copies to pages that an earlier owner of the arena has handed out."""
+        self._is_allocating = True
+
     def allocate(self, group: int) -> HostPageId | None:
-        """A page for a read, which counts as FILLING until `give_back` or the end of its batch;
-        None if L2 is full.
+        """A page for a read; None if L2 is full.
+
+        It counts as FILLING until `give_back` or the end of its batch.
         """
-        if not self.is_allocating or self._num_filling[group] >= self._staged.num_left(group):
+        if not self._is_allocating or self._num_filling[group] >= self._staged.num_left(group):
             return None
         page_id = self._index.allocate(group)
         if page_id is not None:
@@ -119,7 +123,7 @@ class HostReads:
         page_ids: list[HostPageId],
         now_s: float,
     ) -> None:
-        """Read a group's pages of a lookup's chain, which nobody reads yet, into allocated pages."""
+        """Read a group's pages of a chain, which nobody reads yet, into allocated pages."""
         keys = [lookup.keys[index] for index in indices]
         host_page_ids = int32_array(page_ids)
         generations = int32_array(self._index.generation(page_id) for page_id in page_ids)
@@ -135,11 +139,13 @@ class HostReads:
         batch_ids = {
             read.batch_id for key in keys if (read := self._reads.get((group, key))) is not None
         }
+
         for batch_id in batch_ids:
             batch = self._batches[batch_id]
             reads = [
                 read for key in batch.keys if (read := self._reads.get((group, key))) is not None
             ]
+
             is_wanted = any(
                 lookup.is_waiting_for(index) for read in reads for lookup, index in read.waiters
             )
@@ -168,6 +174,7 @@ class HostReads:
         batch = self._batches.pop(done.batch_id, None)
         if batch is None:
             return []
+
         self._num_filling[batch.group] -= len(batch.keys)
         all_waiters = self._end_reads(done.batch_id, batch)
         outcomes = []
@@ -180,8 +187,10 @@ class HostReads:
                 self._publish(page_id, batch.group, key, waiters)
             else:
                 self._index.free(page_id)
+
             if status is ObjectStatus.MISSING or status.is_bad_object:
                 self._orders.missing.note(batch.group, key, now_s)
+
             is_unwanted = status is ObjectStatus.CANCELLED and batch.is_cancelled
             outcomes.append(ReadOutcome(batch.group, status, is_unwanted, waiters))
         return outcomes
@@ -196,9 +205,7 @@ class HostReads:
                 self._staged.add(lookup.lookup_id, group, key)
 
     def _end_reads(self, batch_id: BatchId, batch: _Batch) -> list[list[Waiter]]:
-        """Forget a batch's reads; per object, who waits for it (nobody if another batch reads it by
-        now).
-        """
+        """Forget a batch's reads. Returns who waits for each object that no later batch reads."""
         waiters: list[list[Waiter]] = []
         for key in batch.keys:
             read = self._reads.get((batch.group, key))
@@ -212,9 +219,7 @@ class HostReads:
     # Trouble --------------------------------------------------------------------------------------
 
     def give_up(self, batch_id: BatchId) -> list[Waiter]:
-        """A batch is overdue. Returns who waited for it; its pages stay FILLING until it is
-        answered.
-        """
+        """A batch is overdue: its pages stay FILLING until it is answered. Returns who waited."""
         batch = self._batches.get(batch_id)
         if batch is None:
             return []
@@ -222,8 +227,8 @@ class HostReads:
         return [waiter for waiters in self._end_reads(batch_id, batch) for waiter in waiters]
 
     def lose(self) -> tuple[list[Waiter], list[HostPageId]]:
-        """The storage actor is gone. Returns who waited for a read; the FILLING pages pass to the
-        caller.
+        """The storage actor is gone. Returns who waited for a read, and the FILLING pages, which
+        are the caller's now.
         """
         waiters = [waiter for read in self._reads.values() for waiter in read.waiters]
         held = [page_id for batch in self._batches.values() for page_id in batch.page_ids]

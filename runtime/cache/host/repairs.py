@@ -1,6 +1,4 @@
-"""Finding out which pages of L2 the storage backend has lost, or never had, so that they are written
-again.
-"""
+"""Repairs of L3: finding out which pages of L2 it lacks, so that they are written again."""
 
 from array import array
 from collections import Counter, OrderedDict

@@ -33,9 +33,7 @@ class StagedPages:
     def __init__(
         self, index: HostIndex, max_pages: Sequence[int], grace_s: float, piece_pages: int
     ) -> None:
-        """`max_pages`: per group. `piece_pages`: so many pins end in one turn at most, unless they
-        are released.
-        """
+        """`max_pages`: per group. `piece_pages`: how many unwanted pins end in one turn."""
         self._index = index
         self.max_pages = tuple(max_pages)
         """Per group: how many pages may be staged."""
@@ -96,8 +94,9 @@ class StagedPages:
         return page_id
 
     def end(self, lookup_id: LookupId, keys: Sequence[PageKey], now_s: float) -> None:
-        """A lookup is final: keep what is staged of `keys` in any group, by whomever, for some time,
-        and nothing else for it.
+        """A lookup is final: keep what is staged of `keys` in any group for some time.
+
+        It does not matter for whom it was staged. Nothing else is kept for this lookup.
         """
         assert lookup_id not in self._ended
         stage = self._open.pop(lookup_id, _Stage())
@@ -142,9 +141,7 @@ class StagedPages:
         self._index.unpin(page_ids)
 
     def expire(self, now_s: float) -> None:
-        """End the pins that nobody wants any more, as of now, but only a piece of them if they are
-        many.
-        """
+        """End the pins that nobody wants any more; if they are many, only some of them."""
         while self._ended and next(iter(self._ended.values())).until_s <= now_s:
             self._dismiss(self._ended.popitem(last=False)[1])
 
@@ -173,9 +170,7 @@ class StagedPages:
             self.release(name[0], (name[1],))
 
     def check(self) -> None:
-        """Raises AccountingError unless every pin is kept for as many lookups as it says, and for
-        one at least.
-        """
+        """Raises AccountingError unless each pin is kept for as many lookups as it says."""
         stages = (*self._open.values(), *self._ended.values(), *self._dismissed)
         num_lookups = Counter(pin for stage in stages for pin in stage.pins)
         for pinned in self._pinned:

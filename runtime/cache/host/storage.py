@@ -21,9 +21,7 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3 (`lookups`, `reads`, `writes`, `repairs` and probes) and the
-    `orders` by which they get it.
-    """
+    """Owns: what the engine wants of L3: lookups, reads, writes, repairs, probes; and their orders."""
 
     def __init__(
         self,
@@ -47,7 +45,7 @@ class HostStorage:
 
     @property
     def num_pending(self) -> int:
-        """Pages that are to be written or searched for; while all are searched for, at most so many."""
+        """Pages to be written or searched for; at most so many while all are searched for."""
         return self.writes.num_pending + self.repairs.num_pending
 
     @property
@@ -64,13 +62,13 @@ class HostStorage:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def attach(self, connection: ConnectionId, pid: int) -> None:
-        """A storage actor is there, and none from before; its backend may hold anything or nothing."""
+        """A storage actor is there, and none from before. Its backend may hold anything."""
         self.orders.attach(connection, pid)
         self.repairs.search_for_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
-        """The storage actor is gone; the caller takes over the pages that it may still write, and
-        those it may read.
+        """The storage actor is gone. Returns the pages that it may still write, and those that it
+        may read, which are the caller's now.
         """
         self.orders.lose()
         self.repairs.clear()
@@ -112,15 +110,18 @@ class HostStorage:
             self.lookups.give_up(batch_id)
             self.writes.give_up_flush(batch_id)
             self.repairs.give_up(batch_id)
+
         for group, key in self.orders.missing.take_news():
             if self._index.find(group, key) is not None:
                 self._counters["l3_pages_lacking"] += 1
                 self.writes.add_repair(group, key)
+
         self._probes.dispatch(now_s)
         self.lookups.dispatch(now_s)
         self.writes.dispatch(now_s)
         if self.writes.wants_repairs:
             self.repairs.dispatch(now_s)
+
         if self._is_retiring and not self.orders.num_unanswered:
             self._is_retiring = False
             self._effects.append(StorageRetired())

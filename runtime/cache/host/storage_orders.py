@@ -54,8 +54,9 @@ class _Order:
 
 @dataclass(slots=True)
 class _Unanswered:
-    """Orders of one kind that have no answer. Thousands of searches may be under way, so nothing
-    here goes over all.
+    """Orders of one kind that have no answer.
+
+    Thousands of searches may be under way, so nothing here goes over all.
     """
 
     current: dict[BatchId, _Order] = field(default_factory=dict)
@@ -211,9 +212,8 @@ class StorageOrders:
         return self._orders[batch_id].is_overdue
 
     def search(self, group: int, keys: bytes, now_s: float) -> BatchId:
-        """Search for objects. Searches wait for each other, and some backends ask for each object
-        by itself.
-        """
+        """Ask which of these objects exist."""
+        # Searches wait for each other, and some backends ask for each object by itself.
         num_pages = len(keys) // KEY_BYTES
         num_pages_before = self._unanswered[OrderKind.SEARCH].num_pages
         per_page_s = self._settings.search_deadline_per_page_s
@@ -230,6 +230,7 @@ class StorageOrders:
         if self._read_times_s:
             usual_s = _READ_PATIENCE * max(self._read_times_s)
             patience_s = min(longest_s, max(self._settings.min_read_patience_s, usual_s))
+
         batch_id = self._start(OrderKind.READ, now_s, patience_s)
         self._last_names[OrderKind.READ] = (group, PageKey(keys[:KEY_BYTES]))
         self._send(
@@ -275,14 +276,17 @@ class StorageOrders:
         order = self._orders.pop(done.batch_id, None)
         if order is None:
             raise AccountingError(f"storage answers batch {done.batch_id}, which it does not owe")
+
         self._unanswered[order.kind].remove(done.batch_id, order)
         if order.is_overdue:
             return
+
         breaker = self._breakers[order.kind]
         num_failed = sum(done.statuses.count(status) for status in _TROUBLE)
         num_neutral = done.statuses.count(ObjectStatus.CANCELLED) + done.statuses.count(
             ObjectStatus.FULL
         )
+
         if 2 * num_failed >= max(1, len(done.statuses)):
             breaker.fail(now_s)
         elif num_neutral == len(done.statuses):
@@ -293,9 +297,7 @@ class StorageOrders:
                 self._read_times_s.append(now_s - order.sent_s)
 
     def take_overdue(self, now_s: float) -> list[BatchId]:
-        """Batches that are given up on as of now: those that are late, and all others of the same
-        kind.
-        """
+        """Batches to be given up as of now: those that are late, and all others of their kind."""
         given_up: list[BatchId] = []
         for kind, unanswered in self._unanswered.items():
             next_s = unanswered.next_overdue_s

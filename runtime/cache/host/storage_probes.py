@@ -33,6 +33,7 @@ class StorageProbes:
         if self._orders.is_probe_due(OrderKind.SEARCH, now_s):
             group, key = self._orders.last_name(OrderKind.SEARCH)
             self._orders.search(group, key, now_s)
+
         self._is_starved = False
         if self._orders.is_probe_due(OrderKind.READ, now_s):
             group, key = self._orders.last_name(OrderKind.READ)

@@ -1,4 +1,4 @@
-"""Writes from L2 to L3: they follow commits, are retried within bounds, then dropped and counted."""
+"""Writes from L2 to L3: they follow commits and are retried, but not for ever."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -123,6 +123,7 @@ class HostWrites:
             if batch and write.group != batch[0][0].group:
                 break
             queue.popleft()
+
             page_id = self._index.find(write.group, write.key)
             if page_id is None:
                 self._drop(write, "evicted")
@@ -153,15 +154,15 @@ class HostWrites:
         self._in_flight[self._orders.send(make_order, now_s)] = batch
 
     def finish(self, done: ObjectsDone) -> bool:
-        """Take the answer to a batch of writes, or to the removal of all. False: it is none of
-        ours.
-        """
+        """Take the answer to a batch of writes or the removal of all. False: it is not ours."""
         if done.batch_id == self._flush_id:
             self._end_flush(ObjectStatus(done.statuses[0]))
             return True
+
         batch = self._in_flight.pop(done.batch_id, None)
         if batch is None:
             return False
+
         self._index.unpin(page_id for _, page_id in batch)
         for (write, _), code in zip(batch, done.statuses, strict=True):
             status = ObjectStatus(code)
@@ -197,8 +198,9 @@ class HostWrites:
             self._end_flush(ObjectStatus.TIMED_OUT)
 
     def lose(self) -> list[HostPageId]:
-        """The storage actor is gone: queue again what it was writing. The caller unpins the pages
-        when it has ended.
+        """The storage actor is gone: queue again what it was writing.
+
+        Returns these pages, which the caller unpins when the actor has ended.
         """
         held: list[HostPageId] = []
         for batch in self._in_flight.values():

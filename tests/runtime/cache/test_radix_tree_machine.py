@@ -1,4 +1,4 @@
-"""Any order of requests, evictions and flushes, against a dict of chains and plain sets of pages."""
+"""Requests, evictions and flushes in any order, against a dict of chains and sets of pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class CheckedCache:
         return [self.model.serials.get(chain) for chain in self.model.chains(identity, tokens)]
 
     def start(self, found: Found) -> None:
-        """Lock a match, perhaps one made earlier: if its pages have gone since, it must be refused."""
+        """Lock a match, perhaps an earlier one: it must be refused if its pages have gone since."""
         match, identity = found.match, found.identity
         tokens = self.tokens_of(found.symbols[: match.num_pages])
         if self.serials(identity, tokens) != found.serials:

@@ -51,6 +51,7 @@ from raydix.runtime.messages.host import (
     Urgency,
     WriteObjects,
 )
+from tests.runtime.cache.host.scripted_objects import ScriptedObjects
 
 PAGE_SIZE = 16
 STORAGE = StorageSettings(
@@ -128,8 +129,7 @@ class HostScript:
         self.flushed: list[ObjectStatus] = []
         self.dropped: list[int] = []
         """Answers to `FlushHost`."""
-        self.objects_of: list[dict[PageKey, ObjectStatus]] = [{} for _ in page_sizes]
-        """What storage answers for each key: OK, or how it fails; absent keys are MISSING."""
+        self._objects = ScriptedObjects(len(page_sizes))
         self.num_retirements = 0
         self.knows_storage: bool | None = None
         """What the Scheduler has heard of L3."""
@@ -147,7 +147,12 @@ class HostScript:
     @property
     def objects(self) -> dict[PageKey, ObjectStatus]:
         """What storage holds."""
-        return self.objects_of[0]
+        return self._objects.by_group[0]
+
+    @property
+    def objects_of(self) -> list[dict[PageKey, ObjectStatus]]:
+        """What storage holds, per KV group."""
+        return self._objects.by_group
 
     def tell(self, event: HostEvent) -> None:
         """Hand an event to the core, carry out what it says, and prove its accounts."""
@@ -198,7 +203,7 @@ class HostScript:
         return ConnectionId(self.num_connections)
 
     def open_scheduler_link(self) -> ConnectionId:
-        """A link to a Scheduler is there in place of the earlier one; the core has yet to be told."""
+        """A link to a Scheduler replaces the earlier one; the core has yet to be told."""
         self.scheduler = self._connect()
         for granted, mirror in zip(self.granted_of, self.mirror_of, strict=True):
             granted.clear()
@@ -286,28 +291,11 @@ class HostScript:
         """Storage carries out an order, out of turn if `index` is not 0."""
         order = self.orders[index]
         del self.orders[index]
-        statuses = self._carry_out(order)
+        statuses = self._objects.carry_out(order)
         if order.batch_id in self.cancelled:
             statuses = [ObjectStatus.CANCELLED] * len(statuses)
         self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
         return order
-
-    def _carry_out(
-        self, order: SearchObjects | ReadObjects | WriteObjects | DeleteObjects
-    ) -> list[ObjectStatus]:
-        if isinstance(order, DeleteObjects):
-            for objects in self.objects_of:
-                objects.clear()
-            return [ObjectStatus.OK]
-
-        objects, keys = self.objects_of[order.group], split_keys(order.keys)
-        if isinstance(order, WriteObjects):
-            return [objects.setdefault(key, ObjectStatus.OK) for key in keys]
-        found = [objects.get(key, ObjectStatus.MISSING) for key in keys]
-        if isinstance(order, ReadObjects):
-            return found
-        is_missing = [status is ObjectStatus.MISSING for status in found]
-        return [ObjectStatus.MISSING if missing else ObjectStatus.OK for missing in is_missing]
 
     def take_last_searches(self) -> list[SearchObjects]:
         """Searches that were ordered last, one for each group at most; the caller answers them."""

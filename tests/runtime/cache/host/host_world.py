@@ -1,6 +1,6 @@
 """What is in each host page of a modelled arena, and who copies from and to it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from raydix.ids import HostPageId, PageKey
@@ -26,6 +26,11 @@ Read = tuple[int, Name]
 """A page that somebody reads, and what it must hold until then."""
 
 GARBAGE: Name = (-1, PageKey(b""))
+
+
+def ready_names(index: HostIndex) -> set[Name]:
+    """All that L2 holds."""
+    return {(group, key) for group in range(index.num_groups) for key in index.ready_keys(group)}
 
 
 @dataclass(slots=True)
@@ -201,19 +206,24 @@ class Memory:
             objects.add(name)
         return drawn
 
+    def check_ready(self, index: HostIndex) -> None:
+        """Every READY page holds what its key names."""
+        for name in ready_names(index):
+            page = index.find(*name)
+            assert page is not None
+            assert self.content[page] == name
+
     def check_reads(self, index: HostIndex, reads: Iterable[Read]) -> None:
         """Nothing that is being read has changed, nor may it."""
         for page, name in (*reads, *(read for held in self._read.values() for read in held)):
             assert self.content[page] == name
             assert index.name(HostPageId(page)) == name
 
-    def check_writable(
-        self, index: HostIndex, granted: Mapping[int, int], orders: Iterable[Order]
-    ) -> None:
+    def check_writable(self, index: HostIndex, granted: Set[int], orders: Iterable[Order]) -> None:
         """What may be written from outside is in nobody else's hands."""
         reads = [order for order in orders if isinstance(order, ReadObjects)]
         being_read = {page for order in reads for page in order.host_page_ids.tolist()}
-        assert not granted.keys() & (self.may_be_written | being_read)
+        assert not granted & (self.may_be_written | being_read)
         assert {index.state(HostPageId(page)) for page in being_read} <= {HostPageState.FILLING}
         states = {index.state(HostPageId(page)) for page in self.may_be_written}
         assert states <= {HostPageState.QUARANTINED}

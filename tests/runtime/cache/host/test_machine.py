@@ -5,8 +5,6 @@ any time until it has answered or has ended. The core is right if every READY pa
 its key names.
 """
 
-from dataclasses import replace
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,45 +21,33 @@ from raydix.runtime.cache.host.events import (
     FlushHost,
     FlushStorage,
     FromScheduler,
-    FromStorage,
     ProcessExited,
     RetireStorage,
     SchedulerAttached,
     SchedulerLost,
-    StorageLost,
     Tick,
 )
-from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     CopiesDrained,
-    DeleteObjects,
     LeasePages,
     ObjectsDone,
     ObjectStatus,
     ProcessDrained,
     ReleaseLeases,
 )
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
-from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, Name, RankGroup
-
-SETTINGS = replace(
-    STORAGE, batch_pages=3, max_queued_writes=6, breaker_failures=3, max_write_attempts=2
+from tests.runtime.cache.host.draws import (
+    CHAINS,
+    GROUPS,
+    LEFT_OVERS,
+    NAMES,
+    SETTINGS,
+    STARTS,
+    STATUSES,
 )
-GROUPS = st.integers(0, 1)
-NAMES = st.integers(0, 11)
-STARTS = st.sampled_from([0, 0, 0, 1, 3])
-CHAINS = st.builds(
-    lambda first, length: list(range(first, first + length)),
-    st.sampled_from([0, 1, 2, 3, 8, 9]),
-    st.integers(0, 8),
-)
-STATUSES = st.sampled_from(
-    [ObjectStatus.OK] * 4 + [ObjectStatus.IO_ERROR, ObjectStatus.FULL, ObjectStatus.TIMED_OUT]
-)
-
-LEFT_OVERS = ("leases", "lookups", "pages_reading", "pages_staged", "pages_quarantined")
-"""Figures that are 0 in the end."""
+from tests.runtime.cache.host.host_script import HostScript, make_key
+from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, RankGroup, ready_names
+from tests.runtime.cache.host.late_words import bring_what_would_fit
 
 
 class HostWorld(RuleBasedStateMachine):
@@ -116,16 +102,12 @@ class HostWorld(RuleBasedStateMachine):
         self.memory.content[copy.page] = copy.name
         self.host.say(copy.commit)
 
-    def _ready_names(self) -> set[Name]:
-        index = self.host.core._index
-        return {(group, key) for group in self.groups for key in index.ready_keys(group)}
-
     @precondition(lambda self: self.is_attached and self.ranks.past_copies)
     @rule(data=st.data())
     def commit_comes_late_or_twice(self, data: st.DataObject) -> None:
-        before = self._ready_names()
+        before = ready_names(self.host.core._index)
         self.host.say(data.draw(st.sampled_from(self.ranks.past_copies)).commit)
-        assert self._ready_names() <= before
+        assert ready_names(self.host.core._index) <= before
 
     @precondition(lambda self: self.is_attached)
     @rule(
@@ -251,19 +233,7 @@ class HostWorld(RuleBasedStateMachine):
     @rule(data=st.data())
     def earlier_connection_brings_what_would_fit(self, data: st.DataObject) -> None:
         connection = data.draw(st.sampled_from(self.host.earlier_connections))
-        self.host.tell(FromScheduler(connection, CopiesDrained()))
-        if self.host.granted:
-            commit = Copy((0, make_key(0)), *self.host.granted[0]).commit
-            self.host.tell(FromScheduler(connection, commit))
-        for order in tuple(self.host.orders):
-            num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
-            self.host.tell(
-                FromStorage(
-                    connection, ObjectsDone(batch_id=order.batch_id, statuses=bytes(num_objects))
-                )
-            )
-        self.host.tell(SchedulerLost(connection))
-        self.host.tell(StorageLost(connection))
+        bring_what_would_fit(self.host, connection)
 
     @precondition(lambda self: self.is_attached and not self.is_drained)
     @rule()
@@ -382,19 +352,10 @@ class HostWorld(RuleBasedStateMachine):
             assert not self.flush_watch.left
 
     @invariant()
-    def every_ready_page_holds_what_its_key_names(self) -> None:
-        for name in self._ready_names():
-            page = self.host.core._index.find(*name)
-            assert page is not None
-            assert self.memory.content[page] == name
-
-    @invariant()
-    def pages_that_others_may_write_are_out_of_use(self) -> None:
-        granted = {page: generation for pairs in self.host.granted_of for page, generation in pairs}
+    def pages_hold_what_they_should(self) -> None:
+        self.memory.check_ready(self.host.core._index)
+        granted = {page for pairs in self.host.granted_of for page, _ in pairs}
         self.memory.check_writable(self.host.core._index, granted, self.host.orders)
-
-    @invariant()
-    def what_is_being_read_stays(self) -> None:
         self.memory.check_reads(self.host.core._index, self.ranks.reads)
 
     @invariant()
@@ -408,7 +369,7 @@ class HostWorld(RuleBasedStateMachine):
     @invariant()
     def mirror_is_right(self) -> None:
         if self.is_attached:
-            ready = {(group, key[:16]) for group, key in self._ready_names()}
+            ready = {(group, key[:16]) for group, key in ready_names(self.host.core._index)}
             known = {(group, key) for group in self.groups for key in self.host.mirror_of[group]}
             assert known <= ready
             assert known == ready or self.host.core._mirror.has_work
