@@ -25,8 +25,6 @@ class RadixEviction:
         """Pages of leaves that were inspected and not evicted, locked or touched since."""
         return self._order.num_inspected_pages
 
-    # Locks ----------------------------------------------------------------------------------------
-
     def lock(self, node: RadixNode) -> None:
         """Protect a node's pages. The caller locks those above it, too."""
         if node.lock():
@@ -57,8 +55,6 @@ class RadixEviction:
         """Part a node; the lower part keeps its place in the order. Returns the upper part."""
         self._order.note_loss(node, end - node.start)
         return self._forest.split(node, end)
-
-    # The order ------------------------------------------------------------------------------------
 
     def peek(self) -> Victim | None:
         """The whole leaf that `evict` would begin with."""
@@ -109,8 +105,6 @@ class RadixEviction:
             self._forest.drop_root(node)
         else:
             self._order.add(node)
-
-    # Invariants -----------------------------------------------------------------------------------
 
     def check(self, nodes: list[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the forest."""

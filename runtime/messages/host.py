@@ -4,6 +4,11 @@ Page keys travel concatenated, as `raydix.runtime.cache.page_key` makes them and
 All host pages are quoted with their generation: a message about an older generation concerns a page
 that has since changed hands and is ignored.
 
+HostMemory counts the batches that it orders of a storage actor and never uses an id twice, so an
+answer names one order. Over a connection every order is answered once; an answer to none is an
+error of accounting. A storage actor that connects, for the first time or again, has no order of an
+earlier connection under way, and answers none of them any more.
+
 Every message belongs to the connection it came over. Both ends drop what an earlier connection
 still brings, so no id below needs to be told from those of another Scheduler or HostMemory. What
 else makes a message stale stands with it.
@@ -51,9 +56,6 @@ class Urgency(IntEnum):
     """Nobody waits for it: it is read for when no request's pages wait, and what it brings is
     pinned by nobody.
     """
-
-
-# Scheduler -> HostMemory --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +152,6 @@ class CopiesDrained:
     """
 
 
-# HostMemory -> Scheduler --------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesGranted:
     """Free host pages, now FILLING under the Scheduler's write lease, to back pages up into.
@@ -228,12 +227,6 @@ ToHost = (
 """What a Scheduler says to HostMemory."""
 FromHost = PagesGranted | PagesLeased | MirrorUpdate | StorageStatus | LookupProgress
 """What HostMemory answers."""
-
-# HostMemory <-> storage actor ---------------------------------------------------------------------
-# HostMemory counts batches and never uses an id twice, so an answer names one order. Over a
-# connection every order is answered once; an answer to none is an error of accounting. A storage
-# actor that connects, for the first time or again, has no order of an earlier connection under way,
-# and answers none of them any more.
 
 
 class ObjectStatus(IntEnum):

@@ -92,8 +92,6 @@ class HostProcess:
         """A control call: the core, if there is one, takes this event at once."""
         self._turns.take_now(event)
 
-    # Links ----------------------------------------------------------------------------------------
-
     def _dial_scheduler(self) -> None:
         core = self.core
         self._cluster.scheduler.connect(self._use_scheduler, lambda: self.core is core is not None)
@@ -136,8 +134,6 @@ class HostProcess:
     def link_of(self, connection: ConnectionId) -> Link | None:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
-
-    # The core -------------------------------------------------------------------------------------
 
     def _take(self, event: host_events.HostEvent) -> None:
         assert self.core is not None

@@ -71,8 +71,6 @@ class SimulatedStorage:
         """Some batch of the living actor may still touch the arena."""
         return bool(self._process.busy)
 
-    # Life -----------------------------------------------------------------------------------------
-
     def dial(self) -> None:
         """Say hello to HostMemory, once it is there."""
         process, host = self._process, self._cluster.host_memory
@@ -150,8 +148,6 @@ class SimulatedStorage:
 
     def _draw_linger_s(self) -> float:
         return self._cluster.clock.draw(self._cluster.faults.linger_s)
-
-    # Orders ---------------------------------------------------------------------------------------
 
     def _receive(self, process: _Process, link: Link, order: host_events.StorageOrder) -> None:
         """An order is carried out after a random delay, out of order."""

@@ -165,8 +165,6 @@ class HostMemoryCore:
             case _:
                 assert_never(event)
 
-    # The Scheduler --------------------------------------------------------------------------------
-
     def _take_message(self, message: ToHost) -> None:
         match message:
             case Lookup():
@@ -261,8 +259,6 @@ class HostMemoryCore:
         self._quarantine.hold(pids, filling, pinned)
         self._effects.extend(map(WatchProcess, pids))
 
-    # Storage --------------------------------------------------------------------------------------
-
     def _attach_storage(self, connection: ConnectionId, pid: int) -> None:
         self._lose_storage()
         self._quarantine.let_go(pid)
@@ -272,8 +268,6 @@ class HostMemoryCore:
         pid = self._storage.orders.pid
         if pid is not None:
             self._hold_for((pid,), *self._storage.lose())
-
-    # After each event -----------------------------------------------------------------------------
 
     def _advance(self, event: HostEvent) -> None:
         # What is done in pieces goes on with ticks, which come at once, so that other events are
@@ -316,8 +310,6 @@ class HostMemoryCore:
     def _send(self, message: FromHost) -> None:
         if self._scheduler is not None:
             self._effects.append(ToScheduler(self._scheduler, message))
-
-    # Queries --------------------------------------------------------------------------------------
 
     @property
     def is_drained(self) -> bool:

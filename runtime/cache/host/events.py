@@ -1,4 +1,8 @@
-"""What the HostMemory core is told, and what it orders."""
+"""What the HostMemory core is told, and what it orders.
+
+Whoever takes the links counts connections, of all kinds together, and never uses a number twice.
+What an earlier connection still brings is stale: it is counted and ignored.
+"""
 
 from dataclasses import dataclass
 
@@ -17,10 +21,6 @@ from raydix.runtime.messages.host import (
 )
 
 StorageOrder = SearchObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
-
-# Events -------------------------------------------------------------------------------------------
-# Whoever takes the links counts connections, of all kinds together, and never uses a number twice.
-# What an earlier connection still brings is stale: it is counted and ignored.
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,7 @@ HostEvent = (
     | FlushStorage
     | Tick
 )
-
-# Effects, to be carried out in order --------------------------------------------------------------
+"""What the core is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +188,4 @@ HostEffect = (
     | StorageFlushed
     | StorageRetired
 )
+"""What the core orders; to be carried out in order."""

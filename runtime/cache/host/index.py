@@ -42,8 +42,6 @@ class HostIndex:
         self.num_slabs_taken = 0
         """How often a slab went from one group to another."""
 
-    # Queries --------------------------------------------------------------------------------------
-
     @property
     def num_groups(self) -> int:
         """KV groups."""
@@ -115,8 +113,6 @@ class HostIndex:
         """Pages of the group's slabs by state."""
         return {state: self._pages.count(group, state) for state in HostPageState}
 
-    # Writing --------------------------------------------------------------------------------------
-
     def allocate(self, group: int) -> HostPageId | None:
         """Hand out a page as FILLING; None if all are in use.
 
@@ -171,8 +167,6 @@ class HostIndex:
         """Keep a FILLING page out of use until `free`."""
         self._pages.quarantine(page_id)
 
-    # Reading --------------------------------------------------------------------------------------
-
     def touch_chain(self, group: int, keys: Sequence[PageKey]) -> None:
         """Mark the READY pages of a chain as used: last the first one, which then goes last."""
         for key in reversed(keys):
@@ -197,8 +191,6 @@ class HostIndex:
         self._evictable.append(group, page_id)
         self._pages.use(page_id)
 
-    # Dropping -------------------------------------------------------------------------------------
-
     def drop_unread(self, page_id: HostPageId) -> bool:
         """Drop a READY page unless somebody reads it. Returns whether it is gone."""
         if page_id not in self._evictable:
@@ -220,8 +212,6 @@ class HostIndex:
         pages.ready.remove(key)
         pages.changes[key] = False
         pages.free.append(page_id)
-
-    # Slabs ----------------------------------------------------------------------------------------
 
     def _take_unused_slab(self, group: int) -> bool:
         page_ids = self._pages.give_unused_slab(group)
@@ -252,8 +242,6 @@ class HostIndex:
     def _add_free(self, group: int, page_ids: list[HostPageId]) -> None:
         # Pages are handed out from the end of the list, so that low ids go first.
         self._groups[group].free.extend(reversed(page_ids))
-
-    # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Prove that pages, names and lists agree; O(pages).

@@ -64,8 +64,6 @@ class HostLookups:
         """Lookups that are not final."""
         return len(self._lookups)
 
-    # From the Scheduler ---------------------------------------------------------------------------
-
     def start(self, message: Lookup, now_s: float) -> None:
         """Find out where the pages of a chain are.
 
@@ -131,8 +129,6 @@ class HostLookups:
         del self._forgotten[-_FORGOTTEN_AT_ONCE:]
         self._turns.dispatch(now_s)
 
-    # Searches -------------------------------------------------------------------------------------
-
     def _search(self, lookup: OpenLookup, now_s: float) -> None:
         """Ask L3 once per group which of the missing pages it has, if that may be of use."""
         self._skip_what_l3_lacks(lookup, now_s)
@@ -192,8 +188,6 @@ class HostLookups:
         if lookup.next_wanted() is not None:
             self._turns.queue(lookup)
 
-    # Answers --------------------------------------------------------------------------------------
-
     def finish(self, done: ObjectsDone, now_s: float) -> None:
         """Take the answer to a search or a batch of reads; others are ignored."""
         searched = self._searches.pop(done.batch_id, None)
@@ -234,8 +228,6 @@ class HostLookups:
         for lookup, index in waiters:
             self._pages.fail(lookup, index, PageSource.IO_ERROR)
         return held
-
-    # Reports --------------------------------------------------------------------------------------
 
     def take_reports(self, now_s: float) -> list[LookupProgress]:
         """One report for each lookup that has news. A final one ends it and touches its chain."""

@@ -43,8 +43,6 @@ class OpenLookup:
         self._num_l1_pages = num_l1_pages
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
 
-    # Queries --------------------------------------------------------------------------------------
-
     @property
     def is_final(self) -> bool:
         """No page's source is open."""
@@ -83,8 +81,6 @@ class OpenLookup:
             sources=tuple(map(bytes, self._sources)),
             is_final=self.is_final,
         )
-
-    # What becomes of its pages --------------------------------------------------------------------
 
     def find_in_l2(self, group: int, index: int) -> None:
         """L2 held a page on arrival."""
@@ -128,8 +124,6 @@ class OpenLookup:
     def cancel(self) -> None:
         """Nobody waits for it any more."""
         self.is_cancelled = True
-
-    # Searches and reads for it --------------------------------------------------------------------
 
     def start_search(self) -> None:
         """A search for missing pages of one group is under way."""

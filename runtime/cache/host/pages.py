@@ -51,8 +51,6 @@ class HostPages:
         """When each page was last used, if several groups share the slabs."""
         self._counts = [[0] * len(HostPageState) for _ in range(geometry.num_groups)]
 
-    # Queries --------------------------------------------------------------------------------------
-
     @property
     def num_pages(self) -> int:
         """Page ids of the arena."""
@@ -111,8 +109,6 @@ class HostPages:
     def num_unused_slabs(self) -> int:
         """Slabs that no group has needed yet."""
         return self._slabs.num_unused
-
-    # A page's life --------------------------------------------------------------------------------
 
     def hand_out(self, page_id: HostPageId) -> None:
         """FREE to FILLING, under a new generation."""
@@ -195,8 +191,6 @@ class HostPages:
         counts[old] -= 1
         counts[new] += 1
 
-    # Slabs ----------------------------------------------------------------------------------------
-
     def group_of(self, page_id: HostPageId) -> int:
         """The group whose slab the page is in."""
         return self._slabs.group_of(page_id)
@@ -229,8 +223,6 @@ class HostPages:
         pages = self._slabs.page_ids(slab)
         self._counts[group][HostPageState.FREE] += len(pages)
         return pages
-
-    # Invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Prove that the counts are those of the columns; O(pages).

@@ -90,8 +90,6 @@ class HostReads:
             read.waiters.append(waiter)
         return read is not None
 
-    # Pages ----------------------------------------------------------------------------------------
-
     def allow_allocation(self) -> None:
         """Nobody copies to pages that an earlier owner of the arena has handed out."""
         self._is_allocating = True
@@ -112,8 +110,6 @@ class HostReads:
         """End an allocation whose content nobody wants."""
         self._num_filling[group] -= 1
         self._index.free(page_id)
-
-    # Orders ---------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -164,8 +160,6 @@ class HostReads:
         batch.is_cancelled = True
         self._orders.cancel(batch_id)
 
-    # Answers --------------------------------------------------------------------------------------
-
     def finish(self, done: ObjectsDone, now_s: float) -> list[ReadOutcome]:
         """Take the answer to a batch: what was read is READY, and staged for requests that wait.
 
@@ -215,8 +209,6 @@ class HostReads:
                 waiters.append(read.waiters)
                 del self._reads[batch.group, key]
         return waiters
-
-    # Trouble --------------------------------------------------------------------------------------
 
     def give_up(self, batch_id: BatchId) -> list[Waiter]:
         """A batch is overdue: its pages stay FILLING until it is answered. Returns who waited."""

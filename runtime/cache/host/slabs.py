@@ -31,8 +31,6 @@ class HostSlabs:
         self._num_given = 0
         """Slabs are first given in order; later they only change hands."""
 
-    # Queries --------------------------------------------------------------------------------------
-
     @property
     def num_given(self) -> int:
         """Slabs that groups have, which are the first ones."""
@@ -69,8 +67,6 @@ class HostSlabs:
         """When a slab was last used."""
         return self._used_at[slab]
 
-    # Who has a slab -------------------------------------------------------------------------------
-
     def give_unused(self, group: int) -> int | None:
         """A slab that the group gets and that nobody had before; None if there is none."""
         slab = self._num_given
@@ -89,8 +85,6 @@ class HostSlabs:
         self._idle.remove(loser, slab)
         self._groups[slab] = group
         self._idle.prepend(group, slab)
-
-    # What becomes of its pages --------------------------------------------------------------------
 
     def use(self, page_id: int, now: int) -> None:
         """A READY page that nobody holds is the most recently used of all."""
@@ -142,8 +136,6 @@ class HostSlabs:
             assert group is not None
             self._idle.remove(group, slab)
             self._idle.prepend(group, slab)
-
-    # Invariants -----------------------------------------------------------------------------------
 
     def check_slab(self, slab: int, num_ready: int, num_held: int, last_use: int) -> None:
         """Raises AccountingError unless these are its figures; `last_use`: of its READY pages."""

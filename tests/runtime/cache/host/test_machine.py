@@ -81,8 +81,6 @@ class HostWorld(RuleBasedStateMachine):
                 self.start_backup(name, 1, group)
                 self._finish_backup(0)
 
-    # The Scheduler and its GPU processes
-
     @precondition(lambda self: self.is_attached)
     @rule(name=NAMES, num_pages=st.integers(1, 3), group=GROUPS)
     def start_backup(self, name: int, num_pages: int, group: int) -> None:
@@ -242,8 +240,6 @@ class HostWorld(RuleBasedStateMachine):
         self.memory.end(None)
         self.host.say(CopiesDrained())
 
-    # Processes that died
-
     @precondition(lambda self: self.memory.holders)
     @rule()
     def processes_out_of_reach_write(self) -> None:
@@ -257,8 +253,6 @@ class HostWorld(RuleBasedStateMachine):
         assert pid in self.host.watched
         self.memory.end(pid)
         self.host.tell(ProcessExited(pid))
-
-    # Storage
 
     @precondition(lambda self: self.host.orders)
     @rule(data=st.data())
@@ -313,8 +307,6 @@ class HostWorld(RuleBasedStateMachine):
         self.has_storage = True
         self.retired_orders = None
         self.host.attach_storage(self.storage_pid)
-
-    # The rest
 
     @precondition(lambda self: self.host.orders)
     @rule()
