@@ -138,7 +138,11 @@ class HostProcess:
     def _take(self, event: host_events.HostEvent) -> None:
         assert self.core is not None
         self._watch.hears(event)
-        for effect in self.core.handle(event, self._cluster.now_s):
+        num_slabs_taken = self.core.stats()["slabs_taken"]
+        effects = self.core.handle(event, self._cluster.now_s)
+        if self.core.stats()["slabs_taken"] != num_slabs_taken:
+            self._watch.sees_slab_change_hands()
+        for effect in effects:
             self._watch.says(effect)
             self._carry_out(effect)
         if self._cluster.is_check_due():

@@ -43,6 +43,7 @@ class TouchOrderWatch:
 
     def __init__(self) -> None:
         self._serial = itertools.count()
+        self._is_slab_lost = False
         self._ready: set[_Name] = set()
         self._uses: dict[_Name, int] = {}
         self._chains: dict[int, list[_Name]] = {}
@@ -56,6 +57,7 @@ class TouchOrderWatch:
 
     def hears(self, event: host_events.HostEvent) -> None:
         """HostMemory is about to take this event."""
+        self._is_slab_lost = False
         match event:
             case host_events.SchedulerAttached():
                 self._forget()
@@ -82,6 +84,12 @@ class TouchOrderWatch:
                 self._reads.clear()
             case _:
                 pass
+
+    def sees_slab_change_hands(self) -> None:
+        """Of what HostMemory drops with this event, some pages lay in a slab that goes to another
+        group: the heads of chains go with it, even if their tails lie elsewhere.
+        """
+        self._is_slab_lost = True
 
     def says(self, effect: host_events.HostEffect) -> None:
         """HostMemory did this. Raises HeadDroppedFirst."""
@@ -133,7 +141,7 @@ class TouchOrderWatch:
         for name in dropped:
             use = self._uses.pop(name, -1)
             chain = self._chains.get(use, [])
-            deeper = chain[chain.index(name) + 1 :] if chain else []
+            deeper = chain[chain.index(name) + 1 :] if chain and not self._is_slab_lost else []
             if any(other in self._ready and self._uses.get(other) == use for other in deeper):
                 raise HeadDroppedFirst(
                     f"page {chain.index(name)} of a chain of {len(chain)} went before its tail"
