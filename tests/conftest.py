@@ -11,6 +11,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 pytest_plugins = ["tests.ray_cluster"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--split-kv-groups`: see `tests/exactness/conftest.py`."""
+    parser.addoption("--split-kv-groups", action="store_true", help="two KV groups in every model")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests for GPUs are skipped where there are too few."""
     needed = (

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from raydix.runtime.actors import torch_model
 from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.families.table import Family
@@ -36,4 +38,14 @@ def patient_scheduler() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_actors, "scheduler_settings", patient)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def split_kv_groups(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--split-kv-groups` every model's layers are two KV groups of one layer each."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--split-kv-groups"):
+            split = partial(torch_model.load_gpu_model, split_kv_groups_at=(1,))
+            patch.setattr(torch_model, "load_gpu_model", split)
         yield

@@ -33,8 +33,10 @@ def page_key(prompt: Prompt, page: int) -> PageKey:
 
 
 def object_path(root: Path, prompt: Prompt, page: int) -> Path:
-    """The file of one page; there is one model below `root`."""
-    [path] = root.glob(f"*/*/{page_key(prompt, page).hex()}.page")
+    """The file of one page in KV group 0; there is one model below `root`."""
+    # With several groups the name says which.
+    name = page_key(prompt, page).hex()
+    [path] = [*root.glob(f"*/*/{name}.page"), *root.glob(f"*/*/{name}.g0.page")]
     return path
 
 

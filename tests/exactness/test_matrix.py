@@ -1,14 +1,14 @@
-"""Families × states × policies × strategies × chunks × concurrency, pairwise: always the tokens of
-transformers.
-"""
+"""Families × states × policies × chunks × KV groups and more, pairwise: always the same tokens."""
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family
@@ -36,6 +36,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "dp": [1, 2],
     "copy_delay_s": [0.0, 2e-4],
     "policy": ["lpm", "fcfs"],
+    "kv_groups": [1, 2],
 }
 CASES = pairwise(FACTORS, seed=3)
 LENGTHS = [100, 37, 64, 81]
@@ -130,7 +131,9 @@ async def test_tokens_do_not_depend_on_cache_or_schedule(
     num_tokens = 64 if case["state"] is State.RETRACTION else NUM_TOKENS[case["num_requests"]]
     expected = reference.expect(prompts)
 
-    async with in_process_engine(config) as engine:
+    split_at = range(1, case["kv_groups"])
+    build_model = partial(load_gpu_model, split_kv_groups_at=split_at)
+    async with in_process_engine(config, build_model) as engine:
         await reach(engine, config, case["state"], prompts)
         outputs = await measure(engine, config, case, num_tokens)
         await assert_all_exact(engine, expected, outputs)
