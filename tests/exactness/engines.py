@@ -37,11 +37,15 @@ def make_prompts(seed: int, lengths: Sequence[int], num_shared: int = 0) -> list
 
 
 def engine_config(folder: Path, l3: Path | None = None, **sections: Any) -> EngineConfig:
-    """A small engine on the cpu in which every page is worth a fetch; `sections` are laid over it."""
+    """A small engine on the cpu in which every page is worth a fetch and a load, however slow.
+
+    `sections` are laid over it.
+    """
     base: dict[str, Any] = {
         "model": {"path": str(folder), "max_model_len": MAX_MODEL_LEN},
         "cache": {
             "page_size": PAGE_SIZE,
+            "load": "always",
             "l1": {"num_pages": 128},
             "l2": {"bytes_per_node": "4MiB"},
             "l3": None if l3 is None else {"backend": "file", "path": str(l3)},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raydix.runtime.config.kv_shard import KvShard
+from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.tiers.tier_pair import LAYOUT, NO_COPIES, Tiers
 
 MakeTiers = Callable[[int, int], Tiers]
@@ -18,7 +19,9 @@ def make_tiers(request: pytest.FixtureRequest) -> Iterator[MakeTiers]:
 
     def make(rank: int, num_ranks: int) -> Tiers:
         shard = KvShard(layout=LAYOUT, rank=rank, num_ranks=num_ranks)
-        made.append(Tiers(request.param, shard, made[0].arena if made else None))
+        # Each rank maps the arena for itself, as CUDA registers memory once.
+        arena = HostArena.attach(made[0].arena.location) if made else None
+        made.append(Tiers(request.param, shard, arena))
         return made[-1]
 
     yield make
