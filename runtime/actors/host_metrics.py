@@ -49,16 +49,19 @@ def _breaker_state(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
     yield (), _BREAKER_STATES[str(figures["l3_breaker"])]
 
 
+def _l2_pages(figures: Figures) -> Iterable[tuple[LabelValues, float]]:
+    for state in ("free", "filling", "ready", "quarantined"):
+        for group, pages in members(figures, f"pages_{state}_").items():
+            yield (group, state), pages
+
+
 _L2 = (
     gauge(
         "l2_pages",
         Unit.PAGES,
-        "Host pages by state.",
-        Figure("pages_free", ("free",)),
-        Figure("pages_filling", ("filling",)),
-        Figure("pages_ready", ("ready",)),
-        Figure("pages_quarantined", ("quarantined",)),
-        labels=("state",),
+        "Host pages of each KV group by state.",
+        Derived(_l2_pages),
+        labels=("group", "state"),
     ),
     gauge("l2_used_bytes", Unit.BYTES, "Bytes of READY host pages.", Figure("ready_bytes")),
     counter("l2_evicted_pages_total", Unit.PAGES, "Pages that left L2.", Figure("pages_dropped")),

@@ -331,16 +331,19 @@ class HostMemoryCore:
     def stats(self) -> dict[str, int | str]:
         """Figures of L2, of what is pending and of the breaker, and all counters."""
         orders = self._storage.orders
-        totals: Counter[str] = Counter({state.name.lower(): 0 for state in HostPageState})
-
+        pages: Counter[str] = Counter()
         ready_bytes = 0
         for group, page_bytes in enumerate(self._page_bytes):
             counts = self._index.count_by_state(group)
-            totals.update({state.name.lower(): count for state, count in counts.items()})
             ready_bytes += counts[HostPageState.READY] * page_bytes
+            for state, count in counts.items():
+                figure = f"pages_{state.name.lower()}"
+                # Of all groups together, then of this one.
+                pages[figure] += count
+                pages[f"{figure}_{group}"] = count
 
-        stats: dict[str, int | str] = {f"pages_{name}": count for name, count in totals.items()}
-        stats |= {
+        stats: dict[str, int | str] = {
+            **pages,
             "slabs_unused": self._index.num_unused_slabs,
             "slabs_taken": self._index.num_slabs_taken,
             "ready_bytes": ready_bytes,

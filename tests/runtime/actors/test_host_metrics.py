@@ -12,6 +12,13 @@ def host_values(*, has_storage: bool, **counted: int) -> dict[tuple[str, LabelVa
     return values_of(HOST_METRICS, {**core.stats(), **counted, PAGE_TOKENS: 16})
 
 
+def test_host_pages_are_told_by_group_and_state() -> None:
+    values = host_values(has_storage=False)
+
+    states = ("free", "filling", "ready", "quarantined")
+    assert [values["l2_pages", ("0", state)] for state in states] == [0, 0, 0, 0]
+
+
 def test_prefetched_tokens_are_counted_by_what_became_of_them() -> None:
     values = host_values(has_storage=True, l3_reads_ok=3, l3_reads_bad_checksum=2)
 
