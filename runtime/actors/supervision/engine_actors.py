@@ -17,6 +17,7 @@ from raydix.runtime.actors.supervision.core_settings import host_settings, sched
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.keeper import BringUp, Keeper
 from raydix.runtime.actors.supervision.loaded_ranks import LoadedRanks
+from raydix.runtime.actors.supervision.rank_group import RankGroup
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor, Spawner, actor_name
 from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
@@ -58,7 +59,11 @@ class EngineActors:
         num_ranks = config.parallel.dp * config.parallel.tp
         self._loaded = LoadedRanks(num_ranks, config.model.path)
         self._arenas = ArenaRegistry()
-        self.gpus = [self._gpu_keeper(rank) for rank in range(num_ranks)]
+        self.gpus = [
+            keeper
+            for first in range(0, num_ranks, config.parallel.tp)
+            for keeper in self._rank_group(first).keepers
+        ]
         self.scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
         self.host = (
             self._keeper(ActorKind.HOST_MEMORY, self._bring_up_host) if config.has_l2 else None
@@ -150,30 +155,32 @@ class EngineActors:
             name = actor_name(self._name, kind)
             return await self._spawner.spawn(kind, name, name=self._name, incarnation=incarnation)
 
-        on_end = self._arenas.withdraw if kind is ActorKind.HOST_MEMORY else lambda: None
+        def on_end(_incarnation: int, _error: Exception) -> None:
+            if kind is ActorKind.HOST_MEMORY:
+                self._arenas.withdraw()
+
         return Keeper(kind.value, make, bring_up, on_end=on_end, supervision=self._supervision)
 
-    def _gpu_keeper(self, rank: int) -> Keeper:
-        async def make(incarnation: int) -> RunningActor:
-            name = actor_name(self._name, ActorKind.GPU, rank)
-            return await self._spawner.spawn(
-                ActorKind.GPU,
-                name,
-                config=self._config,
-                name=self._name,
-                rank=rank,
-                incarnation=incarnation,
-            )
+    def _rank_group(self, first_rank: int) -> RankGroup:
+        return RankGroup(
+            range(first_rank, first_rank + self._config.parallel.tp),
+            self._make_gpu,
+            self._bring_up_gpu,
+            on_end=self._arenas.forget_holder,
+            supervision=self._supervision,
+        )
 
-        async def bring_up(actor: RunningActor, incarnation: int) -> None:
-            await self._bring_up_gpu(actor, rank)
+    async def _make_gpu(self, rank: int, incarnation: int) -> RunningActor:
+        return await self._spawner.spawn(
+            ActorKind.GPU,
+            actor_name(self._name, ActorKind.GPU, rank),
+            config=self._config,
+            name=self._name,
+            rank=rank,
+            incarnation=incarnation,
+        )
 
-        def on_end() -> None:
-            self._arenas.forget_holder(rank)
-
-        return Keeper(f"gpu{rank}", make, bring_up, on_end=on_end, supervision=self._supervision)
-
-    async def _bring_up_gpu(self, actor: RunningActor, rank: int) -> None:
+    async def _bring_up_gpu(self, rank: int, actor: RunningActor) -> None:
         # One that is restarted may find less memory, or more: it is told how many pages to make.
         report: LoadReport = await actor.call("load", self._loaded.agreed_pages)
         self._loaded.note(rank, report)

@@ -19,6 +19,8 @@ Make = Callable[[int], Awaitable[RunningActor]]
 """Starts the process of the given incarnation. If it fails or is cancelled, no process is left."""
 BringUp = Callable[[RunningActor, int], Awaitable[None]]
 """Makes that incarnation serve."""
+OnEnd = Callable[[int, Exception], None]
+"""That incarnation is found dead, or is condemned, and why. Its process may still live."""
 
 
 class Keeper:
@@ -30,13 +32,10 @@ class Keeper:
         make: Make,
         bring_up: BringUp,
         *,
-        on_end: Callable[[], None],
+        on_end: OnEnd,
         supervision: Supervision,
     ) -> None:
-        """`on_end` is called when an incarnation is found dead or is condemned.
-
-        Its process may still live then.
-        """
+        """`on_end`: see `OnEnd`."""
         self.label = label
         self.incarnation = 0
         self.actor: RunningActor | None = None
@@ -51,8 +50,10 @@ class Keeper:
         self._serving = asyncio.Event()
         self._made: RunningActor | None = None
         """The current incarnation, from its start on."""
-        self._condemned: asyncio.Future[str] | None = None
-        self._gone = asyncio.Event()
+        self._condemned: asyncio.Future[Exception] | None = None
+        self._num_gone = 0
+        """Incarnations whose processes have ended."""
+        self._next_gone = asyncio.Event()
         self._has_served = False
         self._over: RaydixError | None = None
         """Why the actor is not kept any more."""
@@ -72,17 +73,25 @@ class Keeper:
 
     def condemn(self, reason: str, incarnation: int | None = None) -> None:
         """End the current incarnation, if it is still the one meant; the next one follows."""
+        self.fail(EngineDead(reason), incarnation)
+
+    def fail(self, error: Exception, incarnation: int | None = None) -> None:
+        """Like `condemn`, but the incarnation ends as if this error were its own."""
         if incarnation not in (None, self.incarnation):
             return
         if self._condemned is not None and not self._condemned.done():
-            self._condemned.set_result(reason)
+            self._condemned.set_result(error)
 
     async def end(self, reason: str) -> None:
         """Condemn the current incarnation, if any, and wait until its process has ended."""
-        gone = self._gone
         if self._condemned is not None:
             self.condemn(reason)
-            await gone.wait()
+            await self.gone(self.incarnation)
+
+    async def gone(self, incarnation: int) -> None:
+        """Return once the process of that incarnation, which may be yet to start, has ended."""
+        while self._num_gone < incarnation:
+            await self._next_gone.wait()
 
     async def run(self) -> None:
         """Keep the actor until cancelled.
@@ -123,9 +132,10 @@ class Keeper:
     async def _live(self) -> Exception:
         """Live through one incarnation, from start to end of its process. Returns why it ended."""
         self._condemned = asyncio.get_running_loop().create_future()
-        self._gone = asyncio.Event()
         self._made = None
         bring_up_s = self._supervision.bring_up_timeout_s
+        error: Exception = EngineDead(f"{self.label} is not kept any more")
+
         try:
             actor = await within(bring_up_s, self._unless_ended(self._start()))
             await within(
@@ -137,18 +147,25 @@ class Keeper:
 
             await self._unless_ended(self._beat(actor), actor)
             raise AssertionError("unreachable: the heartbeat never ends by itself")
-        except Exception as error:  # noqa: BLE001  whatever the cluster or the actor raises
-            return error
+        except Exception as caught:  # noqa: BLE001  whatever the cluster or the actor raises
+            error = caught
         finally:
             self.actor = None
             self._serving.clear()
             try:
-                self._on_end()
+                self._on_end(self.incarnation, error)
                 if self._made is not None:
                     await self._end(self._made)
             finally:
                 self._condemned = None
-                self._gone.set()
+                self._note_gone()
+        return error
+
+    def _note_gone(self) -> None:
+        self._num_gone = self.incarnation
+        self._next_gone.set()
+        # Those who waited were woken; who comes now waits for the next one.
+        self._next_gone = asyncio.Event()
 
     async def _start(self) -> RunningActor:
         # Noted here, because whoever waits for this may be cancelled just when it is done.
@@ -165,7 +182,7 @@ class Keeper:
         try:
             await asyncio.wait([*tasks, self._condemned], return_when=asyncio.FIRST_COMPLETED)
             if self._condemned.done():
-                raise EngineDead(self._condemned.result())
+                raise self._condemned.result()
             if doing.done():
                 return doing.result()
             raise EngineDead("its process ended")

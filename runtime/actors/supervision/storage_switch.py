@@ -55,7 +55,11 @@ class AttachedStorage:
         self._may_serve = asyncio.Event()
         label = ActorKind.STORAGE.value
         self.keeper = Keeper(
-            label, make, self._bring_up, on_end=lambda: None, supervision=supervision
+            label,
+            make,
+            self._bring_up,
+            on_end=lambda _incarnation, _error: None,
+            supervision=supervision,
         )
         self._task: asyncio.Task[None] | None = None
 
