@@ -2,7 +2,7 @@
 
 import torch
 
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, LoadReport
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
@@ -17,35 +17,45 @@ PAGE_TOKENS = 64
 
 def build_model(
     config: EngineConfig,
+    rank: int,
     device_index: int,
     *,
     layout: KvLayout,
     step_s: float,
     page_copy_s: float = 0.0,
-) -> GpuModel:
+) -> LoadedGpuModel:
     """A model whose steps take `step_s`, and a copy of a page `page_copy_s` on average."""
-    num_pages = config.cache.l1.num_pages
-    assert num_pages is not None
-    shard = KvShard(layout=layout)
-    pools = make_pools(shard, [num_pages], torch.device("cpu"))
-
-    def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
-        return CpuTransfers(
-            shard, pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=2 * page_copy_s
-        )
-
+    room = config.cache.l1.num_pages
+    assert room is not None
     report = LoadReport(
         fingerprint=bytes(32),
         layout=layout,
-        num_pages=(num_pages,),
+        num_pages=(room,) * len(layout.groups),
         max_position_embeddings=MAX_POSITIONS,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(),
     )
-    return GpuModel(
-        report=report,
-        runner=SleepingRunner(step_s),
-        make_timer=HostTimer,
-        make_transfers=make_transfers,
-        enter_thread=lambda: None,
-    )
+
+    def prepare(num_pages: tuple[int, ...]) -> GpuModel:
+        tp = config.parallel.tp
+        shard = KvShard(layout=layout, rank=rank % tp, num_ranks=tp)
+        pools = make_pools(shard, num_pages, torch.device("cpu"))
+
+        def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
+            return CpuTransfers(
+                shard,
+                pools,
+                arena,
+                on_done=on_done,
+                on_error=on_error,
+                copy_delay_s=2 * page_copy_s,
+            )
+
+        return GpuModel(
+            runner=SleepingRunner(step_s),
+            make_timer=HostTimer,
+            make_transfers=make_transfers,
+            enter_thread=lambda: None,
+        )
+
+    return LoadedGpuModel(report=report, prepare=prepare)

@@ -20,7 +20,13 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import Rank
-from raydix.runtime.actors.gpu_model import GpuModel, LoadReport, StepOutput, StepTimer
+from raydix.runtime.actors.gpu_model import (
+    GpuModel,
+    LoadedGpuModel,
+    LoadReport,
+    StepOutput,
+    StepTimer,
+)
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
@@ -39,8 +45,8 @@ MAX_STEPS_IN_FLIGHT = 8
 RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
-BuildModel = Callable[[EngineConfig, int], GpuModel]
-"""Loads a model on the CUDA device of that index, or on the cpu."""
+BuildModel = Callable[[EngineConfig, int, int], LoadedGpuModel]
+"""Loads the model of that rank, on the CUDA device of that index or on the cpu."""
 Dial = Callable[[threading.Event], BlockingLink]
 """Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
@@ -63,13 +69,13 @@ class _Step:
     timer: StepTimer | None
 
 
-def build_torch_model(config: EngineConfig, device_index: int) -> GpuModel:
+def build_torch_model(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
     """Load the configured checkpoint."""
     # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
     # wait for it.
     from raydix.runtime.actors.torch_model import load_gpu_model
 
-    return load_gpu_model(config, device_index)
+    return load_gpu_model(config, rank, device_index)
 
 
 class GpuActor:
@@ -97,6 +103,7 @@ class GpuActor:
         self._on_fatal = on_fatal
         self._device_index = rank
 
+        self._loaded: LoadedGpuModel | None = None
         self._model: GpuModel | None = None
         self._arena: HostArena | None = None
         self._transfers: TransferEngine | None = None
@@ -123,14 +130,17 @@ class GpuActor:
         """Load on this CUDA device instead of the one that is numbered like the rank."""
         self._device_index = index
 
-    async def load(self, num_pages: tuple[int, ...] | None = None) -> LoadReport:
-        """Load the model and make its pools. Raises CheckpointError or ConfigError.
+    async def load(self) -> LoadReport:
+        """Load the weights. Raises CheckpointError or ConfigError."""
+        self._loaded = await asyncio.to_thread(
+            self._build_model, self._config, self._rank, self._device_index
+        )
+        return self._loaded.report
 
-        `num_pages`: as many as the Scheduler counts on; None: as the configuration says.
-        """
-        config = self._config if num_pages is None else self._config.with_num_pages(min(num_pages))
-        self._model = await asyncio.to_thread(self._build_model, config, self._device_index)
-        return self._model.report
+    async def prepare(self, num_pages: tuple[int, ...]) -> None:
+        """Make pools of so many usable pages per KV group, and all else that steps need."""
+        assert self._loaded is not None, "load comes first"
+        self._model = await asyncio.to_thread(self._loaded.prepare, num_pages)
 
     async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
         """Map the arena. Returns where this process offers it, should its HostMemory end.
@@ -189,7 +199,7 @@ class GpuActor:
         await asyncio.to_thread(self._shutdown)
 
     def _attach(self, location: ArenaLocation) -> ArenaLocation:
-        assert self._model is not None, "load comes first"
+        assert self._model is not None, "prepare comes first"
         # The thread may be any of a pool's, which starts on the first device.
         self._model.enter_thread()
 

@@ -81,13 +81,13 @@ class HostTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a GPU actor tells the Supervisor once its model is loaded."""
+    """What a GPU actor tells the Supervisor once its weights are loaded."""
 
     fingerprint: bytes
     """32 bytes: equal on ranks whose KV pages are interchangeable."""
     layout: KvLayout
     num_pages: tuple[int, ...]
-    """Usable L1 pages."""
+    """Usable L1 pages of each KV group that it could hold; it holds what all ranks agree on."""
     max_position_embeddings: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -95,12 +95,22 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """A loaded model with everything around it that depends on its device."""
+    """A model with its pools and everything around it that depends on its device."""
 
-    report: LoadReport
     runner: Runner
     make_timer: Callable[[], StepTimer]
     make_transfers: Callable[[HostArena, OnDone, OnError], TransferEngine] | None
     """None: the model keeps no KV."""
     enter_thread: Callable[[], None]
     """To be called once in each thread that drives the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedGpuModel:
+    """A model whose weights are on its device, and which has no pools yet."""
+
+    report: LoadReport
+    prepare: Callable[[tuple[int, ...]], GpuModel]
+    """Makes pools of so many usable pages per KV group, then captures graphs. May be called once,
+    from any thread.
+    """

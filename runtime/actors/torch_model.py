@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, LoadReport
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
@@ -57,9 +57,9 @@ def _now() -> torch.cuda.Event:
 
 
 def load_gpu_model(
-    config: EngineConfig, device_index: int, split_kv_groups_at: Sequence[int] = ()
-) -> GpuModel:
-    """Load the configured checkpoint, on CUDA device `device_index` or on the cpu.
+    config: EngineConfig, rank: int, device_index: int, split_kv_groups_at: Sequence[int] = ()
+) -> LoadedGpuModel:
+    """Load the checkpoint of a rank, on CUDA device `device_index` or on the cpu.
 
     `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
@@ -69,10 +69,30 @@ def load_gpu_model(
     loaded = load(
         config.model.path, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
     )
+
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
-    shard = KvShard(layout=layout)
+    tp = config.parallel.tp
+    shard = KvShard(layout=layout, rank=rank % tp, num_ranks=tp)
     step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, shard, step_bytes, device)
+
+    return LoadedGpuModel(
+        report=_report(loaded, shard, num_pages),
+        prepare=partial(_prepare, config, loaded, shard, device, rank),
+    )
+
+
+def _prepare(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    shard: KvShard,
+    device: torch.device,
+    rank: int,
+    num_pages: tuple[int, ...],
+) -> GpuModel:
+    """See `LoadedGpuModel`."""
+    # The thread may be another one than that which loaded.
+    _enter_thread(device)
     pools = make_pools(shard, num_pages, device)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, min(num_pages))
     runner = _make_runner(config, loaded, pools, max_model_len, device)
@@ -81,19 +101,17 @@ def load_gpu_model(
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         if device.type == "cuda":
             return CudaTransfers(shard, pools, arena, on_done=on_done, on_error=on_error)
-        delay_s = config.cache.l1.copy_delay_s
         return CpuTransfers(
             shard,
             pools,
             arena,
             on_done=on_done,
             on_error=on_error,
-            copy_delay_s=delay_s,
-            seed=device_index,
+            copy_delay_s=config.cache.l1.copy_delay_s,
+            seed=rank,
         )
 
     return GpuModel(
-        report=_report(loaded, shard, num_pages),
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
@@ -163,7 +181,7 @@ def _warm_up(
 def _num_pages(
     config: EngineConfig, shard: KvShard, step_bytes: int, device: torch.device
 ) -> tuple[int, ...]:
-    """Usable pages of each KV group: a page of the chain takes one in each."""
+    """Pages of each KV group that there is room for: a page of the chain takes one in each."""
     num_groups = len(shard.layout.groups)
     l1 = config.cache.l1
     if l1.num_pages is not None:

@@ -39,11 +39,6 @@ class EngineConfig(Section):
         """The folder in which the arena needs a name, as 3FS maps memory by name; None: no name."""
         return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None
 
-    def with_num_pages(self, num_pages: int) -> "EngineConfig":
-        """The same, but for a rank that has so many L1 pages whatever memory it finds."""
-        l1 = self.cache.l1.model_copy(update={"num_pages": num_pages, "memory_fraction": None})
-        return self.model_copy(update={"cache": self.cache.model_copy(update={"l1": l1})})
-
     def max_model_len(self, max_position_embeddings: int, num_pages: int) -> int:
         """Tokens of prompt and output that a request may have.
 

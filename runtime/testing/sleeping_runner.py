@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadReport
+from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, LoadReport
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import Int32Array, int32_array
@@ -45,8 +45,10 @@ class SleepingRunner:
         )
 
 
-def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: float) -> GpuModel:
-    """A `GpuModel` without weights or KV, for an engine without L2, on no device."""
+def build_sleeping_model(
+    config: EngineConfig, rank: int, device_index: int, *, step_s: float
+) -> LoadedGpuModel:
+    """A model without weights or KV, for an engine without L2, on no device."""
     num_pages = config.cache.l1.num_pages
     if num_pages is None:
         raise ValueError("a sleeping model needs cache.l1.num_pages")
@@ -63,13 +65,13 @@ def build_sleeping_model(config: EngineConfig, device_index: int, *, step_s: flo
         eos_token_ids=(),
     )
 
-    return GpuModel(
-        report=report,
+    model = GpuModel(
         runner=SleepingRunner(step_s),
         make_timer=HostTimer,
         make_transfers=None,
         enter_thread=_nothing,
     )
+    return LoadedGpuModel(report=report, prepare=lambda _num_pages: model)
 
 
 def _nothing() -> None:

@@ -165,7 +165,8 @@ class EngineActors:
         return RankGroup(
             range(first_rank, first_rank + self._config.parallel.tp),
             self._make_gpu,
-            self._bring_up_gpu,
+            self._load_gpu,
+            self._start_gpu,
             on_end=self._arenas.forget_holder,
             supervision=self._supervision,
         )
@@ -180,11 +181,13 @@ class EngineActors:
             incarnation=incarnation,
         )
 
-    async def _bring_up_gpu(self, rank: int, actor: RunningActor) -> None:
-        # One that is restarted may find less memory, or more: it is told how many pages to make.
-        report: LoadReport = await actor.call("load", self._loaded.agreed_pages)
+    async def _load_gpu(self, rank: int, actor: RunningActor) -> None:
+        report: LoadReport = await actor.call("load")
         self._loaded.note(rank, report)
-        await self._loaded.agreed()
+
+    async def _start_gpu(self, rank: int, actor: RunningActor) -> None:
+        _, num_pages = await self._loaded.agreed()
+        await actor.call("prepare", num_pages)
 
         if self.host is not None:
             arena, epoch = await self._arenas.current()

@@ -11,7 +11,8 @@ _SHOWN_DIGITS = 16
 class LoadedRanks:
     """Owns: what each rank has loaded, and the pages per rank that the Scheduler counts on.
 
-    All ranks, and all their incarnations, hold the same weights and at least those pages.
+    All ranks, and all their incarnations, hold the same weights and those pages: a rank that is
+    restarted makes as many, whatever memory it finds.
     """
 
     def __init__(self, num_ranks: int, model_path: str) -> None:
@@ -21,15 +22,9 @@ class LoadedRanks:
         self._num_pages: tuple[int, ...] | None = None
         self._all_loaded = asyncio.Event()
 
-    @property
-    def agreed_pages(self) -> tuple[int, ...] | None:
-        """L1 pages of each KV group per rank; None until every rank has loaded."""
-        return self._num_pages
-
     def note(self, rank: int, report: LoadReport) -> None:
-        """An incarnation of a rank has loaded. Raises ConfigError if it does not fit the others."""
+        """An incarnation of a rank has loaded. Raises ConfigError if it has other weights."""
         self._require_same_weights(rank, report)
-        self._require_agreed_pages(rank, report)
 
         self._reports[rank] = report
         if len(self._reports) == self._num_ranks and self._num_pages is None:
@@ -52,21 +47,6 @@ class LoadedRanks:
                     "Give every node the same checkpoint and restart the engine."
                 )
 
-    def _require_agreed_pages(self, rank: int, report: LoadReport) -> None:
-        if self._num_pages is None:
-            return
-        if any(own < agreed for own, agreed in zip(report.num_pages, self._num_pages, strict=True)):
-            raise ConfigError(
-                f"rank {rank} was restarted with {_per_group(report.num_pages)} L1 pages; the "
-                f"Scheduler counts on {_per_group(self._num_pages)}. Set cache.l1.num_pages to "
-                "what every rank can hold and "
-                "restart the engine."
-            )
-
 
 def _shown(report: LoadReport) -> str:
     return report.fingerprint.hex()[:_SHOWN_DIGITS]
-
-
-def _per_group(num_pages: tuple[int, ...]) -> str:
-    return "+".join(map(str, num_pages))

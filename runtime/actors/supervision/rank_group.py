@@ -1,6 +1,8 @@
 """The ranks of one lane: they start together, and when one of them ends, all do."""
 
+import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from raydix.runtime.actors.supervision.keeper import Keeper
@@ -12,31 +14,50 @@ logger = logging.getLogger(__name__)
 MakeRank = Callable[[int, int], Awaitable[RunningActor]]
 """Starts the process of a rank, in the given incarnation; else like `Make`."""
 BringUpRank = Callable[[int, RunningActor], Awaitable[None]]
-"""Makes a rank serve."""
+"""Does a part of what makes a rank serve."""
+
+
+class _Generation:
+    """Owns: how far the incarnations of one number have come."""
+
+    def __init__(self) -> None:
+        self.loaded: set[int] = set()
+        """The ranks that have loaded."""
+        self.met = asyncio.Event()
+        """Set once all have."""
+        self.error: Exception | None = None
+        """Why it ended, from then on."""
 
 
 class RankGroup:
     """Owns: the keepers of a lane's ranks, whose incarnations go in step.
 
     Incarnation n of all ranks is one generation. It ends as a whole, and by one error: that of the
-    rank that ended first. The next one starts once every process of it has ended.
+    rank that ended first. The next one starts once every process of it has ended. Within a
+    generation no rank starts before all of them have loaded, because they start together: each may
+    wait for the others.
     """
 
     def __init__(
         self,
         ranks: Sequence[int],
         make: MakeRank,
-        bring_up: BringUpRank,
+        load: BringUpRank,
+        start: BringUpRank,
         *,
         on_end: Callable[[int], None],
         supervision: Supervision,
     ) -> None:
-        """`on_end` is called with a rank that is found dead or condemned; see `OnEnd`."""
+        """`start` follows `load` once all ranks have loaded.
+
+        `on_end` is called with a rank that is found dead or condemned; see `OnEnd`.
+        """
         self._make = make
-        self._bring_up = bring_up
+        self._load = load
+        self._start = start
         self._on_end = on_end
-        self._errors: dict[int, Exception] = {}
-        """Why a generation ended, while the next one has not started."""
+        self._generations: defaultdict[int, _Generation] = defaultdict(_Generation)
+        """By number, until all ranks have left it."""
         self.keepers = [self._keeper(rank, supervision) for rank in ranks]
 
     def _keeper(self, rank: int, supervision: Supervision) -> Keeper:
@@ -45,7 +66,9 @@ class RankGroup:
             return await self._make(rank, incarnation)
 
         async def bring_up(actor: RunningActor, incarnation: int) -> None:
-            await self._bring_up(rank, actor)
+            await self._load(rank, actor)
+            await self._meet(incarnation, rank)
+            await self._start(rank, actor)
 
         def on_end(incarnation: int, error: Exception) -> None:
             self._on_end(rank)
@@ -60,16 +83,26 @@ class RankGroup:
         """
         for keeper in self.keepers:
             await keeper.gone(generation - 1)
-        self._errors.pop(generation - 1, None)
+        self._generations.pop(generation - 1, None)
 
         # Another rank was faster to start, and to fail; this one counts the same end.
-        if generation in self._errors:
-            raise self._errors[generation]
+        error = self._generations[generation].error
+        if error is not None:
+            raise error
+
+    async def _meet(self, generation: int, rank: int) -> None:
+        """A rank has loaded: wait until all have. Ends with the incarnation, if it ends before."""
+        current = self._generations[generation]
+        current.loaded.add(rank)
+        if len(current.loaded) == len(self.keepers):
+            current.met.set()
+        await current.met.wait()
 
     def _end_generation(self, generation: int, rank: int, error: Exception) -> None:
-        if generation in self._errors:
+        current = self._generations[generation]
+        if current.error is not None:
             return
-        self._errors[generation] = error
+        current.error = error
         if len(self.keepers) > 1:
             logger.error("gpu%d, incarnation %d, ends its group: %s", rank, generation, error)
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
@@ -95,10 +96,13 @@ class Rank:
             on_fatal=self.died.set,
         )
 
-    def _build(self, config: EngineConfig, device_index: int) -> GpuModel:
-        model = build_sleeping_model(config, device_index, step_s=0.0)
-        shard = KvShard(layout=model.report.layout)
-        self.pools = make_pools(shard, model.report.num_pages, torch.device("cpu"))
+    def _build(self, config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+        loaded = build_sleeping_model(config, rank, device_index, step_s=0.0)
+        return replace(loaded, prepare=partial(self._prepare, loaded))
+
+    def _prepare(self, loaded: LoadedGpuModel, num_pages: tuple[int, ...]) -> GpuModel:
+        shard = KvShard(layout=loaded.report.layout)
+        self.pools = make_pools(shard, num_pages, torch.device("cpu"))
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
             return CpuTransfers(
@@ -106,7 +110,7 @@ class Rank:
             )
 
         return replace(
-            model,
+            loaded.prepare(num_pages),
             runner=RecordingRunner(self.calls),
             make_transfers=make_transfers,
             enter_thread=lambda: self.entered.append(threading.current_thread().name),

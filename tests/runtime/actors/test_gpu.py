@@ -124,8 +124,13 @@ async def test_a_shutdown_while_the_link_is_being_made_ends_the_actor(rank: Rank
         await asyncio.wait_for(link.receive(), WAIT_S)
 
 
-async def test_it_loads_as_many_pages_as_it_is_told(rank: Rank) -> None:
-    assert (await rank.actor.load(5)).num_pages == 5
+async def test_its_pools_are_as_large_as_it_is_told(rank: Rank) -> None:
+    assert (await rank.actor.load()).num_pages == (8,)
+
+    await rank.actor.prepare((5,))
+
+    # One more, for padding.
+    assert [len(pool) for pool in rank.pools] == [6]
 
 
 async def test_it_is_recognised_in_lists_of_actors() -> None:
@@ -143,7 +148,7 @@ async def test_it_finds_its_scheduler_by_address_and_says_who_it_is(tmp_path: Pa
         incarnation=5,
         build_model=partial(build_sleeping_model, step_s=0.0),
     )
-    await actor.load()
+    await actor.prepare((await actor.load()).num_pages)
     listener: Listener = await listen("tcp:127.0.0.1:0", SCHEDULER, links.put)
 
     await actor.start(GpuSetup(scheduler_address=listener.address, secret=SECRET))

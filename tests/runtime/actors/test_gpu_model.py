@@ -145,6 +145,7 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         config=config(folder, request.param), name="t", rank=0, incarnation=1, on_fatal=died.set
     )
     facts = await actor.load()
+    await actor.prepare(facts.num_pages)
     arena = HostArena.create(facts.layout, 1 << 20, num_threads=1)
     await actor.attach_arena(arena.location)
     link, blocking = in_process_blocking_pair(SCHEDULER, GPU)

@@ -34,7 +34,8 @@ def test_weights_pages_and_largest_steps_fill_the_fraction_and_stay_within_it(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
-    model = load_gpu_model(config, 0)
+    loaded = load_gpu_model(config, rank=0, device_index=0)
+    model = loaded.prepare(loaded.report.num_pages)
     assert isinstance(model.runner, ModelRunner)
     model.runner.warm_up(8192)
     torch.cuda.synchronize()

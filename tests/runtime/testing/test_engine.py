@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from raydix.errors import AccountingError, EngineDead
-from raydix.runtime.actors.gpu_model import GpuModel
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -69,23 +70,25 @@ async def test_actor_that_cannot_go_on_ends_the_engine() -> None:
 
 
 class ShrinkingDevice:
-    """Has room for fewer pages with each load, unless it is told how many."""
+    """Has room for fewer pages with each load."""
 
     def __init__(self, *counts: int) -> None:
         self._counts = iter(counts)
-        self.loaded: list[int] = []
+        self.prepared: list[tuple[int, ...]] = []
         self.twice = threading.Event()
 
-    def build_model(self, config: EngineConfig, device_index: int) -> GpuModel:
+    def build_model(self, config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
         """See `BuildModel`."""
-        found = next(self._counts)
-        model = build_sleeping_model(
-            config.with_num_pages(config.cache.l1.num_pages or found), device_index, step_s=0
-        )
-        self.loaded += model.report.num_pages
-        if len(self.loaded) == 2:
-            self.twice.set()
-        return model
+        loaded = build_sleeping_model(CONFIG, rank, device_index, step_s=0)
+        report = replace(loaded.report, num_pages=(next(self._counts),))
+
+        def prepare(num_pages: tuple[int, ...]) -> GpuModel:
+            self.prepared.append(num_pages)
+            if len(self.prepared) == 2:
+                self.twice.set()
+            return loaded.prepare(num_pages)
+
+        return LoadedGpuModel(report=report, prepare=prepare)
 
 
 async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts_on() -> None:
@@ -108,13 +111,13 @@ async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts
     first.kill()
 
     assert await asyncio.to_thread(device.twice.wait, 20)
-    assert device.loaded == [32, 32]
+    assert device.prepared == [(32,), (32,)]
     assert facts.num_pages == (32,)
     await supervisor.stop()
 
 
 async def test_wrong_model_is_refused_at_start() -> None:
-    def fail(config: EngineConfig, device_index: int) -> GpuModel:
+    def fail(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
         raise AccountingError(f"no device {device_index}")
 
     with pytest.raises(AccountingError, match="no device"):

@@ -33,13 +33,17 @@ class Bench:
         self.ended: list[int] = []
         self.errors: dict[tuple[int, int], Exception] = {}
         """By which rank and incarnation are not made."""
-        self.hangs: set[tuple[int, int]] = set()
-        """Those that never come up."""
+        self.loading: set[tuple[int, int]] = set()
+        """Those that take until they are removed here."""
+        self.starting: set[tuple[int, int]] = set()
+        """The same."""
+        self.started: list[tuple[int, int]] = []
         self._first = first
         self.group = RankGroup(
             RANKS,
             self._make,
-            self._bring_up,
+            self._load,
+            self._start,
             on_end=self.ended.append,
             supervision=replace(QUICK, max_crashes=max_crashes),
         )
@@ -51,9 +55,14 @@ class Bench:
         self.made[rank, incarnation] = kind(incarnation)
         return self.made[rank, incarnation]
 
-    async def _bring_up(self, rank: int, actor: Any) -> None:
-        if (rank, actor.pid) in self.hangs:
-            await asyncio.Event().wait()
+    async def _load(self, rank: int, actor: Any) -> None:
+        while (rank, actor.pid) in self.loading:
+            await asyncio.sleep(0)
+
+    async def _start(self, rank: int, actor: Any) -> None:
+        self.started.append((rank, actor.pid))
+        while (rank, actor.pid) in self.starting:
+            await asyncio.sleep(0)
 
     @property
     def incarnations(self) -> list[int]:
@@ -115,7 +124,7 @@ async def test_no_rank_starts_before_every_former_process_has_ended() -> None:
 
 async def test_a_rank_that_ends_while_another_is_coming_up_takes_it_along() -> None:
     bench = Bench()
-    bench.hangs.add((4, 2))
+    bench.starting.add((4, 2))
     async with bench.kept():
         await bench.serving(1)
         bench.made[4, 1].kill()
@@ -124,6 +133,38 @@ async def test_a_rank_that_ends_while_another_is_coming_up_takes_it_along() -> N
         bench.made[5, 2].kill()
 
         await bench.serving(3)
+
+
+async def test_no_rank_starts_before_all_have_loaded_in_every_generation() -> None:
+    bench = Bench()
+    bench.loading = {(5, 1), (4, 2)}
+    async with bench.kept():
+        await until(lambda: (5, 1) in bench.made)
+        await some_turns()
+        assert bench.started == []
+
+        bench.loading.remove((5, 1))
+        await bench.serving(1)
+        bench.made[5, 1].kill()
+        await until(lambda: (4, 2) in bench.made)
+        await some_turns()
+        assert sorted(bench.started) == [(4, 1), (5, 1)]
+
+        bench.loading.remove((4, 2))
+        await bench.serving(2)
+
+
+async def test_a_rank_that_waits_for_the_others_ends_with_the_one_that_fails_to_load() -> None:
+    bench = Bench()
+    bench.loading = {(5, 1)}
+    async with bench.kept():
+        await until(lambda: (5, 1) in bench.made)
+        await some_turns()
+        bench.group.keepers[1].fail(OSError("no disk"))
+        await bench.serving(2)
+
+        assert bench.made[4, 1].is_ended
+        assert sorted(bench.started) == [(4, 2), (5, 2)]
 
 
 async def test_a_rank_is_not_made_in_a_generation_that_has_already_ended() -> None:
@@ -190,7 +231,7 @@ async def test_both_ranks_condemned_for_one_cause_end_once() -> None:
 async def test_a_rank_alone_is_restarted_alone() -> None:
     bench = Bench()
     alone = RankGroup(
-        (0,), bench._make, bench._bring_up, on_end=bench.ended.append, supervision=QUICK
+        (0,), bench._make, bench._load, bench._start, on_end=bench.ended.append, supervision=QUICK
     )
     task = asyncio.create_task(alone.keepers[0].run())
     async with bench.kept():
