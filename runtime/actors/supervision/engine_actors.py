@@ -155,7 +155,7 @@ class EngineActors:
             name = actor_name(self._name, kind)
             return await self._spawner.spawn(kind, name, name=self._name, incarnation=incarnation)
 
-        def on_end(_incarnation: int, _error: Exception) -> None:
+        def on_end(_incarnation: int, _error: Exception | None) -> None:
             if kind is ActorKind.HOST_MEMORY:
                 self._arenas.withdraw()
 

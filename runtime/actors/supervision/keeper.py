@@ -19,8 +19,9 @@ Make = Callable[[int], Awaitable[RunningActor]]
 """Starts the process of the given incarnation. If it fails or is cancelled, no process is left."""
 BringUp = Callable[[RunningActor, int], Awaitable[None]]
 """Makes that incarnation serve."""
-OnEnd = Callable[[int, Exception], None]
-"""That incarnation is found dead, or is condemned, and why. Its process may still live."""
+OnEnd = Callable[[int, Exception | None], None]
+"""That incarnation ends, and why; None: the actor is not kept any more. Its process may still live.
+"""
 
 
 class Keeper:
@@ -134,7 +135,7 @@ class Keeper:
         self._condemned = asyncio.get_running_loop().create_future()
         self._made = None
         bring_up_s = self._supervision.bring_up_timeout_s
-        error: Exception = EngineDead(f"{self.label} is not kept any more")
+        error: Exception | None = None
 
         try:
             actor = await within(bring_up_s, self._unless_ended(self._start()))
@@ -159,6 +160,7 @@ class Keeper:
             finally:
                 self._condemned = None
                 self._note_gone()
+        assert error is not None, "only a cancelled one has none"
         return error
 
     def _note_gone(self) -> None:

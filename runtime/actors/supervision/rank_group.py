@@ -50,7 +50,7 @@ class RankGroup:
     ) -> None:
         """`start` follows `load` once all ranks have loaded.
 
-        `on_end` is called with a rank that is found dead or condemned; see `OnEnd`.
+        `on_end` is called with a rank that ends; see `OnEnd`.
         """
         self._make = make
         self._load = load
@@ -70,9 +70,10 @@ class RankGroup:
             await self._meet(incarnation, rank)
             await self._start(rank, actor)
 
-        def on_end(incarnation: int, error: Exception) -> None:
+        def on_end(incarnation: int, error: Exception | None) -> None:
             self._on_end(rank)
-            self._end_generation(incarnation, rank, error)
+            if error is not None:
+                self._end_generation(incarnation, rank, error)
 
         return Keeper(f"gpu{rank}", make, bring_up, on_end=on_end, supervision=supervision)
 

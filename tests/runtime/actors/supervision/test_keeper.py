@@ -36,7 +36,7 @@ class Bench:
         if self._error is not None and incarnation >= self._fails_from:
             raise self._error
 
-    def _on_end(self, incarnation: int, error: Exception) -> None:
+    def _on_end(self, incarnation: int, error: Exception | None) -> None:
         self.num_ends += 1
 
 

@@ -80,10 +80,16 @@ class Bench:
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[list[asyncio.Task[None]]]:
         tasks = [asyncio.create_task(keeper.run()) for keeper in self.group.keepers]
-        yield tasks
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            yield tasks
+        finally:
+            await cancel(tasks)
+
+
+async def cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def some_turns() -> None:
@@ -172,15 +178,15 @@ async def test_a_rank_is_not_made_in_a_generation_that_has_already_ended() -> No
     bench.errors[4, 1] = OSError("no device")
     first, second = bench.group.keepers
     tasks = [asyncio.create_task(first.run())]
-    await until(lambda: first.incarnation == 2)
+    try:
+        await until(lambda: first.incarnation == 2)
 
-    tasks.append(asyncio.create_task(second.run()))
+        tasks.append(asyncio.create_task(second.run()))
 
-    await bench.serving(2)
-    assert set(bench.made) == {(4, 2), (5, 2)}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        await bench.serving(2)
+        assert set(bench.made) == {(4, 2), (5, 2)}
+    finally:
+        await cancel(tasks)
 
 
 @pytest.mark.parametrize("failing", RANKS)
@@ -240,5 +246,4 @@ async def test_a_rank_alone_is_restarted_alone() -> None:
         await until(lambda: alone.keepers[0].incarnation == 2)
         await some_turns()
         assert bench.incarnations == [1, 1]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancel([task])
