@@ -63,6 +63,11 @@ def load_gpu_model(
 
     `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
+    tp = config.parallel.tp
+    if tp != 1:
+        raise ConfigError(
+            f"parallel.tp is {tp}; tensor parallelism is not supported. Set parallel.tp to 1."
+        )
     device = _device(config, device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     load = make_dummy_model if config.model.load_format == "dummy" else load_model
@@ -71,7 +76,6 @@ def load_gpu_model(
     )
 
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
-    tp = config.parallel.tp
     shard = KvShard(layout=layout, rank=rank % tp, num_ranks=tp)
     step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, shard, step_bytes, device)

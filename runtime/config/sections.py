@@ -47,15 +47,6 @@ class ParallelSection(Section):
     )
     tp: Count = Field(1, description="Tensor-parallel ranks per copy. Only 1 is supported.")
 
-    @field_validator("tp")
-    @classmethod
-    def _only_one(cls, tp: int) -> int:
-        if tp != 1:
-            raise ValueError(
-                f"parallel.tp is {tp}; tensor parallelism is not supported. Set parallel.tp to 1."
-            )
-        return tp
-
 
 class L1Section(Section):
     """Pages in the memory of each rank's device."""

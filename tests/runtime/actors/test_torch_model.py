@@ -1,4 +1,4 @@
-"""How large L1 gets where it may take a fraction of the device."""
+"""What the real model refuses, and how large L1 gets where it may take a fraction of a device."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,25 @@ import pytest
 import torch
 
 from benchmarks.model_shapes import SHAPES
+from raydix.errors import ConfigError
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.runner import ModelRunner
 
 FRACTION = 0.15
+
+
+def test_tensor_parallelism_is_refused() -> None:
+    config = EngineConfig.model_validate(
+        {
+            "model": {"path": "/nowhere"},
+            "parallel": {"tp": 2},
+            "cache": {"l1": {"num_pages": 8}},
+        }
+    )
+
+    with pytest.raises(ConfigError, match=r"parallel\.tp is 2; .* not supported"):
+        load_gpu_model(config, rank=0, device_index=0)
 
 
 @pytest.mark.gpu

@@ -109,7 +109,6 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
             {"cache": {"write_threshold": 3}},
             ["cache.write_threshold has no effect", "write_through_selective"],
         ),
-        ({"parallel": {"tp": 2}}, ["parallel.tp is 2", "not supported"]),
         (
             {"model": {"max_model_len": 20_000}},
             ["16384 tokens", "raise cache.l1.num_pages to 1250"],

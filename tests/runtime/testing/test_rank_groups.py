@@ -1,0 +1,190 @@
+"""Lanes of two ranks, which live and end together, in an engine in one process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.gpu import BuildModel
+from raydix.runtime.actors.gpu_model import LoadedGpuModel
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
+from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.testing.engine import InProcessEngine
+from raydix.runtime.testing.sleeping_runner import build_sleeping_model
+from raydix.runtime.testing.spawner import InProcessActor, InProcessSpawner
+
+CONFIG = load_config(
+    {
+        "model": {"path": "unused", "max_model_len": 256},
+        "parallel": {"dp": 2, "tp": 2},
+        "cache": {"l1": {"num_pages": 64}, "l2": None},
+    }
+)
+BUILD = partial(build_sleeping_model, step_s=0.002)
+NUM_TOKENS = 100
+WAIT_S = 20
+
+
+class RankSpawner:
+    """A `Spawner` that notes every incarnation of every rank."""
+
+    def __init__(self, build_model: BuildModel) -> None:
+        self.inner = InProcessSpawner(build_model)
+        self.ranks: dict[tuple[int, int], InProcessActor] = {}
+        """By rank and incarnation."""
+
+    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
+        """See `Spawner`."""
+        running = await self.inner.spawn(kind, name, **arguments)
+        if kind is ActorKind.GPU:
+            assert isinstance(running, InProcessActor)
+            self.ranks[arguments["rank"], arguments["incarnation"]] = running
+        return running
+
+
+class Groups:
+    """An engine of two groups, with its Supervisor and its ranks."""
+
+    def __init__(self, build_model: BuildModel = BUILD, supervision: Supervision | None = None):
+        self.spawner = RankSpawner(build_model)
+        self.supervisor = SupervisorActor(
+            name="groups",
+            config=CONFIG,
+            spawner=self.spawner,
+            supervision=supervision or Supervision(first_backoff_s=0.01),
+        )
+
+    @asynccontextmanager
+    async def engine(self) -> AsyncIterator[InProcessEngine]:
+        facts = await self.supervisor.start()
+        engine = InProcessEngine(self.supervisor, self.spawner.inner, facts)
+        try:
+            await engine.connect()
+            yield engine
+        finally:
+            await engine.close()
+            await self.supervisor.shutdown()
+
+    async def incarnations(self) -> list[int]:
+        """Of ranks 0 to 3."""
+        health = await self.supervisor.health()
+        return [health[f"gpu{rank}"]["incarnation"] for rank in range(4)]
+
+
+async def generate(engine: InProcessEngine, first_token: int) -> list[int]:
+    """The answer to some prompt."""
+    params = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "output_kind": "final"}
+    prompt = list(range(first_token, first_token + 40))
+    [output] = [output async for output in engine.client.generate(prompt, params)]
+    return output.outputs[0].token_ids
+
+
+async def wait_running(engine: InProcessEngine, num_requests: int) -> None:
+    """Return once so many requests run, and have tokens."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            stats = (await engine.stats())["scheduler"]
+            has_tokens = stats.get("generation_tokens", 0) > 2 * num_requests
+            if stats["num_requests_running"] == num_requests and has_tokens:
+                return
+            await asyncio.sleep(0.001)
+
+
+async def test_lanes_of_two_ranks_serve() -> None:
+    async with Groups().engine() as engine:
+        answers = await asyncio.gather(*(generate(engine, 100 * n) for n in range(4)))
+        stats = await engine.check()
+
+    assert [len(answer) for answer in answers] == [NUM_TOKENS] * 4
+    assert stats["scheduler"]["generation_tokens"] == 4 * NUM_TOKENS
+    steps = [stats[f"gpu{rank}"]["num_steps"] for rank in range(4)]
+    assert steps[0] == steps[1] > 0
+    assert steps[2] == steps[3] > 0
+
+
+async def kill(rank: InProcessActor) -> None:
+    rank.kill()
+
+
+async def break_link(rank: InProcessActor) -> None:
+    link = rank.plain._link
+    assert link is not None, "it serves"
+    link.close()
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("end", [kill, break_link])
+async def test_a_group_whose_one_rank_is_lost_is_restarted_and_its_requests_go_on(
+    end: Callable[[InProcessActor], Awaitable[None]], rank: int
+) -> None:
+    groups = Groups()
+    async with groups.engine() as engine:
+        requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(4)]
+        await wait_running(engine, 4)
+
+        await end(groups.spawner.ranks[rank, 1])
+
+        async with asyncio.timeout(WAIT_S):
+            answers = await asyncio.gather(*requests)
+            await groups.supervisor.wait_all_serving()
+        assert [len(answer) for answer in answers] == [NUM_TOKENS] * 4
+        assert await groups.incarnations() == [1, 1, 2, 2]
+
+        # Both serve again, and nothing is left of what was lost.
+        more = await asyncio.gather(*(generate(engine, 100 * n + 50) for n in range(4)))
+        assert [len(answer) for answer in more] == [NUM_TOKENS] * 4
+        await engine.check()
+        assert await groups.incarnations() == [1, 1, 2, 2]
+
+
+async def test_a_group_is_lost_again_and_again() -> None:
+    groups = Groups()
+    async with groups.engine() as engine:
+        for generation in range(1, 4):
+            requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(4)]
+            await wait_running(engine, 4)
+            await kill(groups.spawner.ranks[generation % 2, generation])
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.gather(*requests)
+                await groups.supervisor.wait_all_serving()
+
+        assert await groups.incarnations() == [4, 4, 1, 1]
+        await engine.check()
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+async def test_a_rank_that_never_comes_up_ends_the_engine_after_max_crashes(lost: int) -> None:
+    loads: list[int] = []
+
+    def build(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+        loads.append(rank)
+        if rank == lost:
+            raise RuntimeError("no such device")
+        return BUILD(config, rank, device_index)
+
+    groups = Groups(build, Supervision(first_backoff_s=0.0, max_crashes=3))
+
+    with pytest.raises(EngineDead, match="ended 4 times: no such device"):
+        await groups.supervisor.start()
+
+    assert loads.count(lost) == 4
+    # It may end before its peer has begun to load.
+    assert loads.count(lost ^ 1) <= 4
+    assert loads.count((lost + 2) % 4) == 1
+
+
+async def test_what_one_rank_refuses_ends_the_engine_at_once() -> None:
+    def build(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+        if rank == 1:
+            raise ConfigError("no room for a page")
+        return BUILD(config, rank, device_index)
+
+    with pytest.raises(ConfigError, match="no room for a page"):
+        await Groups(build).supervisor.start()
