@@ -168,7 +168,7 @@ class MooncakeBackend:
         }
         for ref in refs:
             if found[ref.name] is ObjectStatus.OK and ref is not first[ref.name]:
-                ref.page[:] = first[ref.name].page
+                ref.fill(first[ref.name].page)
         return [found[ref.name] for ref in refs]
 
     def _found(self, ref: ObjectRef, code: int) -> ObjectStatus:
