@@ -27,12 +27,12 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     FromHost,
     ObjectsDone,
     ReadObjects,
-    SearchObjects,
     ToHost,
     WriteObjects,
 )
@@ -50,7 +50,7 @@ Message = (
     | TransfersDone
     | ToHost
     | FromHost
-    | SearchObjects
+    | AskExists
     | ReadObjects
     | WriteObjects
     | DeleteObjects

@@ -263,7 +263,7 @@ class ObjectStatus(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchObjects:
+class AskExists:
     """Which of these objects exist? A hint, answered by `ObjectsDone`. Never stale."""
 
     batch_id: BatchId

@@ -62,7 +62,7 @@ class StoredObjects:
         return bytes(data)
 
     def delete_at_next_read(self, prompt: Prompt, page: int) -> None:
-        """Between the next search, which still finds it, and the read that follows, an object goes."""
+        """An object goes after the next `exists`, which still finds it, and before its read."""
         read = self.backend.batch_get_into
 
         def delete_and_read(refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:

@@ -116,7 +116,7 @@ async def test_pages_that_storage_lost_are_written_again_and_found_after_a_resta
 ) -> None:
     def impatient(*arguments: Any, **named: Any) -> HostSettings:
         settings = host_settings(*arguments, **named)
-        return replace(settings, storage=replace(settings.storage, search_interval_s=0.0))
+        return replace(settings, storage=replace(settings.storage, exists_interval_s=0.0))
 
     monkeypatch.setattr(engine_actors, "host_settings", impatient)
     reference = references(Family.QWEN3)

@@ -166,7 +166,7 @@ async def test_object_half_old_half_new(victim: Victim) -> None:
     await assert_counted_and_healed(victim, ObjectStatus.BAD_CHECKSUM, "bad_object")
 
 
-async def test_object_gone_between_search_and_read(victim: Victim) -> None:
+async def test_object_gone_between_exists_and_read(victim: Victim) -> None:
     await victim.store()
     victim.stored.delete_at_next_read(PROMPT, BAD_PAGE)
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from raydix.ids import ConnectionId
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     FromHost,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     ToHost,
     WriteObjects,
 )
 
-StorageOrder = SearchObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+StorageOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class HostPages:
         """The first READY pages with ids from `start` on, `max_pages` if there are so many."""
         pages: list[HostPageId] = []
         while len(pages) < max_pages:
-            # A search for one byte passes over a million other pages in some tens of microseconds.
+            # Finding one byte passes over a million other pages in some tens of microseconds.
             start = self._states.find(HostPageState.READY, start) + 1
             if not start:
                 break

@@ -45,7 +45,7 @@ class HostStorage:
 
     @property
     def num_pending(self) -> int:
-        """Pages to be written or searched for; at most so many while all are searched for."""
+        """Pages to be written or asked about; at most so many while L3 is asked about all."""
         return self.writes.num_pending + self.repairs.num_pending
 
     @property
@@ -64,7 +64,7 @@ class HostStorage:
     def attach(self, connection: ConnectionId, pid: int) -> None:
         """A storage actor is there, and none from before. Its backend may hold anything."""
         self.orders.attach(connection, pid)
-        self.repairs.search_for_all()
+        self.repairs.ask_about_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
         """The storage actor is gone. Returns the pages that it may still write, and those that it

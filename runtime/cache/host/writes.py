@@ -68,7 +68,7 @@ class HostWrites:
 
     @property
     def wants_repairs(self) -> bool:
-        """So few of them wait that the next batch, if there is one, should be searched for."""
+        """So few of them wait that L3 should be asked about the next batch, if there is one."""
         settings = self._settings
         enough = min(
             settings.max_queued_writes, 2 * settings.max_write_batches * settings.batch_pages

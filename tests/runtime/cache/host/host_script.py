@@ -29,6 +29,7 @@ from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     CancelLookup,
     CommitPages,
@@ -45,7 +46,6 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
     ReleaseLeases,
-    SearchObjects,
     StorageStatus,
     ToHost,
     Urgency,
@@ -123,7 +123,7 @@ class HostScript:
         self.leased: dict[int, PagesLeased] = {}
         self.asked: set[int] = set()
         """Leases that this connection asked for."""
-        self.orders: deque[SearchObjects | ReadObjects | WriteObjects | DeleteObjects] = deque()
+        self.orders: deque[AskExists | ReadObjects | WriteObjects | DeleteObjects] = deque()
         self.cancelled: list[int] = []
         self.watched: list[int] = []
         self.flushed: list[ObjectStatus] = []
@@ -287,7 +287,7 @@ class HostScript:
         assert self.storage is not None
         self.tell(FromStorage(self.storage, done))
 
-    def answer(self, index: int = 0) -> SearchObjects | ReadObjects | WriteObjects | DeleteObjects:
+    def answer(self, index: int = 0) -> AskExists | ReadObjects | WriteObjects | DeleteObjects:
         """Storage carries out an order, out of turn if `index` is not 0."""
         order = self.orders[index]
         del self.orders[index]
@@ -297,16 +297,19 @@ class HostScript:
         self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
         return order
 
-    def take_last_searches(self) -> list[SearchObjects]:
-        """Searches that were ordered last, one for each group at most; the caller answers them."""
-        searches: list[SearchObjects] = []
-        while self.orders and len(searches) < self.num_groups:
-            if not isinstance(self.orders[-1], SearchObjects):
+    def take_last_questions(self) -> list[AskExists]:
+        """The last orders that ask whether objects exist, one for each group at most.
+
+        The caller answers them.
+        """
+        questions: list[AskExists] = []
+        while self.orders and len(questions) < self.num_groups:
+            if not isinstance(self.orders[-1], AskExists):
                 break
-            search = self.orders.pop()
-            assert isinstance(search, SearchObjects)
-            searches.append(search)
-        return searches
+            question = self.orders.pop()
+            assert isinstance(question, AskExists)
+            questions.append(question)
+        return questions
 
     def answer_all(self) -> None:
         """Storage carries out everything, in order."""

@@ -10,16 +10,16 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
+    AskExists,
     CommitPages,
     DeleteObjects,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
-Order = SearchObjects | ReadObjects | WriteObjects | DeleteObjects
+Order = AskExists | ReadObjects | WriteObjects | DeleteObjects
 Name = tuple[int, PageKey]
 """Group and key."""
 Read = tuple[int, Name]
@@ -185,7 +185,7 @@ class Memory:
             objects.clear()
             return [ObjectStatus.OK]
         names = [(order.group, key) for key in split_keys(order.keys)]
-        if isinstance(order, SearchObjects):
+        if isinstance(order, AskExists):
             return [luck() or (OK if name in objects else MISSING) for name in names]
         move = self._read_one if isinstance(order, ReadObjects) else self._write_one
         pages = order.host_page_ids.tolist()
