@@ -50,7 +50,7 @@ async def compute(engine: InProcessEngine, config: EngineConfig, prompts: Sequen
 
 
 async def displace_l1(engine: InProcessEngine, config: EngineConfig) -> None:
-    """Get everything out of L1, by other prompts if pages are written only before their eviction."""
+    """Empty L1, by other prompts if pages are written only before their eviction."""
     if config.cache.write_policy == "write_back":
         num_pages = config.cache.l1.num_pages
         assert num_pages is not None

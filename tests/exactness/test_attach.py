@@ -1,4 +1,4 @@
-"""Storage backends that come, change and go while requests run: no request fails, no token differs."""
+"""Storage backends that come, change and go while requests run: none fails, no token differs."""
 
 import asyncio
 from dataclasses import replace

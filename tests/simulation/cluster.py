@@ -100,14 +100,9 @@ class Cluster:
         """By seed."""
         self._clients: dict[str, ClientLink] = {}
 
-        self.geometry: ArenaGeometry = plan_arena(
-            settings.layout,
-            l2_pages
-            * sum(
-                settings.layout.host_page_bytes(group)
-                for group in range(len(settings.layout.groups))
-            ),
-        )
+        layout = settings.layout
+        bytes_of_all_groups = sum(map(layout.host_page_bytes, range(len(layout.groups))))
+        self.geometry: ArenaGeometry = plan_arena(layout, l2_pages * bytes_of_all_groups)
         empty_page: PagePart = (None,) * settings.page_size
         self.arena = [
             [empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)
@@ -196,7 +191,7 @@ class Cluster:
         return made
 
     def submit(self, message: SubmitRequest, client: str = "client") -> Answer:
-        """A request arrives now. Its seed names its salt to the ranks, as its name may come again."""
+        """A request arrives now. Ranks know its salt by its seed, as its name may come again."""
         self._salts[message.sampling.seed] = message.cache_salt
         answer = self.client(client).ask(message)
         self.history.append(answer)

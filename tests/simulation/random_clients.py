@@ -1,4 +1,4 @@
-"""Clients that send prompts with common prefixes under a few names that they use again and again."""
+"""Clients that send prompts with common prefixes under a few names, used again and again."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class SchedulerProcess:
     # Links ----------------------------------------------------------------------------------------
 
     def connect(self, use: Callable[[Link], None], is_wanted: Callable[[], bool]) -> None:
-        """Somebody dials: `use` gets the link once the Scheduler is up, if it `is_wanted` by then."""
+        """Somebody dials: `use` gets the link once the Scheduler is up, if it is still wanted."""
         if not is_wanted():
             return
         if not self.is_up:

@@ -264,7 +264,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
 
 
 def change_weather(faults: Faults, draw: random.Random) -> None:
-    """From now on links, steps and storage are quicker or slower, and storage fails more or less."""
+    """From now on links, steps and storage are as fast, and storage fails as often, as drawn."""
     faults.link_delay_s = draw.choice([0.0002, 0.002, 0.01])
     faults.step_s = draw.choice([0.002, 0.01, 0.03])
     faults.copy_s = draw.choice([0.002, 0.02, 0.1])

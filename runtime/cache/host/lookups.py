@@ -173,7 +173,7 @@ class HostLookups:
         self._end_question(lookup)
 
     def _end_question(self, lookup: OpenLookup) -> None:
-        """Once L3 has answered for every group, want what it has of the prefix that all can have."""
+        """Once L3 has answered for every group, want what it has of the prefix that all can get."""
         if not lookup.note_answer():
             return
         if 0 < lookup.num_missing * self._page_size < self._settings.min_tokens:

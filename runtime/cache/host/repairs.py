@@ -134,7 +134,7 @@ class HostRepairs:
         return True
 
     def give_up(self, batch_id: BatchId) -> None:
-        """A batch is overdue; if it is the question, its pages are asked about at their next use."""
+        """A batch is overdue; if it is the question, L3 is asked at the next use of its pages."""
         if self._question is not None and self._question[0] == batch_id:
             self._question = None
 

@@ -21,7 +21,7 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3: lookups, reads, writes, repairs, probes; and their orders."""
+    """Owns: lookups, reads, writes, repairs and probes, which are what L3 is used for."""
 
     def __init__(
         self,

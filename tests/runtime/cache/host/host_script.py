@@ -380,9 +380,7 @@ class HostScript:
         return self.progress[request][-1].is_final
 
     def lease(self, lease: int, names: "range | list[int] | list[str]", *starts: int) -> list[int]:
-        """Host pages of the first group that a lease got; runs start with the first page unless
-        `starts` are given.
-        """
+        """Host pages of the first group that a lease got; `starts` are 0 unless given."""
         self.asked.add(lease)
         self.say(
             LeasePages(
