@@ -1,6 +1,4 @@
-"""Size limits of the style guide: `python tests/check_sizes.py` prints each breach and exits 1 if
-there is one.
-"""
+"""Size limits of the style guide: `python tests/check_sizes.py` prints breaches; 1 if any."""
 
 import ast
 import sys

@@ -54,8 +54,9 @@ class RadixNode:
     edge: bytes
     """Packed tokens of the node's pages."""
     first_page: bytes
-    """Those of its first page: the very object that is its key in `parent.children`; empty at a
-    root.
+    """Those of its first page: the very object that is its key in `parent.children`.
+
+    Empty at a root.
     """
     page_ids: tuple[Int32Array, ...]
     """Per KV group one id per page, read-only; 0 where the group holds nothing of the page."""

@@ -63,9 +63,7 @@ _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
 _FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
-"""Their tuples are checked entry by entry, too: what one client makes up must not reach actors that
-serve others.
-"""
+"""Their tuples are checked entry by entry, lest what a client makes up reach other actors."""
 
 _MAX_ASKING = 2**63 - 1
 """Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""

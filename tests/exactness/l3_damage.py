@@ -1,6 +1,4 @@
-"""Puts any bytes in the place of a stored object, through the backend's own protocol, under a
-running engine.
-"""
+"""Puts any bytes in the place of a stored object under a running engine, by the protocol."""
 
 import time
 from collections.abc import Sequence

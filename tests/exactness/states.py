@@ -12,9 +12,7 @@ _FILLER_SEED = 99
 
 
 class State(StrEnum):
-    """Where the pages of a prompt are when it comes again. RETRACTION: nowhere, and L1 is too small
-    for the batch.
-    """
+    """Where a prompt's pages are when it comes again; none if L1 is too small (RETRACTION)."""
 
     COLD = "cold"
     L1 = "l1"

@@ -59,9 +59,7 @@ async def test_attach_switch_and_detach_under_traffic_cost_no_request_and_no_tok
 async def change_under_traffic(
     engine: InProcessEngine, a: dict[str, Any], b: dict[str, Any]
 ) -> list[list[RequestOutput]]:
-    """Attach both, one after the other, detach twice, attach again; what was answered meanwhile,
-    round by round.
-    """
+    """Attach both in turn, detach twice, attach again; what was answered, round by round."""
     is_over = asyncio.Event()
     answered: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
     rounds: list[list[RequestOutput]] = []

@@ -1,6 +1,4 @@
-"""One link of a client: what it asks, what the Scheduler keeps for it while it does not read, what
-it hears.
-"""
+"""One link of a client: what it asks and hears, and what is kept for it while it does not read."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ class ClientLink:
             )
 
     def flush(self) -> None:
-        """Send all news, merged, as one frame; a client that has read nothing of very much is given
-        up.
-        """
+        """Send all news, merged, as one frame; give up a client that has left very much unread."""
         if not self._unsent or not self.link.is_open:
             return
         if self._cluster.now_s >= self._reads_again_s:

@@ -1,5 +1,4 @@
-"""A whole engine on a virtual clock: the real Scheduler and HostMemory cores around modelled GPU
-ranks and storage.
+"""A whole engine on a virtual clock: real cores around modelled GPU ranks and storage.
 
 Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that
 place. A rank reads what its block table names, so that a page reused, published or loaded too early
@@ -58,9 +57,7 @@ MakeRank = Callable[["Cluster", int, int], ClusterRank]
 
 
 class Cluster:
-    """One replica, its node's HostMemory and one storage actor. Owns: the arena's bytes, and all
-    that was asked.
-    """
+    """Owns: the arena's bytes, and all that was asked of one replica, HostMemory and storage."""
 
     def __init__(
         self,
@@ -178,9 +175,7 @@ class Cluster:
     # Clients --------------------------------------------------------------------------------------
 
     def client(self, name: str) -> ClientLink:
-        """The link of a client, which connects anew if it has lost its last one; the Scheduler is
-        up.
-        """
+        """The link of a client, connected anew if it lost its last one; the Scheduler is up."""
         assert self.scheduler.is_up
         known = self._clients.get(name)
         if known is not None and known.link.is_open:

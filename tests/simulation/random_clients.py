@@ -44,9 +44,7 @@ class RandomClients:
         self._links: list[ClientLink] = []
         """Of which the Scheduler may not have noticed the end."""
         self._at_risk: set[Answer] = set()
-        """Sent while the Scheduler may still have had their names from an earlier link of their
-        client.
-        """
+        """Sent while the Scheduler may still know their names by their client's former link."""
         self._prefixes = [
             self._tokens(self._random, self._random.choice(workload.prefix_tokens))
             for _ in range(workload.num_prefixes)
@@ -150,9 +148,7 @@ class RandomClients:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
 
     def _end_early(self, answer: Answer) -> None:
-        """Abort or stop, although it may have ended long ago; often the name is taken to be free at
-        once.
-        """
+        """Abort or stop, ended long ago or not; often the name counts as free at once."""
         end = self._random.choice([answer.link.abort, answer.link.stop])
         if isinstance(answer.asked, PrefetchPrompt):
             end = answer.link.abort

@@ -1,6 +1,4 @@
-"""A modelled GPU actor: pages hold hashes of token prefixes, copies take their time and finish out
-of order.
-"""
+"""A modelled GPU actor: pages hold hashes of token prefixes, copies finish out of order."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None =
 
 
 class SimulatedRank:
-    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside
-    them.
+    """Owns: the pages and slots of one rank. Plans go in order; copies run beside them.
 
     When its link breaks it finishes, unheard, what had arrived, forgets its requests and says hello
     again.
@@ -92,9 +89,7 @@ class SimulatedRank:
         """By slot, per KV group."""
         self.loading: set[int] = set()
         self.stale: set[int] = set()
-        """Loads that read pages which had changed hands: what is computed on top of them must never
-        count.
-        """
+        """Loads that read pages which had changed hands: nothing computed on them may count."""
         self.plans: deque[StepPlan] = deque()
         self.is_stepping = False
         self._num_copying = 0

@@ -1,5 +1,6 @@
-"""Run more random workloads than the tests do: `python -m tests.simulation.run_seeds FIRST STOP`; 1
-if any fails.
+"""Run more random workloads than the tests do; exits with 1 if any fails.
+
+python -m tests.simulation.run_seeds FIRST STOP
 """
 
 import sys

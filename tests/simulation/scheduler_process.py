@@ -115,9 +115,7 @@ class SchedulerProcess:
     def _read(
         self, link: Link, event_of: Callable[[Any], events.Event], lost: events.Event
     ) -> None:
-        """Post what a link brings, and its end. Some readers lag: they speak when the next link is
-        there already.
-        """
+        """Post what a link brings, and its end; some readers lag behind the next link."""
         turns, cluster = self._turns, self._cluster
         lags = cluster.random.random() < cluster.faults.lag_fraction
         lag_s = cluster.clock.draw(cluster.faults.reconnect_s) if lags else 0.0

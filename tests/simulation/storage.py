@@ -51,8 +51,7 @@ class _Process:
 
 
 class SimulatedStorage:
-    """Owns: L3's objects and the actor's process. Whether an object can be used is decided when it
-    is read.
+    """Owns: L3's objects and the actor's process. A read decides whether an object is usable.
 
     An actor whose link breaks finishes its batches, unheard, before it says hello again.
     """
@@ -112,9 +111,7 @@ class SimulatedStorage:
             self._process.link.close()
 
     def switch(self) -> None:
-        """Retire the backend and end its actor, done or not; later attach another one, which may be
-        empty.
-        """
+        """Retire the backend, end its actor, done or not; attach another, perhaps empty, later."""
         if self._process.is_alive:
             self._cluster.num_faults["storage switched"] += 1
             retired = self._process

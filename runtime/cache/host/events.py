@@ -107,9 +107,7 @@ class FlushStorage:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at `next_deadline_s`. Only this event goes on with what is done in
-    pieces.
-    """
+    """Time has passed; due at `next_deadline_s`. This event alone goes on with work in pieces."""
 
 
 HostEvent = (

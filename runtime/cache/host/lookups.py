@@ -55,9 +55,7 @@ class HostLookups:
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
         self._forgotten: list[OpenLookup] = []
-        """Of a Scheduler that is gone. Freeing thousands of chains at once would take tens of
-        milliseconds.
-        """
+        """Of a Scheduler that is gone. To free thousands of chains at once takes tens of ms."""
 
     @property
     def num_lookups(self) -> int:

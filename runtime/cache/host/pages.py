@@ -26,8 +26,7 @@ class HostPageState(IntEnum):
 
 
 class HostPages:
-    """Owns: state, key, generation, readers and last use of every host page, how many are what, and
-    `HostSlabs`.
+    """Owns: the facts about every host page, how many pages are in which state, and `HostSlabs`.
 
     There may be millions of pages, so each fact is a column: an object per page would cost hundreds
     of bytes, and a pause whenever Python looks for garbage.

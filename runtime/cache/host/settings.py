@@ -26,9 +26,7 @@ class StorageSettings:
     overdue_margin_s: float = 5.0
     """A write is overdue so long after its deadline, and so is a read at the latest."""
     min_read_patience_s: float = 2.0
-    """A read is overdue earlier if it takes several times as long as any read of late, but not
-    before this time.
-    """
+    """A read is overdue after several times the longest of late, but not before this time."""
     exists_deadline_s: float = 1.0
     exists_deadline_per_page_s: float = 0.004
     """A question whether objects exist is overdue after `exists_deadline_s` and this time for each

@@ -10,11 +10,10 @@ from raydix.runtime.messages.host import ObjectsDone
 
 
 class StorageProbes:
-    """Owns: probes under way, and the FILLING page of each read among them, which is given back
-    unread.
+    """Owns: probes under way, and the FILLING page of each read among them.
 
-    A probe repeats the last question or read. Writes probe by themselves, since nobody waits for
-    them.
+    The page is given back unread. A probe repeats the last question or read. Writes probe by
+    themselves, since nobody waits for them.
     """
 
     def __init__(

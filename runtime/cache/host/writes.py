@@ -21,8 +21,7 @@ class _Write:
 
 
 class HostWrites:
-    """Owns: names that wait to be written to L3, pages being written (pinned), and a pending
-    removal of all objects.
+    """Owns: names to be written to L3, pinned pages being written, and a removal of all objects.
 
     A name waits or is written once at a time. A page that L2 drops while it waits is not written.
     Repairs, which are pages that L3 was found to lack, wait apart: they go after new pages and take

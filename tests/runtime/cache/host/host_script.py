@@ -1,6 +1,4 @@
-"""A scripted world around the HostMemory core: it carries out effects, and answers for the storage
-actor on demand.
-"""
+"""A scripted world around HostMemory's core: it carries out effects and answers for storage."""
 
 from collections import deque
 
@@ -69,8 +67,7 @@ def make_keys(names: "range | list[int] | list[str]") -> bytes:
 
 
 class HostScript:
-    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest
-    first.
+    """`now_s` moves by hand; `orders`, oldest first, is what storage has not answered.
 
     It numbers connections and carries messages as the actor does: those for a link that is gone go
     nowhere. Where nothing is said of KV groups, the first one is meant.
@@ -107,9 +104,7 @@ class HostScript:
         self.num_connections = 0
         self.scheduler: ConnectionId | None = None
         self.storage: ConnectionId | None = None
-        """The links that are open; nobody has told the core of them yet when they have just come or
-        gone.
-        """
+        """The links that are open; the core may not know of the latest changes."""
         self.num_undelivered = 0
         """Messages for a link that is gone."""
         self.table = dict.fromkeys(range(num_pages), 0)

@@ -102,9 +102,7 @@ class FlushWatch:
     def __init__(self, index: HostIndex) -> None:
         self._index = index
         self.left: set[tuple[int, int]] = set()
-        """Pages, with generations, that were READY when a flush was asked for and that nobody has
-        read since.
-        """
+        """Pages, by generation, READY when a flush was last asked for and read by nobody since."""
 
     def _ready(self) -> dict[tuple[int, int], int]:
         index = self._index
@@ -178,9 +176,7 @@ class Memory:
     def carry_out(
         self, order: Order, objects: set[Name], luck: Callable[[], ObjectStatus]
     ) -> list[ObjectStatus]:
-        """What storage, which holds `objects`, does and answers; `luck` says of each page whether
-        it is OK.
-        """
+        """What storage, holding `objects`, does and answers; `luck` gives each page's status."""
         if isinstance(order, DeleteObjects):
             objects.clear()
             return [ObjectStatus.OK]

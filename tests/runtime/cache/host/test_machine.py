@@ -210,9 +210,7 @@ class HostWorld(RuleBasedStateMachine):
     def scheduler_has_another_link_before_its_last_words_are_read(
         self, chain: list[int], is_loss_seen: bool
     ) -> None:
-        """HostMemory's shell has the new link; what came over the former one still waits for its
-        turn.
-        """
+        """HostMemory's shell has the new link; what came over the former one waits for its turn."""
         former = self.host.scheduler
         assert former is not None
         self._lose_sight_of_copies(None)

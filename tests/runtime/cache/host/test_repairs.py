@@ -1,6 +1,4 @@
-"""The HostMemory core when L3 lacks what it should hold: it is not asked twice, and pages are
-written again.
-"""
+"""When L3 lacks what it should hold, it is not asked twice, and pages are written again."""
 
 import random
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""The HostMemory core when storage is lost, silent or failing, and when the Scheduler is lost
-during lookups.
-"""
+"""When storage is lost, silent or failing, and when the Scheduler is lost during lookups."""
 
 from dataclasses import replace
 
