@@ -80,8 +80,6 @@ class ClientLink:
         self._reads_again_s = 0.0
         link.listen(End.DIALLER, self._hear, lambda: self._end_all(CUT_OFF))
 
-    # The client -----------------------------------------------------------------------------------
-
     def next_asking(self) -> AskingId:
         """A number that was not used on this link."""
         self._num_askings += 1
@@ -129,8 +127,6 @@ class ClientLink:
             if answer.ending is None:
                 answer.ending = ending
                 self._cluster.on_ending(answer)
-
-    # The Scheduler --------------------------------------------------------------------------------
 
     def add(self, delta: RequestDelta) -> None:
         """The core has news."""

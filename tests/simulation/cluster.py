@@ -117,8 +117,6 @@ class Cluster:
             self.start_rank(rank)
         self.run(lambda: self.core.is_attached)
 
-    # Time -----------------------------------------------------------------------------------------
-
     @property
     def now_s(self) -> float:
         """Virtual time."""
@@ -147,8 +145,6 @@ class Cluster:
         """How long somebody who has lost a link waits before dialling anew."""
         return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)
 
-    # Cores ----------------------------------------------------------------------------------------
-
     @property
     def core(self) -> SchedulerCore:
         """The Scheduler's, or while it is dead its last."""
@@ -171,8 +167,6 @@ class Cluster:
     def count(self, counter: str) -> float:
         """A counter of the Scheduler's, over all its lives."""
         return self.scheduler.lost_counters[counter] + self.core.stats().get(counter, 0)
-
-    # Clients --------------------------------------------------------------------------------------
 
     def client(self, name: str) -> ClientLink:
         """The link of a client, connected anew if it lost its last one; the Scheduler is up."""
@@ -207,8 +201,6 @@ class Cluster:
     def cache_salt(self, sampling: DeviceSampling) -> str | None:
         """The salt of the request that a rank knows by this."""
         return self._salts[sampling.seed]
-
-    # GPU ranks ------------------------------------------------------------------------------------
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""

@@ -209,8 +209,6 @@ class DeviceRank:
             ):
                 self._tables[slot].update(enumerate(page_ids.tolist(), first))
 
-    # Steps ----------------------------------------------------------------------------------------
-
     def _enqueue(self, plan: StepPlan) -> _Step:
         """Read each row's context and write its own, layer by layer, behind their loads."""
         columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens, plan.row_write_starts)
@@ -297,8 +295,6 @@ class DeviceRank:
         )
         if self._steps or self._plans:
             self._complete_later(self._steps[0].plan if self._steps else self._plans[0])
-
-    # Copies ---------------------------------------------------------------------------------------
 
     def _start(self, copies: PageCopies, direction: Direction) -> None:
         transfer_ids = list(dict.fromkeys(copies.transfer_ids.tolist()))

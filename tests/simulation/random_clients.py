@@ -57,8 +57,6 @@ class RandomClients:
         """Everything was sent and has ended."""
         return not self._num_pending
 
-    # Trouble --------------------------------------------------------------------------------------
-
     def lose_one(self) -> None:
         """The second client vanishes; what it sends later is sent by a new one of the same name."""
         if self._cluster.scheduler.is_up:
@@ -76,8 +74,6 @@ class RandomClients:
         if self._cluster.scheduler.is_up:
             self._cluster.num_faults["client rested"] += 1
             self._cluster.client(self._random.choice("ab")).rest(duration_s)
-
-    # Prompts --------------------------------------------------------------------------------------
 
     def _tokens(self, draw: random.Random, num_tokens: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(num_tokens)]
@@ -161,8 +157,6 @@ class RandomClients:
             self._num_pending += 1
             self._send_new(answer.link.name)
 
-    # Names and links ------------------------------------------------------------------------------
-
     def _take_name(self, client: str) -> RequestId:
         """The name that came free last, or a new one if none is."""
         if self._free[client]:
@@ -193,8 +187,6 @@ class RandomClients:
         link = answer.link
         if any(known.name == link.name and known is not link for known in self._links):
             self._at_risk.add(answer)
-
-    # Endings --------------------------------------------------------------------------------------
 
     def _on_ending(self, answer: Answer) -> None:
         self._free_name(answer)

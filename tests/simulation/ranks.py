@@ -96,8 +96,6 @@ class SimulatedRank:
         """Transfers under way."""
         self._dial()
 
-    # Links ----------------------------------------------------------------------------------------
-
     def _dial(self) -> None:
         self.cluster.scheduler.connect(self._use, lambda: self.is_alive)
 
@@ -129,8 +127,6 @@ class SimulatedRank:
         for kept in (self.tokens, self.hashes, self.tables, self.stale):
             kept.clear()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
-
-    # Plans ----------------------------------------------------------------------------------------
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
@@ -168,8 +164,6 @@ class SimulatedRank:
                 start += count
                 table = self.tables[slot][changes.group]
                 table.update({first + index: page for index, page in enumerate(ids)})
-
-    # Copies ---------------------------------------------------------------------------------------
 
     def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
         started_s = self.cluster.now_s
@@ -237,8 +231,6 @@ class SimulatedRank:
         return any(
             self.cluster.generations[entry.host_page] != entry.generation for entry in entries
         )
-
-    # Steps ----------------------------------------------------------------------------------------
 
     def _wait_for_loads(self, plan: StepPlan) -> None:
         if self.loading.intersection(plan.row_loads.tolist()):

@@ -68,8 +68,6 @@ class SchedulerProcess:
         """A control call: the core takes this event at once."""
         self._turns.take_now(event)
 
-    # Links ----------------------------------------------------------------------------------------
-
     def connect(self, use: Callable[[Link], None], is_wanted: Callable[[], bool]) -> None:
         """Somebody dials: `use` gets the link once the Scheduler is up, if it is still wanted."""
         if not is_wanted():
@@ -152,8 +150,6 @@ class SchedulerProcess:
     def link_of(self, connection: ConnectionId) -> Link | None:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
-
-    # The core -------------------------------------------------------------------------------------
 
     def _take(self, event: events.Event) -> None:
         for effect in self.core.handle(event, self._cluster.now_s):
