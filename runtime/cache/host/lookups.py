@@ -50,6 +50,7 @@ class HostLookups:
         self._counters = counters
         self._pages = LookupPages(index, reads)
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
+
         self._lookups: dict[LookupId, OpenLookup] = {}
         self._num_arrived = 0
         self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}

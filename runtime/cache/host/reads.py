@@ -63,6 +63,7 @@ class HostReads:
         self._orders = orders
         self._effects = effects
         self._counters = counters
+
         self._batches: dict[BatchId, _Batch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
         self._num_filling = [0] * index.num_groups

@@ -35,6 +35,7 @@ class HostStorage:
         self._index = index
         self._effects = effects
         self._counters = counters
+
         self.orders = StorageOrders(storage, effects, counters, is_in_use=settings.has_storage)
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)

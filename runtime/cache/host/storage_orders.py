@@ -102,8 +102,8 @@ class StorageOrders:
     batches, their numbers, the circuit breakers, and what L3 was seen to lack.
 
     In use without a process, a storage actor is being made. A process that is not in use answers
-    what it was asked. No request waits for a backend that does not answer: the first
-    question or read that is overdue takes all others of its kind with it.
+    what it was asked. No request waits for a backend that does not answer: the first question or
+    read that is overdue takes all others of its kind with it.
     """
 
     def __init__(
@@ -115,14 +115,17 @@ class StorageOrders:
         is_in_use: bool,
     ) -> None:
         self._settings = settings
-        self.is_in_use = is_in_use
         self._effects = effects
         self._counters = counters
+
+        self.is_in_use = is_in_use
+        self.pid: int | None = None
+        self.connection: ConnectionId | None = None
+
         self._orders: dict[BatchId, _Order] = {}
         self._unanswered = {kind: _Unanswered() for kind in OrderKind}
         self._next_id = 0
-        self.pid: int | None = None
-        self.connection: ConnectionId | None = None
+
         self.missing = MissingObjects(settings.missing_ttl_s, settings.max_missing_names)
         self._breakers = self._new_breakers()
         self._read_times_s: deque[float] = deque(maxlen=_NUM_READ_TIMES)

@@ -41,6 +41,7 @@ class HostWrites:
         self._orders = orders
         self._effects = effects
         self._counters = counters
+
         self._queue: deque[_Write] = deque()
         self._repairs: deque[_Write] = deque()
         self._names: set[tuple[int, PageKey]] = set()
