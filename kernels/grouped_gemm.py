@@ -228,6 +228,7 @@ def _down(
     out_TKC: Tensor,
 ) -> None:
     hidden, intermediate = down_ECI.shape[1:]
+
     _down_weighted[(_num_programs(blocks, hidden, shape),)](
         TensorDescriptor.from_tensor(x_XI, [blocks.block_rows, shape.depth]),
         TensorDescriptor.from_tensor(down_ECI.view(-1, intermediate), [shape.columns, shape.depth]),

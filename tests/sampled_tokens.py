@@ -22,9 +22,7 @@ def sample(
     positions: Sequence[int],
     histories: Sequence[tuple[list[int], list[int]]] | None = None,
 ) -> list[int]:
-    """`histories`: (prompt, output) of each row; the output has as many tokens as the row's output
-    position.
-    """
+    """`histories`: (prompt, output) per row, the output as long as the row's output position."""
     histories = histories or [([1, 2], [])] * len(sampling)
     slots = RequestSlots(
         pool_pages=[40], page_size=8, max_slots=len(sampling), max_model_len=60, device=CPU

@@ -1,6 +1,4 @@
-"""The guide for contributors says what the code says: each path exists, each name is where it is
-said to be.
-"""
+"""The guide for contributors says what the code says: paths exist, names are where it says."""
 
 import re
 from dataclasses import dataclass

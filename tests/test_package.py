@@ -17,9 +17,7 @@ CODE_FOLDERS = ("raydix", "runtime", "kernels", "moe")
 
 
 def output_of(python: Path | str, code: str, folder: Path) -> str:
-    """What a fresh interpreter prints. `folder` is its working directory; the checkout is not on
-    its path by itself.
-    """
+    """What a fresh interpreter in `folder` prints; the checkout is not on its path by itself."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
         [str(python), "-c", code],
@@ -54,9 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment that holds the wheel; its dependencies are those of this
-    one.
-    """
+    """The interpreter of a new environment with the wheel and this one's dependencies."""
     python = make_clean_venv(tmp_path_factory.mktemp("venv"))
     command = [
         str(python),

@@ -45,6 +45,7 @@ def sample_cut(logits_RV: Tensor, columns: SamplingColumns, token_ids_R: Tensor)
     rows_X = columns.cuts_R.nonzero()[:, 0]
     if not len(rows_X):
         return
+
     chosen = columns.at(rows_X)
     logits_XV = _numbers(logits_RV[rows_X])
     scaled_XV = _scaled(logits_XV, chosen)

@@ -118,7 +118,7 @@ _L3 = (
     counter(
         "l3_known_missing_pages_total",
         Unit.PAGES,
-        "Pages not searched for: L3 lacked them a moment ago.",
+        "Pages that L3 was not asked about: it lacked them a moment ago.",
         Figure("l3_pages_known_missing"),
     ),
     gauge(

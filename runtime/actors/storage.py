@@ -16,11 +16,11 @@ from raydix.runtime.actors.storage_metrics import STORAGE_METRICS
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     ObjectsDone,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 from raydix.runtime.metrics import read_samples
@@ -156,7 +156,7 @@ class StorageActor:
                 message = await link.receive()
                 if not isinstance(
                     message,
-                    SearchObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch,
+                    AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch,
                 ):
                     logger.warning("%s sends a %s", link.hello, type(message).__name__)
                     break

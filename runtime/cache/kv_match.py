@@ -7,9 +7,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup
 from raydix.runtime.messages.host import PageSource
 
 Availability = bytes
-"""One `PageSource` per page of the prompt: L1, L2 or L3 where the page can be had, any other value
-where it cannot.
-"""
+"""Per page of the prompt its `PageSource`: L1, L2 or L3 if it can be had, another if not."""
 _PAGE, _GAP = b"\x00", b"\x01"
 _PAGES_AND_GAPS = bytes(source > PageSource.L3 for source in range(256))
 """Translates each available page to `_PAGE` and each other one to `_GAP`."""
@@ -17,8 +15,9 @@ _PAGES_AND_GAPS = bytes(source > PageSource.L3 for source in range(256))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvMatch:
-    """A usable prefix of `num_pages` pages. Group g takes pages [starts[g], num_pages) from
-    `sources[g]`, in order.
+    """A usable prefix of `num_pages` pages.
+
+    Group g takes pages [starts[g], num_pages) from `sources[g]`, in order.
     """
 
     num_pages: int

@@ -48,11 +48,10 @@ def root_key(*, cache_salt: str | None = None) -> PageKey:
 
 
 def extend_keys(parent: PageKey, packed_tokens: bytes, page_size: int) -> bytes:
-    """Keys of the full pages that follow `parent`, 32 bytes each, concatenated; a trailing partial
-    page has none.
+    """Keys of the full pages that follow `parent`, 32 bytes each, concatenated.
 
-    key_i = SHA-256(key_{i-1} || tokens of page i), so page by page and all at once give the same
-    keys.
+    A trailing partial page has none. key_i = SHA-256(key_{i-1} || tokens of page i), so page by
+    page and all at once give the same keys.
     """
     sha256 = hashlib.sha256
     page_bytes = page_size * TOKEN_BYTES

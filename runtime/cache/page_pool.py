@@ -1,6 +1,4 @@
-"""The pages of one GPU pool, with the quarantine that keeps a released page from being reused too
-early.
-"""
+"""The pages of one GPU pool, and a quarantine lest a released one be reused too early."""
 
 import heapq
 from enum import IntEnum
@@ -72,8 +70,7 @@ class PagePool:
         return page_ids
 
     def release(self, page_ids: Int32Array, *, after_step: int) -> None:
-        """Give pages back. They are free again once `after_step`, the last step sent so far, is
-        acknowledged.
+        """Give pages back. They are free once `after_step`, the last step sent, is acknowledged.
 
         Raises AccountingError, and changes nothing, if a page is not in use or is named twice.
         """
@@ -90,10 +87,9 @@ class PagePool:
         heapq.heappush(self._quarantine, (after_step, self._num_releases, page_ids.copy()))
 
     def hold(self, page_ids: Int32Array) -> None:
-        """A load or backup in flight names these pages: a release does not free them before
-        `unhold`. Counted.
+        """A load or backup in flight names these pages: no release frees them before `unhold`.
 
-        Raises AccountingError, and changes nothing, if a page is not in use.
+        Holds are counted. Raises AccountingError, and changes nothing, if a page is not in use.
         """
         self._require_used(page_ids, "held")
         np.add.at(self._num_holds, page_ids, 1)

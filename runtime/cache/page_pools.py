@@ -6,9 +6,7 @@ from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.messages.arrays import Int32Array, empty
 
 PageIds = tuple[Int32Array, ...]
-"""Per KV group one id per page of a run. Id 0, the padding page, says that the group holds nothing
-of that page.
-"""
+"""Per KV group one id per page of a run; 0, the padding page, where a group has nothing."""
 
 
 def num_pages_of(page_ids: PageIds) -> int:

@@ -72,7 +72,7 @@ class RadixForest:
 
     def attach(self, parent: RadixNode, run: RadixNode) -> None:
         """Add a node below another."""
-        parent.children[run.first_page] = run
+        parent.attach(run)
         self.num_nodes += 1
         self.num_cached_pages += run.num_pages
 
@@ -92,15 +92,8 @@ class RadixForest:
         return cut_tail(leaf, num_pages, self._page_bytes)
 
     def remove(self, leaf: RadixNode) -> Victim:
-        """Unlink a leaf.
-
-        It keeps its parent: a match that ends in it may lie above its pages, and finds them there.
-        """
-        assert leaf.parent is not None, "a root has no pages to remove"
-        victim = Victim(leaf.page_ids, leaf.keys)
-        del leaf.parent.children[leaf.first_page]
-        leaf.empty()
-
+        """Unlink a leaf."""
+        victim = leaf.leave()
         self.num_nodes -= 1
         self.num_cached_pages -= victim.num_pages
         return victim

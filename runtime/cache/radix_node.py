@@ -54,8 +54,9 @@ class RadixNode:
     edge: bytes
     """Packed tokens of the node's pages."""
     first_page: bytes
-    """Those of its first page: the very object that is its key in `parent.children`; empty at a
-    root.
+    """Those of its first page: the very object that is its key in `parent.children`.
+
+    Empty at a root.
     """
     page_ids: tuple[Int32Array, ...]
     """Per KV group one id per page, read-only; 0 where the group holds nothing of the page."""
@@ -133,9 +134,20 @@ class RadixNode:
         pairs = zip(self.page_ids, page_ids, strict=True)
         self.page_ids = tuple([int32_array(np.where(own, own, new)) for own, new in pairs])
 
-    def empty(self) -> None:
-        """It is evicted: a match that still names it finds no page here."""
+    def attach(self, run: "RadixNode") -> None:
+        """Take a node that continues this one as a child."""
+        self.children[run.first_page] = run
+
+    def leave(self) -> Victim:
+        """Leave the tree with all pages: a match that still names it finds none here.
+
+        It keeps its parent, for such a match may lie above its pages, and finds them there.
+        """
+        assert self.parent is not None, "a root has no pages to give up"
+        victim = Victim(self.page_ids, self.keys)
+        del self.parent.children[self.first_page]
         self.end = self.start
+        return victim
 
 
 def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_bytes: int) -> int:

@@ -128,10 +128,10 @@ class RadixTree:
         return Match(num_pages, page_ids, last_key, last)
 
     def lock(self, match: Match, *, now_s: float) -> Lock:
-        """Protect a match from eviction. Splits where it ends, counts as a use and one hit of each
-        node of its path.
+        """Protect a match from eviction.
 
-        Raises AccountingError if some of its pages have been evicted since.
+        Splits where it ends, and counts as a use and one hit of each node of its path. Raises
+        AccountingError if some of its pages have been evicted since.
         """
         node = self._end_node(match, now_s)
         self.num_locks += 1
@@ -160,14 +160,14 @@ class RadixTree:
         priority: int = 0,
         now_s: float,
     ) -> Insertion:
-        """Add the full pages of `packed_tokens`, which follow the locked prefix; the lock then
-        reaches to their end.
+        """Add the full pages of `packed_tokens`, which follow the locked prefix.
 
-        `page_ids` and `keys` have one entry per full page; an id is 0 where a group has nothing.
-        Pages that the tree has already are taken over from it, and it takes over those of a group
-        that it lacks. A leaf that only this lock has ever used, and that has lost nothing, grows in
-        place while the segment is the same. `priority` (lower is more important) also raises that
-        of the whole prefix. Raises ValueError if the lengths disagree.
+        The lock then reaches to their end. `page_ids` and `keys` have one entry per full page; an
+        id is 0 where a group has nothing. Pages that the tree has already are taken over from it,
+        and it takes over those of a group that it lacks. A leaf that only this lock has ever used,
+        and that has lost nothing, grows in place while the segment is the same. `priority` (lower
+        is more important) also raises that of the whole prefix. Raises ValueError if the lengths
+        disagree.
         """
         node = self._locked_node(lock)
         num_pages = len(packed_tokens) // self._page_bytes

@@ -25,6 +25,7 @@ def host_bytes_per_node(
         return l2.bytes_per_node
     if l2.ratio is None:
         raise AssertionError("cache.l2 has neither bytes_per_node nor ratio")
+
     lane_bytes = sum(pages * layout.host_page_bytes(group) for group, pages in enumerate(num_pages))
     return int(l2.ratio * lanes_on_node * lane_bytes)
 
@@ -39,6 +40,7 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequenc
     shard = KvShard(layout=layout, num_ranks=config.parallel.tp)
     l1_bytes = sum(pages * shard.page_bytes(group) for group, pages in enumerate(num_pages))
     host_bytes = host_bytes_per_node(config, layout, num_pages, config.parallel.dp)
+
     return "\n".join(
         (
             f"model  {model.path} on {model.device}, {model.dtype}, {num_ranks} rank(s)",

@@ -25,9 +25,7 @@ class GroupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvGroup:
-    """Layers that cache alike. `layers` are the model's layer indices; `window` is in tokens, for
-    WINDOW only.
-    """
+    """Layers, by their index in the model, that cache alike. `window`: tokens, for WINDOW only."""
 
     kind: GroupKind
     layers: tuple[int, ...]
@@ -45,9 +43,7 @@ class KvGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """Everything that fixes the bytes of a page: equal layouts mean interchangeable pages of one
-    model.
-    """
+    """All that fixes the bytes of a page: with equal layouts, pages of a model interchange."""
 
     page_size: int
     dtype: str

@@ -46,7 +46,7 @@ class RedisL3Section(Section):
     )
     timeout_s: Annotated[float, Field(gt=0.0)] = Field(
         5.0,
-        description="Longest wait for a search or a deletion; "
+        description="Longest wait when asked whether objects exist, or to delete them; "
         "reads and writes bring deadlines of their own.",
     )
 
@@ -133,7 +133,9 @@ class FakeL3Section(BoundedL3Section):
     max_delay_s: Seconds = Field(
         0.0, description="Fake backend: each object takes a random time of up to this long."
     )
-    latency_s: Seconds = Field(0.0, description="Fake backend: delay of each batch and search.")
+    latency_s: Seconds = Field(
+        0.0, description="Fake backend: delay of each batch and each `exists`."
+    )
     max_bytes_per_s: Size | None = Field(
         None,
         description="Fake backend: bandwidth of all reads and writes together. null: unbounded.",

@@ -117,8 +117,9 @@ class RequestDelta:
     token_ids: Int32Array = field(default_factory=empty)
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     cached_tokens_by_source: dict[str, int] | None = None
-    """On the first delta with tokens (or the last one): prompt tokens by source; the values sum to
-    the prompt.
+    """Prompt tokens by source, which sum to the prompt.
+
+    On the first delta with tokens, or the last one.
     """
     queued_s: float | None = None
     """Arrival to first admission; on the same delta."""

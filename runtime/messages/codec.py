@@ -27,12 +27,12 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     FromHost,
     ObjectsDone,
     ReadObjects,
-    SearchObjects,
     ToHost,
     WriteObjects,
 )
@@ -50,7 +50,7 @@ Message = (
     | TransfersDone
     | ToHost
     | FromHost
-    | SearchObjects
+    | AskExists
     | ReadObjects
     | WriteObjects
     | DeleteObjects
@@ -63,9 +63,7 @@ _INT32_EXTENSION = 1
 _INT32 = np.dtype("<i4")
 
 _FROM_CLIENTS = (SubmitRequest, PrefetchPrompt, DeviceSampling, AbortRequest, StopRequest)
-"""Their tuples are checked entry by entry, too: what one client makes up must not reach actors that
-serve others.
-"""
+"""Their tuples are checked entry by entry, lest what a client makes up reach other actors."""
 
 _MAX_ASKING = 2**63 - 1
 """Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""

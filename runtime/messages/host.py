@@ -53,9 +53,7 @@ class Urgency(IntEnum):
 
     REQUEST = 0
     HINT = 1
-    """Nobody waits for it: it is read for when no request's pages wait, and what it brings is
-    pinned by nobody.
-    """
+    """Nobody waits: it is read for after all requests' pages, and nobody pins what it brings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +73,11 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLookup:
-    """Nobody waits for this lookup any more. What it fetched and nobody has leased makes room at
-    once.
+    """Nobody waits for this lookup any more.
 
-    If it has not ended, fetching stops, but for reads that others share, and a final
-    `LookupProgress` answers. Worth saying after that, too: fetched pages are kept for some time
-    otherwise. Never stale.
+    What it fetched and nobody has leased makes room at once. If it has not ended, fetching stops,
+    but for reads that others share, and a final `LookupProgress` answers. Worth saying after that,
+    too: fetched pages are kept for some time otherwise. Never stale.
     """
 
     lookup_id: LookupId
@@ -138,8 +135,9 @@ class AbandonPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessDrained:
-    """A process that lives said hello anew: none of the copies is in flight for which pages were
-    abandoned before.
+    """A process that lives said hello anew.
+
+    None of the copies is in flight for which pages were abandoned before.
     """
 
     pid: int
@@ -147,8 +145,9 @@ class ProcessDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesDrained:
-    """No copy ordered over an earlier connection is in flight any more: grants may start. Said once
-    a connection.
+    """No copy ordered over an earlier connection is in flight: grants may start.
+
+    Said once a connection.
     """
 
 
@@ -181,9 +180,7 @@ class PagesLeased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorUpdate:
-    """Keys (first 16 bytes) that became READY in L2 or were dropped, in order: drops first, then
-    ready. A hint.
-    """
+    """Keys (first 16 bytes) that were dropped from L2, then those that became READY. A hint."""
 
     ready: bytes = b""
     dropped: bytes = b""
@@ -263,7 +260,7 @@ class ObjectStatus(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchObjects:
+class AskExists:
     """Which of these objects exist? A hint, answered by `ObjectsDone`. Never stale."""
 
     batch_id: BatchId
@@ -274,8 +271,9 @@ class SearchObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadObjects:
-    """Read and verify objects into host pages, which are FILLING and nobody else's until the
-    answer. Never stale.
+    """Read and verify objects into host pages. Never stale.
+
+    The pages are FILLING and nobody else's until the answer.
     """
 
     batch_id: BatchId
@@ -298,17 +296,14 @@ class WriteObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteObjects:
-    """Remove every object of this namespace, answered by `ObjectsDone` with one status. Never
-    stale.
-    """
+    """Remove all objects of this namespace. `ObjectsDone` brings one status. Never stale."""
 
     batch_id: BatchId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelBatch:
-    """The rest of a batch is no longer wanted. It is still answered, with CANCELLED for what was
-    not done.
+    """The rest of a batch is not wanted; its answer says CANCELLED for what was not done.
 
     Stale if the answer is under way: then nothing happens.
     """
@@ -318,8 +313,7 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsDone:
-    """One `ObjectStatus` byte per object. The storage actor touches no page of the batch after it
-    has sent this.
+    """One `ObjectStatus` byte per object; the storage actor is done with the batch's pages.
 
     Stale as to what was asked, if HostMemory has given the batch up or cancelled it; what it says
     of pages holds.

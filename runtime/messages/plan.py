@@ -17,9 +17,7 @@ from raydix.runtime.messages.arrays import Int32Array, empty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSampling:
-    """The part of `SamplingParams` that the device needs; see there for meanings. `top_k == 0`
-    keeps all tokens.
-    """
+    """The part of `SamplingParams` that the device needs. `top_k == 0` keeps all tokens."""
 
     seed: int
     temperature: float = 0.0
@@ -49,10 +47,10 @@ class AddedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChanges:
-    """Writes to block tables of one KV group: entry i puts `counts[i]` page ids at `starts[i]` of
-    slot `slots[i]`.
+    """Writes to block tables of one KV group.
 
-    `page_ids` holds the runs of all entries one after another.
+    Entry i puts `counts[i]` page ids at `starts[i]` of slot `slots[i]`. `page_ids` holds the runs
+    of all entries one after another.
     """
 
     group: int = 0
@@ -97,13 +95,9 @@ class StepPlan:
     """Position in the sequence of the first token that the row computes."""
     row_num_tokens: Int32Array = field(default_factory=empty)
     row_write_starts: Int32Array = field(default_factory=empty)
-    """First position whose keys and values are kept; earlier ones go to the padding page (normally
-    = row_starts).
-    """
+    """First position to keep (normally row_starts): what is before goes to the padding page."""
     row_output_positions: Int32Array = field(default_factory=empty)
-    """Output position (from 0) of the token sampled after the row's last token; -1: the row samples
-    nothing.
-    """
+    """Output position (from 0) of the token sampled after the row's last token; -1: none."""
     row_loads: Int32Array = field(default_factory=empty)
     """Transfer id of the unfinished load that the row must wait for, layer by layer; -1: none."""
 
@@ -123,11 +117,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step is done on one rank. `token_ids` has one entry per sampling row, in row order (rank 0
-    of a lane only).
+    """A step is done on one rank.
 
-    Never stale as a whole; a row is, if its request has ended or started another run since the plan
-    was sent.
+    `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only). Never stale as
+    a whole; a row is, if its request has ended or started another run since the plan was sent.
     """
 
     rank: int
@@ -150,9 +143,7 @@ class TransfersDone:
     rank: int
     transfer_ids: Int32Array
     stale_transfer_ids: Int32Array = field(default_factory=empty)
-    """Those of them that read a host page of another generation than the plan named: their bytes
-    are not to be used.
-    """
+    """Those that read a host page of another generation than planned; their bytes are void."""
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""

@@ -74,6 +74,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.group = place.group
+
         self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
         self.attention = FullAttention(
             spec.attention, hidden_size, place.layer_in_group, ops, device=device, dtype=dtype
@@ -98,6 +99,7 @@ class DecoderLayer(nn.Module):
             if x_TC is None
             else self.attention_norm(x_TC, residual_TC)
         )
+
         x_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
         out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
         return out_TC

@@ -285,7 +285,7 @@ class SchedulerCore:
         move_waiting(replica, lane, now_s)
 
     def _end_group(self, lane: Lane, lost_rank: int) -> None:
-        """End all ranks of a lane, the lost one too if only its link broke: they meet anew or never.
+        """End all ranks of a lane, the lost one too if only its link broke: all meet anew or none.
 
         One rank alone, its link broken, would just say hello again.
         """

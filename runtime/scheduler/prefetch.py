@@ -143,7 +143,6 @@ def prefetch_deadline_s(
     `first_runnable_s`: when it would have been admitted but for its prefetch. `recompute_s`:
     predicted time to compute the `pending_tokens` instead.
     """
-
     match settings.strategy:
         case PrefetchStrategy.BEST_EFFORT:
             return first_runnable_s

@@ -24,6 +24,10 @@ class ObjectRef(NamedTuple):
     offset: int
     """Where `page` begins in the arena, in bytes."""
 
+    def fill(self, content: bytes | memoryview) -> None:
+        """Copy an object of the page's size into the page."""
+        self.page[:] = content
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:

@@ -159,7 +159,7 @@ class FakeBackend:
 
         status = compare_length(len(data), len(ref.page))
         if status is ObjectStatus.OK:
-            ref.page[:] = data
+            ref.fill(data)
         return status
 
     def _put(self, ref: ObjectRef) -> ObjectStatus:

@@ -23,8 +23,7 @@ _COPY_BUFFER_BYTES = 16 << 20
 _RECONNECT_S = 5.0
 """The pause between two attempts to reach a master that does not answer."""
 _PROBE_S = 1.0
-"""Of our own attempt to connect: the library tries for 90 s to reach a master that is not there
-(0.3.13, measured)."""
+"""Of our own attempt to connect; without a master the library takes 90 s (0.3.13, measured)."""
 
 _NO_SPACE = -200
 _TOO_LARGE = -600
@@ -168,7 +167,7 @@ class MooncakeBackend:
         }
         for ref in refs:
             if found[ref.name] is ObjectStatus.OK and ref is not first[ref.name]:
-                ref.page[:] = first[ref.name].page
+                ref.fill(first[ref.name].page)
         return [found[ref.name] for ref in refs]
 
     def _found(self, ref: ObjectRef, code: int) -> ObjectStatus:

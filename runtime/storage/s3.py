@@ -119,7 +119,7 @@ class S3Backend:
         for ref, answer in zip(refs, answers, strict=True):
             status = self._status(answer)
             if status is ObjectStatus.OK and not isinstance(answer, ObjectStatus):
-                ref.page[:] = memoryview(answer)  # type: ignore[arg-type]
+                ref.fill(memoryview(answer))  # type: ignore[arg-type]
                 self._counts.add("objects_read")
             statuses.append(status)
         return statuses

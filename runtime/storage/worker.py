@@ -11,12 +11,12 @@ from raydix.ids import BatchId
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
@@ -32,11 +32,11 @@ _SLICE_BYTES = 16 << 20
 Libraries are fast with many objects at a time."""
 _TIDY_EVERY_S = 0.25
 
-Order = SearchObjects | ReadObjects | WriteObjects | DeleteObjects
+Order = AskExists | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
 
 _OPERATIONS: Mapping[type[Order], Operation] = {
-    SearchObjects: Operation.EXISTS,
+    AskExists: Operation.EXISTS,
     ReadObjects: Operation.READ,
     WriteObjects: Operation.WRITE,
     DeleteObjects: Operation.CLEAR,
@@ -93,7 +93,7 @@ class StorageWorker:
 
         with self._idle:
             self._active.add(message.batch_id)
-        pool = self._exists_pool if isinstance(message, SearchObjects) else self._transfer_pool
+        pool = self._exists_pool if isinstance(message, AskExists) else self._transfer_pool
         pool.submit(self._run, message, self._clock())
 
     def quiesce(self) -> None:
@@ -160,7 +160,7 @@ class StorageWorker:
 
     def _execute(self, order: Order, ordered_s: float) -> list[ObjectStatus]:
         match order:
-            case SearchObjects():
+            case AskExists():
                 names = [ObjectName(key, order.group) for key in split_keys(order.keys)]
                 if self._clock() >= ordered_s + order.deadline_s:
                     return [ObjectStatus.TIMED_OUT] * len(names)

@@ -41,13 +41,12 @@ logger = logging.getLogger(__name__)
 _FIRST_WITH_FP8 = (8, 9)
 """Compute capability."""
 RUN_BYTES = 8 << 20
-"""Layers of a load share an event until they have so many bytes. Fewer events cost less; the first
-one must still come early.
+"""Bytes of the layers that share an event of a load.
+
+Fewer events cost less; the first one must still come early.
 """
 RUN_PIECE_BYTES = 128 << 10
-"""They go on sharing it until they take so many bytes of each page: the copy engine is fast only
-for large pieces.
-"""
+"""Bytes of each page up to which they share it: the copy engine is fast only for large pieces."""
 MIN_RUNS = 8
 """For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
 as its load then has just the last run left to compute when the load ends.

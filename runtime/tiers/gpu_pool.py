@@ -23,6 +23,7 @@ def make_pools(
     """
     layout = shard.layout
     dtype: torch.dtype = getattr(torch, layout.dtype)
+
     pools = []
     for index, (group, pages) in enumerate(zip(layout.groups, num_pages, strict=True)):
         heads = () if group.kind is GroupKind.LATENT else (len(shard.heads(index)), 2)

@@ -31,7 +31,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 @pytest.fixture(autouse=True, scope="module")
 def patient_scheduler() -> Iterator[None]:
-    """HostMemory never counts as silent: a busy machine must not decide which tier a test reaches."""
+    """HostMemory is never too silent: a busy machine must not decide which tier a test reaches."""
 
     def patient(*arguments: Any) -> Any:
         return dataclasses.replace(scheduler_settings(*arguments), lookup_deadline_s=60.0)

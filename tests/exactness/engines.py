@@ -23,7 +23,7 @@ MAX_MODEL_LEN = 256
 
 
 def make_prompts(seed: int, lengths: Sequence[int], num_shared: int = 0) -> list[Prompt]:
-    """Random prompts of these lengths; the first `num_shared` tokens are the same in all of them."""
+    """Random prompts of these lengths, whose first `num_shared` tokens are the same."""
     rng = random.Random(seed)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(num_shared)]
     return [

@@ -1,6 +1,4 @@
-"""Puts any bytes in the place of a stored object, through the backend's own protocol, under a
-running engine.
-"""
+"""Puts any bytes in the place of a stored object under a running engine, by the protocol."""
 
 import time
 from collections.abc import Sequence
@@ -62,7 +60,7 @@ class StoredObjects:
         return bytes(data)
 
     def delete_at_next_read(self, prompt: Prompt, page: int) -> None:
-        """Between the next search, which still finds it, and the read that follows, an object goes."""
+        """An object goes after the next `exists`, which still finds it, and before its read."""
         read = self.backend.batch_get_into
 
         def delete_and_read(refs: Sequence[ObjectRef], deadline_s: float) -> list[ObjectStatus]:

@@ -1,6 +1,4 @@
-"""Every L3 backend with a store of its own, as the configuration of an engine in this process names
-it.
-"""
+"""Every L3 backend with a store of its own, as an engine's configuration names it."""
 
 import os
 import sys
@@ -38,8 +36,9 @@ EMPTY_IS_REFUSED = ("mooncake", "hf3fs_emulated", "hf3fs")
 
 @contextmanager
 def l3_store(backend: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Section `cache.l3` for an empty store, which lasts as long as the block. Skips where it
-    cannot run.
+    """Section `cache.l3` for an empty store that lasts as long as the block.
+
+    Skips where it cannot run.
     """
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         yield _start(backend, folder, stack, patch)

@@ -21,9 +21,7 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Expected:
-    """The greedy continuation of a prompt. `gaps`: at each position, the reference's largest logit
-    less the second.
-    """
+    """The greedy continuation of a prompt. `gaps`: each largest logit less the second."""
 
     prompt: Prompt
     token_ids: list[int]

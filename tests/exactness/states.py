@@ -12,9 +12,7 @@ _FILLER_SEED = 99
 
 
 class State(StrEnum):
-    """Where the pages of a prompt are when it comes again. RETRACTION: nowhere, and L1 is too small
-    for the batch.
-    """
+    """Where a prompt's pages are when it comes again; none if L1 is too small (RETRACTION)."""
 
     COLD = "cold"
     L1 = "l1"
@@ -50,7 +48,7 @@ async def compute(engine: InProcessEngine, config: EngineConfig, prompts: Sequen
 
 
 async def displace_l1(engine: InProcessEngine, config: EngineConfig) -> None:
-    """Get everything out of L1, by other prompts if pages are written only before their eviction."""
+    """Empty L1, by other prompts if pages are written only before their eviction."""
     if config.cache.write_policy == "write_back":
         num_pages = config.cache.l1.num_pages
         assert num_pages is not None

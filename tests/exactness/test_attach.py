@@ -1,4 +1,4 @@
-"""Storage backends that come, change and go while requests run: no request fails, no token differs."""
+"""Storage backends that come, change and go while requests run: none fails, no token differs."""
 
 import asyncio
 from dataclasses import replace
@@ -59,9 +59,7 @@ async def test_attach_switch_and_detach_under_traffic_cost_no_request_and_no_tok
 async def change_under_traffic(
     engine: InProcessEngine, a: dict[str, Any], b: dict[str, Any]
 ) -> list[list[RequestOutput]]:
-    """Attach both, one after the other, detach twice, attach again; what was answered meanwhile,
-    round by round.
-    """
+    """Attach both in turn, detach twice, attach again; what was answered, round by round."""
     is_over = asyncio.Event()
     answered: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
     rounds: list[list[RequestOutput]] = []
@@ -116,7 +114,7 @@ async def test_pages_that_storage_lost_are_written_again_and_found_after_a_resta
 ) -> None:
     def impatient(*arguments: Any, **named: Any) -> HostSettings:
         settings = host_settings(*arguments, **named)
-        return replace(settings, storage=replace(settings.storage, search_interval_s=0.0))
+        return replace(settings, storage=replace(settings.storage, exists_interval_s=0.0))
 
     monkeypatch.setattr(engine_actors, "host_settings", impatient)
     reference = references(Family.QWEN3)

@@ -1,6 +1,4 @@
-"""Pages quantised in L2 and L3, through the whole engine: near the cold run, counted as hits, never
-mixed up.
-"""
+"""Pages quantised in L2 and L3, in the whole engine: near the cold run, hits, never mixed up."""
 
 import shutil
 from pathlib import Path

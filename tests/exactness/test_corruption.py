@@ -1,6 +1,4 @@
-"""Every kind of bad object in every backend: a counted miss, the cold run's tokens, and a prefix
-that heals.
-"""
+"""Any bad object in any backend: a counted miss, the cold run's tokens, a prefix that heals."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -104,9 +102,7 @@ async def victim(
 
 
 async def assert_counted_and_healed(victim: Victim, status: ObjectStatus, reason: str) -> None:
-    """The bad page is a miss that is counted under `status`; afterwards L3 holds the whole prompt
-    again.
-    """
+    """The bad page is a miss counted under `status`; then L3 holds the whole prompt again."""
     output, reads = await victim.ask()
 
     assert output.outputs[0].token_ids == victim.cold.outputs[0].token_ids
@@ -166,7 +162,7 @@ async def test_object_half_old_half_new(victim: Victim) -> None:
     await assert_counted_and_healed(victim, ObjectStatus.BAD_CHECKSUM, "bad_object")
 
 
-async def test_object_gone_between_search_and_read(victim: Victim) -> None:
+async def test_object_gone_between_exists_and_read(victim: Victim) -> None:
     await victim.store()
     victim.stored.delete_at_next_read(PROMPT, BAD_PAGE)
 

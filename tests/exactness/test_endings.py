@@ -94,9 +94,7 @@ async def test_overload_is_told_at_once_and_hurts_nobody_else(references: Refere
 async def test_abort_at_any_moment_leaves_nothing_behind(
     state: State, references: References, tmp_path: Path
 ) -> None:
-    """Slow copies and a few running requests: some are aborted in the queue, some loading, some
-    with tokens.
-    """
+    """Slow copies, few running requests: aborted in the queue, while loading, and with tokens."""
     reference = references(Family.QWEN3_MOE)
     config = engine_config(
         reference.folder,

@@ -1,6 +1,4 @@
-"""A prefetch brings pages from L3 to L2, where the request finds them, with the tokens of a cold
-run.
-"""
+"""A prefetch brings pages from L3 to L2, where a request finds them: the tokens of a cold run."""
 
 import asyncio
 from pathlib import Path

@@ -54,9 +54,7 @@ def case_id(case: Case) -> str:
 
 
 def case_config(case: Case, folder: Path, l3: Path, device: str) -> EngineConfig:
-    """The configuration of a case. A timeout never passes: whether it does would depend on this
-    machine's speed.
-    """
+    """The configuration of a case, whose timeout never passes, however slow the machine is."""
     num_pages = RETRACTION_PAGES if case["state"] is State.RETRACTION else NUM_L1_PAGES
     return engine_config(
         folder,
@@ -90,9 +88,7 @@ def case_prompts(case: Case) -> list[Prompt]:
 async def measure(
     engine: InProcessEngine, config: EngineConfig, case: Case, num_tokens: int
 ) -> list[RequestOutput]:
-    """Run the prompts of a case; with `best_effort` they have to wait, lest nothing can arrive in
-    time.
-    """
+    """Run the prompts of a case; with `best_effort` they wait, so that pages can arrive in time."""
     prompts = case_prompts(case)
     if case["state"] is not State.L3 or case["strategy"] != "best_effort":
         return await run(engine, prompts, num_tokens)

@@ -38,7 +38,7 @@ async def test_clean_stop_keeps_the_pages(
 
 
 async def test_conversation_goes_on_after_a_restart(references: References, tmp_path: Path) -> None:
-    """The second turn, prompt and answer of the first included, finds even the pages of the answer."""
+    """The second turn holds the first one's prompt and answer, and finds the pages of both."""
     reference = references(Family.QWEN3_MOE)
     config = engine_config(reference.folder, tmp_path, parallel={"dp": 2})
     async with in_process_engine(config) as engine:

@@ -1,4 +1,4 @@
-"""Bad objects and bad disks, through the whole engine: misses that are counted, never wrong tokens."""
+"""Bad objects and bad disks, through the whole engine: counted misses, never wrong tokens."""
 
 import asyncio
 import errno

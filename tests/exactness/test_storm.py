@@ -1,6 +1,4 @@
-"""Real actors, tiny tiers, and storage that never stays the same: every answer is exact, and
-nothing is left.
-"""
+"""Real actors, tiny tiers, ever-changing storage: every answer is exact, and nothing is left."""
 
 import asyncio
 import contextlib
@@ -45,9 +43,7 @@ def set_weather(engine: InProcessEngine, faults: Faults) -> None:
 async def stream(
     engine: InProcessEngine, draw: random.Random, index: int
 ) -> tuple[int, str, list[RequestOutput]]:
-    """One request for a random prompt: which one, how it ended, and its outputs, the last one
-    complete.
-    """
+    """One request for a random prompt: which one, how it ended, and its last, complete output."""
     which = draw.randrange(len(PROMPTS))
     params: dict[str, Any] = {"max_tokens": draw.randrange(1, 24), **GREEDY}
     deadline_s = 0.001 if draw.random() < 0.05 else None

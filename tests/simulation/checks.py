@@ -18,9 +18,7 @@ _HOST_HOLDS = ("leases", "pages_quarantined", "lookups", "pages_reading", "pages
 
 
 def check_answers(cluster: Cluster) -> None:
-    """Every answer is a prefix of what the tokens alone demand, complete unless it was ended, and
-    accounted for.
-    """
+    """Every answer is a prefix of what the tokens demand, complete unless ended, accounted for."""
     for answer in cluster.history:
         _check_answer(answer, cluster.settings.max_model_len)
 
@@ -50,9 +48,7 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
 
 
 def check_idle(cluster: Cluster) -> None:
-    """Nothing is held or waited for by anybody once all has ended, and everything that was asked is
-    answered.
-    """
+    """Once all has ended nobody holds or awaits anything, and every asking is answered."""
     unanswered = [
         answer.asked for answer in (*cluster.history, *cluster.hints) if answer.ending is None
     ]

@@ -1,6 +1,4 @@
-"""One link of a client: what it asks, what the Scheduler keeps for it while it does not read, what
-it hears.
-"""
+"""One link of a client: what it asks and hears, and what is kept for it while it does not read."""
 
 from __future__ import annotations
 
@@ -82,8 +80,6 @@ class ClientLink:
         self._reads_again_s = 0.0
         link.listen(End.DIALLER, self._hear, lambda: self._end_all(CUT_OFF))
 
-    # The client -----------------------------------------------------------------------------------
-
     def next_asking(self) -> AskingId:
         """A number that was not used on this link."""
         self._num_askings += 1
@@ -132,8 +128,6 @@ class ClientLink:
                 answer.ending = ending
                 self._cluster.on_ending(answer)
 
-    # The Scheduler --------------------------------------------------------------------------------
-
     def add(self, delta: RequestDelta) -> None:
         """The core has news."""
         older = self._unsent.get(delta.asking)
@@ -152,9 +146,7 @@ class ClientLink:
             )
 
     def flush(self) -> None:
-        """Send all news, merged, as one frame; a client that has read nothing of very much is given
-        up.
-        """
+        """Send all news, merged, as one frame; give up a client that has left very much unread."""
         if not self._unsent or not self.link.is_open:
             return
         if self._cluster.now_s >= self._reads_again_s:

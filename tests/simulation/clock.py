@@ -33,9 +33,7 @@ class Clock:
         return self.random.uniform(0.1, 1.9) * mean_s * scale
 
     def run(self, until: Callable[[], bool] | None, limit_s: float) -> bool:
-        """Go on until `until` holds or nothing is left to happen. False: that did not come before
-        `limit_s`.
-        """
+        """Go on until `until` holds. False: `limit_s` came first, or nothing is left to happen."""
         while self._queue and not (until is not None and until()):
             time_s, _, action = heapq.heappop(self._queue)
             if time_s > limit_s:

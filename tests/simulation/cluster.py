@@ -1,5 +1,4 @@
-"""A whole engine on a virtual clock: the real Scheduler and HostMemory cores around modelled GPU
-ranks and storage.
+"""A whole engine on a virtual clock: real cores around modelled GPU ranks and storage.
 
 Bytes are modelled, not just counted: a page holds, per slot, the hash of all tokens up to that
 place. A rank reads what its block table names, so that a page reused, published or loaded too early
@@ -58,9 +57,7 @@ MakeRank = Callable[["Cluster", int, int], ClusterRank]
 
 
 class Cluster:
-    """One replica, its node's HostMemory and one storage actor. Owns: the arena's bytes, and all
-    that was asked.
-    """
+    """Owns: the arena's bytes, and all that was asked of one replica, HostMemory and storage."""
 
     def __init__(
         self,
@@ -100,14 +97,9 @@ class Cluster:
         """By seed."""
         self._clients: dict[str, ClientLink] = {}
 
-        self.geometry: ArenaGeometry = plan_arena(
-            settings.layout,
-            l2_pages
-            * sum(
-                settings.layout.host_page_bytes(group)
-                for group in range(len(settings.layout.groups))
-            ),
-        )
+        layout = settings.layout
+        bytes_of_all_groups = sum(map(layout.host_page_bytes, range(len(layout.groups))))
+        self.geometry: ArenaGeometry = plan_arena(layout, l2_pages * bytes_of_all_groups)
         empty_page: PagePart = (None,) * settings.page_size
         self.arena = [
             [empty_page] * settings.ranks_per_lane for _ in range(self.geometry.num_host_pages)
@@ -124,8 +116,6 @@ class Cluster:
         for rank in range(settings.num_lanes * settings.ranks_per_lane):
             self.start_rank(rank)
         self.run(lambda: self.core.is_attached)
-
-    # Time -----------------------------------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
@@ -155,8 +145,6 @@ class Cluster:
         """How long somebody who has lost a link waits before dialling anew."""
         return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)
 
-    # Cores ----------------------------------------------------------------------------------------
-
     @property
     def core(self) -> SchedulerCore:
         """The Scheduler's, or while it is dead its last."""
@@ -180,12 +168,8 @@ class Cluster:
         """A counter of the Scheduler's, over all its lives."""
         return self.scheduler.lost_counters[counter] + self.core.stats().get(counter, 0)
 
-    # Clients --------------------------------------------------------------------------------------
-
     def client(self, name: str) -> ClientLink:
-        """The link of a client, which connects anew if it has lost its last one; the Scheduler is
-        up.
-        """
+        """The link of a client, connected anew if it lost its last one; the Scheduler is up."""
         assert self.scheduler.is_up
         known = self._clients.get(name)
         if known is not None and known.link.is_open:
@@ -196,7 +180,7 @@ class Cluster:
         return made
 
     def submit(self, message: SubmitRequest, client: str = "client") -> Answer:
-        """A request arrives now. Its seed names its salt to the ranks, as its name may come again."""
+        """A request arrives now. Ranks know its salt by its seed, as its name may come again."""
         self._salts[message.sampling.seed] = message.cache_salt
         answer = self.client(client).ask(message)
         self.history.append(answer)
@@ -217,8 +201,6 @@ class Cluster:
     def cache_salt(self, sampling: DeviceSampling) -> str | None:
         """The salt of the request that a rank knows by this."""
         return self._salts[sampling.seed]
-
-    # GPU ranks ------------------------------------------------------------------------------------
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""

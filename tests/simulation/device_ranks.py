@@ -1,5 +1,4 @@
-"""Ranks whose pages are real: pools on a device, an arena, the transfer engine between them, steps
-on a stream.
+"""Ranks whose pages are real: pools on a device, an arena, a transfer engine, steps on a stream.
 
 Scheduler, HostMemory and links run on the cluster's virtual clock as ever, and it says when a copy
 may begin, when a step is enqueued, and when they are reported, which waits for the device. Until
@@ -51,9 +50,7 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one row of a step found. `num_wrong`: elements read that hold something else, on the
-    device.
-    """
+    """What one row of a step found. `num_wrong`: elements that differ, on the device."""
 
     slot: int
     load: int
@@ -212,12 +209,8 @@ class DeviceRank:
             ):
                 self._tables[slot].update(enumerate(page_ids.tolist(), first))
 
-    # Steps ----------------------------------------------------------------------------------------
-
     def _enqueue(self, plan: StepPlan) -> _Step:
-        """Read what each row's context should hold and write the row's own, layer by layer, behind
-        their loads.
-        """
+        """Read each row's context and write its own, layer by layer, behind their loads."""
         columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens, plan.row_write_starts)
         columns += (plan.row_output_positions, plan.row_loads)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -251,9 +244,7 @@ class DeviceRank:
     def _places(
         self, slot: int, start: int, end: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Page, place in the page and modelled content of positions that lie in pages of the block
-        table.
-        """
+        """Page, place and modelled content of positions that lie in the block table's pages."""
         size, table = self._cluster.settings.page_size, self._tables[slot]
         hashes = self._slots[slot].hashes
         columns = [
@@ -304,8 +295,6 @@ class DeviceRank:
         )
         if self._steps or self._plans:
             self._complete_later(self._steps[0].plan if self._steps else self._plans[0])
-
-    # Copies ---------------------------------------------------------------------------------------
 
     def _start(self, copies: PageCopies, direction: Direction) -> None:
         transfer_ids = list(dict.fromkeys(copies.transfer_ids.tolist()))

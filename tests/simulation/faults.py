@@ -24,8 +24,6 @@ class Faults:
     reconnect_s: float = 0.010
     """Who has lost a link dials anew after so long, half of the time at once."""
     lag_fraction: float = 0.0
-    """Of the links to the Scheduler bring everything later, even when the next link of their
-    process is there.
-    """
+    """Of the links to the Scheduler bring all later, even once their process has the next one."""
     outbox_bytes: int = 4096
     """A client that has not read so much is given up."""

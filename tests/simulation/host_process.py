@@ -52,9 +52,7 @@ class HostProcess:
         self._dial_scheduler()
 
     def kill(self) -> None:
-        """SIGKILL: the index is lost, the arena stays. The next process waits for all copies to
-        end.
-        """
+        """SIGKILL: the index is lost, the arena stays; all copies end before the next process."""
         if self.core is None:
             return
         self._cluster.num_faults["HostMemory killed"] += 1

@@ -34,9 +34,7 @@ class Link:
         self._notice: dict[End, Callable[[], None]] = {}
 
     def listen(self, end: End, receive: Callable[[Any], None], notice: Callable[[], None]) -> None:
-        """From now on `end` takes messages by `receive`, and the news that the link has closed by
-        `notice`.
-        """
+        """From now on `end` takes messages by `receive`, and hears of the end by `notice`."""
         self._receive[end], self._notice[end] = receive, notice
 
     def send(self, to: End, message: object) -> None:
@@ -81,9 +79,7 @@ class Turns:
         next_deadline_s: Callable[[], float | None],
         tick: object,
     ) -> None:
-        """`take` gives the core one event; `tick` is the event that it asks for by
-        `next_deadline_s`.
-        """
+        """`take` gives the core one event; `tick` is the one it wants by `next_deadline_s`."""
         self._clock = clock
         self._faults = faults
         self._take = take

@@ -1,5 +1,6 @@
-"""Many requests through one simulated cluster under faults of every kind: `python -m
-tests.simulation.long_run`.
+"""Many requests through one simulated cluster under faults of every kind.
+
+    python -m tests.simulation.long_run
 
 Every answer must be exact and accounted for, every invariant hold, and nothing be held at the end.
 Prints what happened as JSON; 1 if anything is wrong. The weather (delays, failing, full and lying
@@ -49,9 +50,7 @@ _REQUESTS_PER_FAULT = {
 
 
 def make_workload(num_requests: int, seed: int) -> Workload:
-    """Three lanes with tiny pools, all tiers, and faults in proportion to the requests; settings
-    are drawn.
-    """
+    """Three lanes with tiny pools, all tiers, drawn settings, and faults in proportion."""
     drawn = draw_workload(seed)
     settings = replace(
         drawn.settings,

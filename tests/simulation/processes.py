@@ -8,9 +8,7 @@ from tests.simulation.clock import Clock
 
 
 class Processes:
-    """Owns: process ids, and the exits of those that end. A killed process may touch memory until
-    it has exited.
-    """
+    """Owns: process ids, and exits. A killed process may touch memory until it has exited."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

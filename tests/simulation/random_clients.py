@@ -1,4 +1,4 @@
-"""Clients that send prompts with common prefixes under a few names that they use again and again."""
+"""Clients that send prompts with common prefixes under a few names, used again and again."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ class RandomClients:
         self._links: list[ClientLink] = []
         """Of which the Scheduler may not have noticed the end."""
         self._at_risk: set[Answer] = set()
-        """Sent while the Scheduler may still have had their names from an earlier link of their
-        client.
-        """
+        """Sent while the Scheduler may still know their names by their client's former link."""
         self._prefixes = [
             self._tokens(self._random, self._random.choice(workload.prefix_tokens))
             for _ in range(workload.num_prefixes)
@@ -58,8 +56,6 @@ class RandomClients:
     def are_done(self) -> bool:
         """Everything was sent and has ended."""
         return not self._num_pending
-
-    # Trouble --------------------------------------------------------------------------------------
 
     def lose_one(self) -> None:
         """The second client vanishes; what it sends later is sent by a new one of the same name."""
@@ -78,8 +74,6 @@ class RandomClients:
         if self._cluster.scheduler.is_up:
             self._cluster.num_faults["client rested"] += 1
             self._cluster.client(self._random.choice("ab")).rest(duration_s)
-
-    # Prompts --------------------------------------------------------------------------------------
 
     def _tokens(self, draw: random.Random, num_tokens: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(num_tokens)]
@@ -150,9 +144,7 @@ class RandomClients:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
 
     def _end_early(self, answer: Answer) -> None:
-        """Abort or stop, although it may have ended long ago; often the name is taken to be free at
-        once.
-        """
+        """Abort or stop, ended long ago or not; often the name counts as free at once."""
         end = self._random.choice([answer.link.abort, answer.link.stop])
         if isinstance(answer.asked, PrefetchPrompt):
             end = answer.link.abort
@@ -164,8 +156,6 @@ class RandomClients:
         if answer.link.name != _HINTER and self._random.random() < 0.5:
             self._num_pending += 1
             self._send_new(answer.link.name)
-
-    # Names and links ------------------------------------------------------------------------------
 
     def _take_name(self, client: str) -> RequestId:
         """The name that came free last, or a new one if none is."""
@@ -197,8 +187,6 @@ class RandomClients:
         link = answer.link
         if any(known.name == link.name and known is not link for known in self._links):
             self._at_risk.add(answer)
-
-    # Endings --------------------------------------------------------------------------------------
 
     def _on_ending(self, answer: Answer) -> None:
         self._free_name(answer)

@@ -1,6 +1,4 @@
-"""A modelled GPU actor: pages hold hashes of token prefixes, copies take their time and finish out
-of order.
-"""
+"""A modelled GPU actor: pages hold hashes of token prefixes, copies finish out of order."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None =
 
 
 class SimulatedRank:
-    """Owns: the pages and slots of one rank. Plans are carried out in order; copies run beside
-    them.
+    """Owns: the pages and slots of one rank. Plans go in order; copies run beside them.
 
     When its link breaks it finishes, unheard, what had arrived, forgets its requests and says hello
     again.
@@ -92,16 +89,12 @@ class SimulatedRank:
         """By slot, per KV group."""
         self.loading: set[int] = set()
         self.stale: set[int] = set()
-        """Loads that read pages which had changed hands: what is computed on top of them must never
-        count.
-        """
+        """Loads that read pages which had changed hands: nothing computed on them may count."""
         self.plans: deque[StepPlan] = deque()
         self.is_stepping = False
         self._num_copying = 0
         """Transfers under way."""
         self._dial()
-
-    # Links ----------------------------------------------------------------------------------------
 
     def _dial(self) -> None:
         self.cluster.scheduler.connect(self._use, lambda: self.is_alive)
@@ -134,8 +127,6 @@ class SimulatedRank:
         for kept in (self.tokens, self.hashes, self.tables, self.stale):
             kept.clear()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
-
-    # Plans ----------------------------------------------------------------------------------------
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
@@ -173,8 +164,6 @@ class SimulatedRank:
                 start += count
                 table = self.tables[slot][changes.group]
                 table.update({first + index: page for index, page in enumerate(ids)})
-
-    # Copies ---------------------------------------------------------------------------------------
 
     def _start_copies(self, copies: PageCopies, *, is_load: bool) -> None:
         started_s = self.cluster.now_s
@@ -242,8 +231,6 @@ class SimulatedRank:
         return any(
             self.cluster.generations[entry.host_page] != entry.generation for entry in entries
         )
-
-    # Steps ----------------------------------------------------------------------------------------
 
     def _wait_for_loads(self, plan: StepPlan) -> None:
         if self.loading.intersection(plan.row_loads.tolist()):

@@ -1,5 +1,6 @@
-"""Run more random workloads than the tests do: `python -m tests.simulation.run_seeds FIRST STOP`; 1
-if any fails.
+"""Run more random workloads than the tests do; exits with 1 if any fails.
+
+python -m tests.simulation.run_seeds FIRST STOP
 """
 
 import sys
@@ -15,7 +16,8 @@ def main() -> int:
     for seed in range(first, stop):
         try:
             run_workload(draw_workload(seed))
-        except Exception:  # noqa: BLE001 -- every failing seed is reported, then the exit status says so
+        # Every failing seed is reported, then the exit status says so.
+        except Exception:  # noqa: BLE001
             failed.append(seed)
             print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)
     print(f"{stop - first} seeds, {len(failed)} failed: {failed}")

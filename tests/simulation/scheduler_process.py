@@ -68,10 +68,8 @@ class SchedulerProcess:
         """A control call: the core takes this event at once."""
         self._turns.take_now(event)
 
-    # Links ----------------------------------------------------------------------------------------
-
     def connect(self, use: Callable[[Link], None], is_wanted: Callable[[], bool]) -> None:
-        """Somebody dials: `use` gets the link once the Scheduler is up, if it `is_wanted` by then."""
+        """Somebody dials: `use` gets the link once the Scheduler is up, if it is still wanted."""
         if not is_wanted():
             return
         if not self.is_up:
@@ -115,9 +113,7 @@ class SchedulerProcess:
     def _read(
         self, link: Link, event_of: Callable[[Any], events.Event], lost: events.Event
     ) -> None:
-        """Post what a link brings, and its end. Some readers lag: they speak when the next link is
-        there already.
-        """
+        """Post what a link brings, and its end; some readers lag behind the next link."""
         turns, cluster = self._turns, self._cluster
         lags = cluster.random.random() < cluster.faults.lag_fraction
         lag_s = cluster.clock.draw(cluster.faults.reconnect_s) if lags else 0.0
@@ -154,8 +150,6 @@ class SchedulerProcess:
     def link_of(self, connection: ConnectionId) -> Link | None:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
-
-    # The core -------------------------------------------------------------------------------------
 
     def _take(self, event: events.Event) -> None:
         for effect in self.core.handle(event, self._cluster.now_s):

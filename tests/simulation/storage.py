@@ -12,12 +12,12 @@ from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 from tests.simulation.links import End, Link
@@ -32,7 +32,7 @@ _Name = tuple[int, PageKey]
 _REDIAL_S = 0.01
 
 
-def _names_of(order: SearchObjects | ReadObjects | WriteObjects) -> list[_Name]:
+def _names_of(order: AskExists | ReadObjects | WriteObjects) -> list[_Name]:
     return [(order.group, key) for key in split_keys(order.keys)]
 
 
@@ -51,8 +51,7 @@ class _Process:
 
 
 class SimulatedStorage:
-    """Owns: L3's objects and the actor's process. Whether an object can be used is decided when it
-    is read.
+    """Owns: L3's objects and the actor's process. A read decides whether an object is usable.
 
     An actor whose link breaks finishes its batches, unheard, before it says hello again.
     """
@@ -112,9 +111,7 @@ class SimulatedStorage:
             self._process.link.close()
 
     def switch(self) -> None:
-        """Retire the backend and end its actor, done or not; later attach another one, which may be
-        empty.
-        """
+        """Retire the backend, end its actor, done or not; attach another, perhaps empty, later."""
         if self._process.is_alive:
             self._cluster.num_faults["storage switched"] += 1
             retired = self._process
@@ -159,8 +156,8 @@ class SimulatedStorage:
                 return
             case DeleteObjects():
                 carry_out: Callable[[], list[ObjectStatus]] = self._delete
-            case SearchObjects():
-                carry_out = partial(self._search, order)
+            case AskExists():
+                carry_out = partial(self._exists, order)
             case ReadObjects():
                 carry_out = partial(self._read, order, process)
             case WriteObjects():
@@ -196,7 +193,7 @@ class SimulatedStorage:
         self.objects.clear()
         return [ObjectStatus.OK]
 
-    def _search(self, order: SearchObjects) -> list[ObjectStatus]:
+    def _exists(self, order: AskExists) -> list[ObjectStatus]:
         names = _names_of(order)
         if self._fails():
             return [ObjectStatus.IO_ERROR] * len(names)

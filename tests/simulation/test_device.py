@@ -1,5 +1,4 @@
-"""No page is published or reused before its copy has completed: random workloads over real pages
-and copies.
+"""No page, here a real one, is published or reused before its copy has completed.
 
 The mutants show that the comparison of contents would notice. Their bugs show only where copies and
 steps run beside the host, so they are looked for on a GPU.

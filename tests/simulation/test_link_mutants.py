@@ -1,6 +1,4 @@
-"""Tests of the tests: bugs about names, links and waiting that come again, each found by random
-workloads.
-"""
+"""Tests of the tests: random workloads find bugs about names, links and waiting that recur."""
 
 from dataclasses import replace
 from typing import Any
@@ -42,9 +40,7 @@ def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Scheduler tells HostMemories apart, not their links: one that lives comes back under its
-    former number.
-    """
+    """The Scheduler tells HostMemories apart, not links: one that lives keeps its number."""
     use_scheduler, handle = HostProcess._use_scheduler, SchedulerCore.handle
     first: dict[object, ConnectionId] = {}
     numbers: dict[ConnectionId, ConnectionId] = {}
@@ -74,9 +70,7 @@ def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def effects_to_any_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is for a link that has closed goes to the one that the same process, or its successor,
-    has now.
-    """
+    """What is for a link that has closed goes to the next one of its process or successor."""
     accept, link_of = SchedulerProcess._accept, SchedulerProcess.link_of
     peers: dict[ConnectionId, str] = {}
 

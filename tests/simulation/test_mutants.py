@@ -1,5 +1,4 @@
-"""Tests of the tests: each of these bugs, put into the engine, is found by random workloads on the
-simulated cluster.
+"""Tests of the tests: random workloads on the simulated cluster find each of these bugs.
 
 A mutant's workload provokes what its rule protects against. The engine without the mutant passes
 the same seeds.

@@ -1,6 +1,4 @@
-"""Random workloads on the simulated cluster: every answer exact, every token accounted for, nothing
-left held.
-"""
+"""Random workloads on the simulated cluster: exact answers, all tokens counted, nothing held."""
 
 import pytest
 

@@ -34,8 +34,7 @@ def _names(group: int, keys: bytes, start: int = 0) -> list[_Name]:
 
 
 class TouchOrderWatch:
-    """Follows one HostMemory's messages. A page's use counts with the chain whose lookup touched it
-    last.
+    """Follows one HostMemory. A page's use counts with the chain that was touched last.
 
     Whatever else uses a page (commit, lease, write to L3) takes it out of its chain's order. Pages
     fetched from L3 are not followed: they may be pinned until they are leased.
@@ -107,9 +106,7 @@ class TouchOrderWatch:
                 pass
 
     def _forget(self) -> None:
-        """Another Scheduler's link: what was dropped in between was told to nobody, and its leases
-        stay pinned.
-        """
+        """Another Scheduler's link: nobody heard of drops in between; its leases stay pinned."""
         self._lookups.clear()
         self._leases.clear()
         self._ready.clear()

@@ -57,9 +57,7 @@ _FAULT_SPAN = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one run of the simulation does. Fractions are of the requests, `num_*` faults are in
-    all.
-    """
+    """What one run of the simulation does. Fractions are of requests, `num_*` faults in all."""
 
     seed: int
     settings: SchedulerSettings = BASE_SETTINGS
@@ -156,9 +154,7 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
-    """About a third of the workloads know no faults of a kind; faults for which there is no part do
-    nothing.
-    """
+    """About a third of workloads lack a kind of fault; one without a part to hit does nothing."""
     return replace(
         workload,
         num_rank_kills=draw.choice([0, 0, 1, 2, 4]),
@@ -177,9 +173,7 @@ def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
 
 
 def _crowd(workload: Workload) -> Workload:
-    """Deep queues that wait for L3, with little room in L2: lookups wait for their turn, and some
-    are repeated.
-    """
+    """Deep queues wait for L3 with little room in L2: lookups take turns, some are repeated."""
     prefetch = replace(workload.settings.prefetch, strategy=PrefetchStrategy.WAIT_COMPLETE)
     return replace(
         workload,
@@ -264,7 +258,7 @@ def _schedule_faults(cluster: Cluster, workload: Workload, clients: RandomClient
 
 
 def change_weather(faults: Faults, draw: random.Random) -> None:
-    """From now on links, steps and storage are quicker or slower, and storage fails more or less."""
+    """From now on links, steps and storage are as fast, and storage fails as often, as drawn."""
     faults.link_delay_s = draw.choice([0.0002, 0.002, 0.01])
     faults.step_s = draw.choice([0.002, 0.01, 0.03])
     faults.copy_s = draw.choice([0.002, 0.02, 0.1])

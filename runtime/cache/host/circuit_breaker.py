@@ -12,11 +12,10 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Owns: whether a backend may be used. Opens after `max_failures` failures in a row, or a use
-    that takes too long.
+    """Owns: whether a backend may be used.
 
-    After `backoff_s`, which doubles with each failed probe up to `max_backoff_s`, one use is let
-    through as a probe.
+    Opens after `max_failures` failures in a row, or a use that takes too long. After `backoff_s`,
+    which doubles with each failed probe up to `max_backoff_s`, one use is let through as a probe.
     """
 
     def __init__(self, max_failures: int, backoff_s: float, max_backoff_s: float) -> None:

@@ -59,8 +59,7 @@ _STAGED_DIVISOR = 2
 
 
 class HostMemoryCore:
-    """Owns: which connections are attached, and the parts that share L2: index, leases, grants,
-    quarantine, lookups, storage.
+    """Owns: which connections are attached, and the parts of HostMemory that share L2.
 
     `handle` is told what happened and returns what to do, in order. One Scheduler and one storage
     actor are attached at a time. An answered `LeasePages`, empty or not, is ended by one

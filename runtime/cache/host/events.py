@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from raydix.ids import ConnectionId
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     FromHost,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     ToHost,
     WriteObjects,
 )
 
-StorageOrder = SearchObjects | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
+StorageOrder = AskExists | ReadObjects | WriteObjects | DeleteObjects | CancelBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,7 @@ class FlushStorage:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at `next_deadline_s`. Only this event goes on with what is done in
-    pieces.
-    """
+    """Time has passed; due at `next_deadline_s`. This event alone goes on with work in pieces."""
 
 
 HostEvent = (

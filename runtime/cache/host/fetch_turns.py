@@ -77,8 +77,9 @@ class FetchTurns:
                     lookup.leave_queue()
 
     def _read_some(self, lookup: OpenLookup, group: int, now_s: float) -> None:
-        """Take a group's wanted pages until a batch is full; those that came or are being read
-        already cost nothing.
+        """Take a group's wanted pages until a batch is full.
+
+        Those that came or are being read already cost nothing.
         """
         indices: list[int] = []
         page_ids: list[HostPageId] = []

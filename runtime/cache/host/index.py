@@ -82,8 +82,7 @@ class HostIndex:
         return list(self._groups[group].ready)
 
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
-        """The first READY pages with ids from `start` on; fewer than `max_pages` if there are no
-        more.
+        """The first READY pages with ids from `start` on; fewer than `max_pages` if no more are.
 
         A walk over the index takes them piece by piece. A page that is READY from its first to its
         last piece is met exactly once, whatever happens in between, for a page's id never changes.

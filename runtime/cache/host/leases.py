@@ -28,10 +28,10 @@ class HostLeases:
     def lease(
         self, lease_id: LeaseId, keys: Sequence[PageKey], starts: Sequence[int]
     ) -> list[list[HostPageId]]:
-        """Pin `keys[starts[g]:]` in each group g, up to the first page that is not READY in some
-        group's run, until `end`.
+        """Pin `keys[starts[g]:]` in each group g, until `end`.
 
-        An empty lease must be ended, too. Returns the pages of each group.
+        All runs end before the first page that is not READY in one of them. An empty lease must be
+        ended, too. Returns the pages of each group.
         """
         if lease_id in self._held:
             raise AccountingError(f"lease {lease_id} is taken twice")

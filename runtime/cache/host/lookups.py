@@ -26,7 +26,7 @@ _FORGOTTEN_AT_ONCE = 256
 
 
 class HostLookups:
-    """Owns: lookups that are not final, and the searches under way for them.
+    """Owns: lookups that are not final, and the questions to L3 that are open for them.
 
     What is fetched for a request stays staged until it is leased, its lookup is cancelled, or some
     time after the final report.
@@ -50,14 +50,13 @@ class HostLookups:
         self._counters = counters
         self._pages = LookupPages(index, reads)
         self._turns = FetchTurns(settings.storage, staged, orders, reads, self._pages)
+
         self._lookups: dict[LookupId, OpenLookup] = {}
         self._num_arrived = 0
-        self._searches: dict[BatchId, tuple[OpenLookup, int]] = {}
+        self._questions: dict[BatchId, tuple[OpenLookup, int]] = {}
         """Lookup and group."""
         self._forgotten: list[OpenLookup] = []
-        """Of a Scheduler that is gone. Freeing thousands of chains at once would take tens of
-        milliseconds.
-        """
+        """Of a Scheduler that is gone. To free thousands of chains at once takes tens of ms."""
 
     @property
     def num_lookups(self) -> int:
@@ -94,7 +93,7 @@ class HostLookups:
 
         if lookup.num_missing:
             self._touch(lookup)
-            self._search(lookup, now_s)
+            self._ask(lookup, now_s)
 
     def _touch(self, lookup: OpenLookup) -> None:
         for group in range(self._index.num_groups):
@@ -112,7 +111,7 @@ class HostLookups:
         """The Scheduler is gone: forget its lookups without a report."""
         self._forgotten.extend(self._lookups.values())
         self._lookups.clear()
-        self._searches.clear()
+        self._questions.clear()
         self._pages.clear()
         self._turns.clear()
         self._reads.cancel_all()
@@ -129,7 +128,7 @@ class HostLookups:
         del self._forgotten[-_FORGOTTEN_AT_ONCE:]
         self._turns.dispatch(now_s)
 
-    def _search(self, lookup: OpenLookup, now_s: float) -> None:
+    def _ask(self, lookup: OpenLookup, now_s: float) -> None:
         """Ask L3 once per group which of the missing pages it has, if that may be of use."""
         self._skip_what_l3_lacks(lookup, now_s)
         num_missing = lookup.num_missing
@@ -147,8 +146,8 @@ class HostLookups:
             for group, missing in enumerate(lookup.missing):
                 if missing:
                     keys = b"".join(lookup.keys[index] for index in missing)
-                    self._searches[self._orders.search(group, keys, now_s)] = (lookup, group)
-                    lookup.start_search()
+                    self._questions[self._orders.ask_exists(group, keys, now_s)] = (lookup, group)
+                    lookup.note_question()
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
         """Do not ask again for what was missing a moment ago, nor for what comes after it."""
@@ -160,9 +159,7 @@ class HostLookups:
                     self._pages.fail(lookup, index, PageSource.NOT_FOUND)
         self._counters["l3_pages_known_missing"] += lookup.forget_missing_behind_end()
 
-    def _finish_search(
-        self, lookup: OpenLookup, group: int, done: ObjectsDone, now_s: float
-    ) -> None:
+    def _take_answer(self, lookup: OpenLookup, group: int, done: ObjectsDone, now_s: float) -> None:
         found = list(zip(lookup.missing[group], done.statuses, strict=True))
         for index, code in found:
             if code == ObjectStatus.MISSING:
@@ -172,11 +169,11 @@ class HostLookups:
             if code != ObjectStatus.OK and not self._pages.is_coming(lookup, group, index):
                 self._pages.fail(lookup, index, ObjectStatus(code).source_of_miss)
                 break
-        self._end_search(lookup)
+        self._end_question(lookup)
 
-    def _end_search(self, lookup: OpenLookup) -> None:
-        """Once every group's search has ended, want what L3 has of the prefix that all can have."""
-        if not lookup.end_search():
+    def _end_question(self, lookup: OpenLookup) -> None:
+        """Once L3 has answered for every group, want what it has of the prefix that all can get."""
+        if not lookup.note_answer():
             return
         if 0 < lookup.num_missing * self._page_size < self._settings.min_tokens:
             self._pages.fail(lookup, lookup.first_missing, PageSource.BELOW_MIN_TOKENS)
@@ -189,10 +186,10 @@ class HostLookups:
             self._turns.queue(lookup)
 
     def finish(self, done: ObjectsDone, now_s: float) -> None:
-        """Take the answer to a search or a batch of reads; others are ignored."""
-        searched = self._searches.pop(done.batch_id, None)
-        if searched is not None:
-            self._finish_search(*searched, done, now_s)
+        """Take the answer to a question or a batch of reads; others are ignored."""
+        asked = self._questions.pop(done.batch_id, None)
+        if asked is not None:
+            self._take_answer(*asked, done, now_s)
 
         # All pages of a batch are READY by now: a failed one must not end what waits for the
         # others.
@@ -208,10 +205,10 @@ class HostLookups:
 
     def give_up(self, batch_id: BatchId) -> None:
         """A batch is overdue: nobody waits for it any longer."""
-        lookup, group = self._searches.pop(batch_id, (None, 0))
+        lookup, group = self._questions.pop(batch_id, (None, 0))
         if lookup is not None:
             self._pages.fail(lookup, lookup.missing[group][0], PageSource.TIMED_OUT)
-            self._end_search(lookup)
+            self._end_question(lookup)
         for waiting, index in self._reads.give_up(batch_id):
             self._pages.fail(waiting, index, PageSource.TIMED_OUT)
 
@@ -221,10 +218,10 @@ class HostLookups:
         Returns the FILLING pages, which are the caller's now.
         """
         waiters, held = self._reads.lose()
-        for lookup, group in self._searches.values():
+        for lookup, group in self._questions.values():
             self._pages.fail(lookup, lookup.missing[group][0], PageSource.IO_ERROR)
-            self._end_search(lookup)
-        self._searches.clear()
+            self._end_question(lookup)
+        self._questions.clear()
         for lookup, index in waiters:
             self._pages.fail(lookup, index, PageSource.IO_ERROR)
         return held

@@ -36,8 +36,8 @@ class OpenLookup:
         self.is_cancelled = False
         self._wanted: list[deque[int]] = [deque() for _ in num_l1_pages]
         """Per group: pages that L3 has and that nobody reads yet for this lookup, in order."""
-        self._num_searches = 0
-        """Searches that have no answer yet."""
+        self._num_questions = 0
+        """Questions to L3, one per group at most, that have no answer yet."""
         self._is_queued = False
 
         self._num_l1_pages = num_l1_pages
@@ -125,14 +125,14 @@ class OpenLookup:
         """Nobody waits for it any more."""
         self.is_cancelled = True
 
-    def start_search(self) -> None:
-        """A search for missing pages of one group is under way."""
-        self._num_searches += 1
+    def note_question(self) -> None:
+        """L3 is asked about the missing pages of one group."""
+        self._num_questions += 1
 
-    def end_search(self) -> bool:
-        """A search has ended. Returns whether it was the last one."""
-        self._num_searches -= 1
-        return self._num_searches == 0
+    def note_answer(self) -> bool:
+        """L3 has answered, or nobody waits for that. Returns whether it was the last question."""
+        self._num_questions -= 1
+        return self._num_questions == 0
 
     def join_queue(self) -> bool:
         """It is to wait for its turn to read. Returns whether it did not yet."""

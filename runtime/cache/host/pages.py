@@ -26,8 +26,7 @@ class HostPageState(IntEnum):
 
 
 class HostPages:
-    """Owns: state, key, generation, readers and last use of every host page, how many are what, and
-    `HostSlabs`.
+    """Owns: the facts about every host page, how many pages are in which state, and `HostSlabs`.
 
     There may be millions of pages, so each fact is a column: an object per page would cost hundreds
     of bytes, and a pause whenever Python looks for garbage.
@@ -89,7 +88,7 @@ class HostPages:
         """The first READY pages with ids from `start` on, `max_pages` if there are so many."""
         pages: list[HostPageId] = []
         while len(pages) < max_pages:
-            # A search for one byte passes over a million other pages in some tens of microseconds.
+            # Finding one byte passes over a million other pages in some tens of microseconds.
             start = self._states.find(HostPageState.READY, start) + 1
             if not start:
                 break

@@ -44,11 +44,10 @@ class ReadOutcome:
 
 
 class HostReads:
-    """Owns: reads in flight and the FILLING pages they fill. Each object is read once, however many
-    wait for it.
+    """Owns: reads in flight and the FILLING pages they fill.
 
-    A page that was fetched for a request is staged. Staged pages and pages being filled together
-    are bounded.
+    Each object is read once, however many wait for it. A page that was fetched for a request is
+    staged. Staged pages and pages being filled together are bounded.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class HostReads:
         self._orders = orders
         self._effects = effects
         self._counters = counters
+
         self._batches: dict[BatchId, _Batch] = {}
         self._reads: dict[tuple[int, PageKey], _Read] = {}
         self._num_filling = [0] * index.num_groups
@@ -219,8 +219,9 @@ class HostReads:
         return [waiter for waiters in self._end_reads(batch_id, batch) for waiter in waiters]
 
     def lose(self) -> tuple[list[Waiter], list[HostPageId]]:
-        """The storage actor is gone. Returns who waited for a read, and the FILLING pages, which
-        are the caller's now.
+        """The storage actor is gone. Returns who waited for a read, and the FILLING pages.
+
+        These are the caller's now.
         """
         waiters = [waiter for read in self._reads.values() for waiter in read.waiters]
         held = [page_id for batch in self._batches.values() for page_id in batch.page_ids]

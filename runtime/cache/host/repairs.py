@@ -17,13 +17,12 @@ _WALK_PAGES = 1024
 
 
 class HostRepairs:
-    """Owns: which pages of L2 are to be searched for in L3, and the one such search that is under
-    way.
+    """Owns: which pages of L2 are to be asked about, and the one question to L3 that is open.
 
     When a storage actor attaches, its backend may be another one, or have lost everything: a walk
-    over the index searches for every page that L2 holds then. Pages that lookups use go first.
-    Later a page is searched for when a lookup uses it, `search_interval_s` after its last search or
-    its first use. What L3 lacks is noted.
+    over the index asks whether L3 has every page that L2 holds then. Pages that lookups use go
+    first. Later L3 is asked about a page when a lookup uses it, `exists_interval_s` after the last
+    time or its first use. What L3 lacks is noted.
 
     The walk offers every page: one that stays READY is met, for its id does not change. What is
     dropped before the walk comes by is gone. What is handed out and becomes READY after the attach
@@ -45,30 +44,31 @@ class HostRepairs:
         self._due: OrderedDict[HostPageId, None] = OrderedDict()
         self._walked_to: int | None = None
         """Pages before this one have been met; None: all have."""
-        self._search: tuple[BatchId, list[tuple[int, PageKey]]] | None = None
+        self._question: tuple[BatchId, list[tuple[int, PageKey]]] | None = None
 
         self._generations = index.generations()
         """Per page, as of when the backend attached or the page was first used since."""
         self._due_at_s = array("d", bytes(8 * len(self._generations)))
-        """When a page of that generation is due if a lookup uses it. A wrong time costs a search or
-        delays a repair, but nothing else depends on it.
+        """When a page of that generation is due if a lookup uses it. A wrong time costs a question
+        or delays a repair, but nothing else depends on it.
         """
 
     @property
     def num_pending(self) -> int:
-        """Pages that are due or being searched for; while the walk is on, at most so many."""
+        """Pages that are due or being asked about; while the walk is on, at most so many."""
         num_ahead = 0
         if self._walked_to is not None:
             num_ahead = min(len(self._generations) - self._walked_to, self._index.num_ready)
-        return len(self._due) + num_ahead + (0 if self._search is None else len(self._search[1]))
+        num_asked_about = 0 if self._question is None else len(self._question[1])
+        return len(self._due) + num_ahead + num_asked_about
 
     @property
     def has_work(self) -> bool:
         """The walk can go on at once."""
-        return self._walked_to is not None and self._search is None and self._orders.is_readable
+        return self._walked_to is not None and self._question is None and self._orders.is_readable
 
-    def search_for_all(self) -> None:
-        """A storage actor has attached: search for every READY page."""
+    def ask_about_all(self) -> None:
+        """A storage actor has attached: ask whether it has every READY page."""
         self._generations = self._index.generations()
         self._due_at_s = array("d", [-inf]) * len(self._generations)
         self._walked_to = 0
@@ -84,7 +84,7 @@ class HostRepairs:
                     self._add_if_due(page_id, now_s)
 
     def _add_if_due(self, page_id: HostPageId, now_s: float) -> None:
-        next_s = now_s + self._settings.search_interval_s
+        next_s = now_s + self._settings.exists_interval_s
         generation = self._index.generation(page_id)
         if self._generations[page_id] != generation:
             self._generations[page_id] = generation
@@ -94,8 +94,8 @@ class HostRepairs:
             self._due[page_id] = None
 
     def dispatch(self, now_s: float) -> None:
-        """Search for some pages of one group, unless a search is under way."""
-        if self._search is not None or not self._orders.is_readable:
+        """Ask L3 about some pages of one group, unless a question is open."""
+        if self._question is not None or not self._orders.is_readable:
             return
         if not self._due:
             self._walk(now_s)
@@ -111,7 +111,7 @@ class HostRepairs:
                 names.append(name)
         if names:
             keys = b"".join(key for _, key in names)
-            self._search = self._orders.search(names[0][0], keys, now_s), names
+            self._question = self._orders.ask_exists(names[0][0], keys, now_s), names
 
     def _walk(self, now_s: float) -> None:
         if self._walked_to is None:
@@ -122,24 +122,24 @@ class HostRepairs:
         self._walked_to = page_ids[-1] + 1 if len(page_ids) == _WALK_PAGES else None
 
     def finish(self, done: ObjectsDone, now_s: float) -> bool:
-        """Take the answer to the search. False: it is not ours."""
-        if self._search is None or done.batch_id != self._search[0]:
+        """Take the answer to the question. False: it is not ours."""
+        if self._question is None or done.batch_id != self._question[0]:
             return False
-        _, names = self._search
-        self._search = None
-        self._counters["l3_pages_searched_for"] += len(names)
+        _, names = self._question
+        self._question = None
+        self._counters["l3_pages_asked_about"] += len(names)
         for (group, key), code in zip(names, done.statuses, strict=True):
             if code == ObjectStatus.MISSING:
                 self._orders.missing.note(group, key, now_s)
         return True
 
     def give_up(self, batch_id: BatchId) -> None:
-        """A batch is overdue; if it is the search, its pages are searched for at their next use."""
-        if self._search is not None and self._search[0] == batch_id:
-            self._search = None
+        """A batch is overdue; if it is the question, L3 is asked at the next use of its pages."""
+        if self._question is not None and self._question[0] == batch_id:
+            self._question = None
 
     def clear(self) -> None:
         """The storage actor is gone or not to be asked; the next one is asked for everything."""
-        self._search = None
+        self._question = None
         self._due.clear()
         self._walked_to = None

@@ -26,20 +26,18 @@ class StorageSettings:
     overdue_margin_s: float = 5.0
     """A write is overdue so long after its deadline, and so is a read at the latest."""
     min_read_patience_s: float = 2.0
-    """A read is overdue earlier if it takes several times as long as any read of late, but not
-    before this time.
-    """
-    search_deadline_s: float = 1.0
-    search_deadline_per_page_s: float = 0.004
-    """A search is overdue after `search_deadline_s` and this time for each page that is being
-    searched for.
+    """A read is overdue after several times the longest of late, but not before this time."""
+    exists_deadline_s: float = 1.0
+    exists_deadline_per_page_s: float = 0.004
+    """A question whether objects exist is overdue after `exists_deadline_s` and this time for each
+    page that is being asked about.
     """
     missing_ttl_s: float = 1.0
     """What L3 was seen to lack is not asked for again for so long."""
     max_missing_names: int = 65_536
     """Objects that L3 was seen to lack are remembered up to this number."""
-    search_interval_s: float = 60.0
-    """A page of L2 that is in use is searched for in L3 this often, in case that L3 has lost it."""
+    exists_interval_s: float = 60.0
+    """L3 is asked this often about a page of L2 that is in use, in case that L3 has lost it."""
     staged_grace_s: float = 30.0
     """Fetched pages that nobody leases are kept for so long once their lookup has ended."""
     breaker_failures: int = 5

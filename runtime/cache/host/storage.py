@@ -21,7 +21,7 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus
 
 
 class HostStorage:
-    """Owns: what the engine wants of L3: lookups, reads, writes, repairs, probes; and their orders."""
+    """Owns: lookups, reads, writes, repairs and probes, which are what L3 is used for."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class HostStorage:
         self._index = index
         self._effects = effects
         self._counters = counters
+
         self.orders = StorageOrders(storage, effects, counters, is_in_use=settings.has_storage)
         self.writes = HostWrites(storage, index, self.orders, effects, counters)
         self.repairs = HostRepairs(storage, index, self.orders, counters)
@@ -45,7 +46,7 @@ class HostStorage:
 
     @property
     def num_pending(self) -> int:
-        """Pages to be written or searched for; at most so many while all are searched for."""
+        """Pages to be written or asked about; at most so many while L3 is asked about all."""
         return self.writes.num_pending + self.repairs.num_pending
 
     @property
@@ -64,7 +65,7 @@ class HostStorage:
     def attach(self, connection: ConnectionId, pid: int) -> None:
         """A storage actor is there, and none from before. Its backend may hold anything."""
         self.orders.attach(connection, pid)
-        self.repairs.search_for_all()
+        self.repairs.ask_about_all()
 
     def lose(self) -> tuple[list[HostPageId], list[HostPageId]]:
         """The storage actor is gone. Returns the pages that it may still write, and those that it

@@ -15,12 +15,12 @@ from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     DeleteObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 
@@ -35,7 +35,7 @@ _MAX_OVERDUE = 8
 class OrderKind(Enum):
     """Each kind can fail by itself: a mount may still find what it cannot read."""
 
-    SEARCH = "search"
+    EXISTS = "exists"
     READ = "read"
     WRITE = "write"
 
@@ -48,7 +48,7 @@ class _Order:
     kind: OrderKind
     sent_s: float
     num_pages: int
-    """Of a search."""
+    """Of a question whether objects exist."""
     is_overdue: bool = False
 
 
@@ -56,7 +56,7 @@ class _Order:
 class _Unanswered:
     """Orders of one kind that have no answer.
 
-    Thousands of searches may be under way, so nothing here goes over all.
+    Thousands of questions may be open, so nothing here goes over all.
     """
 
     current: dict[BatchId, _Order] = field(default_factory=dict)
@@ -102,8 +102,8 @@ class StorageOrders:
     batches, their numbers, the circuit breakers, and what L3 was seen to lack.
 
     In use without a process, a storage actor is being made. A process that is not in use answers
-    what it was asked. No request waits for a backend that does not answer: the first overdue search
-    or read takes all others with it.
+    what it was asked. No request waits for a backend that does not answer: the first question or
+    read that is overdue takes all others of its kind with it.
     """
 
     def __init__(
@@ -115,14 +115,17 @@ class StorageOrders:
         is_in_use: bool,
     ) -> None:
         self._settings = settings
-        self.is_in_use = is_in_use
         self._effects = effects
         self._counters = counters
+
+        self.is_in_use = is_in_use
+        self.pid: int | None = None
+        self.connection: ConnectionId | None = None
+
         self._orders: dict[BatchId, _Order] = {}
         self._unanswered = {kind: _Unanswered() for kind in OrderKind}
         self._next_id = 0
-        self.pid: int | None = None
-        self.connection: ConnectionId | None = None
+
         self.missing = MissingObjects(settings.missing_ttl_s, settings.max_missing_names)
         self._breakers = self._new_breakers()
         self._read_times_s: deque[float] = deque(maxlen=_NUM_READ_TIMES)
@@ -159,10 +162,10 @@ class StorageOrders:
 
     @property
     def is_readable(self) -> bool:
-        """Whether searches and reads are ordered; probes alone find out when they are again."""
+        """Whether L3 is asked and read; probes alone find out when it is again."""
         are_closed = all(
             self._breakers[kind].state is BreakerState.CLOSED
-            for kind in (OrderKind.SEARCH, OrderKind.READ)
+            for kind in (OrderKind.EXISTS, OrderKind.READ)
         )
         return self.is_in_use and self.pid is not None and are_closed
 
@@ -193,7 +196,7 @@ class StorageOrders:
         return self._breakers[kind].retry_at_s
 
     def last_name(self, kind: OrderKind) -> tuple[int, PageKey]:
-        """Group and key of an object that was last searched or read; there has been one."""
+        """Group and key of an object that was last asked about or read; there has been one."""
         return self._last_names[kind]
 
     @property
@@ -211,16 +214,16 @@ class StorageOrders:
         """Whether an unanswered batch has been given up on."""
         return self._orders[batch_id].is_overdue
 
-    def search(self, group: int, keys: bytes, now_s: float) -> BatchId:
+    def ask_exists(self, group: int, keys: bytes, now_s: float) -> BatchId:
         """Ask which of these objects exist."""
-        # Searches wait for each other, and some backends ask for each object by itself.
+        # Questions wait for each other, and some backends ask for each object by itself.
         num_pages = len(keys) // KEY_BYTES
-        num_pages_before = self._unanswered[OrderKind.SEARCH].num_pages
-        per_page_s = self._settings.search_deadline_per_page_s
-        deadline_s = self._settings.search_deadline_s + per_page_s * (num_pages_before + num_pages)
-        batch_id = self._start(OrderKind.SEARCH, now_s, deadline_s, num_pages)
-        self._last_names[OrderKind.SEARCH] = (group, PageKey(keys[:KEY_BYTES]))
-        self._send(SearchObjects(batch_id=batch_id, keys=keys, group=group, deadline_s=deadline_s))
+        num_pages_before = self._unanswered[OrderKind.EXISTS].num_pages
+        per_page_s = self._settings.exists_deadline_per_page_s
+        deadline_s = self._settings.exists_deadline_s + per_page_s * (num_pages_before + num_pages)
+        batch_id = self._start(OrderKind.EXISTS, now_s, deadline_s, num_pages)
+        self._last_names[OrderKind.EXISTS] = (group, PageKey(keys[:KEY_BYTES]))
+        self._send(AskExists(batch_id=batch_id, keys=keys, group=group, deadline_s=deadline_s))
         return batch_id
 
     def read(self, group: int, keys: bytes, host_page_ids: Int32Array, now_s: float) -> BatchId:

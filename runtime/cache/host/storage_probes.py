@@ -10,11 +10,10 @@ from raydix.runtime.messages.host import ObjectsDone
 
 
 class StorageProbes:
-    """Owns: probes under way, and the FILLING page of each read among them, which is given back
-    unread.
+    """Owns: probes under way, and the FILLING page of each read among them.
 
-    A probe repeats the last search or read. Writes probe by themselves, since nobody waits for
-    them.
+    The page is given back unread. A probe repeats the last question or read. Writes probe by
+    themselves, since nobody waits for them.
     """
 
     def __init__(
@@ -30,9 +29,9 @@ class StorageProbes:
 
     def dispatch(self, now_s: float) -> None:
         """Send what is due."""
-        if self._orders.is_probe_due(OrderKind.SEARCH, now_s):
-            group, key = self._orders.last_name(OrderKind.SEARCH)
-            self._orders.search(group, key, now_s)
+        if self._orders.is_probe_due(OrderKind.EXISTS, now_s):
+            group, key = self._orders.last_name(OrderKind.EXISTS)
+            self._orders.ask_exists(group, key, now_s)
 
         self._is_starved = False
         if self._orders.is_probe_due(OrderKind.READ, now_s):
@@ -61,6 +60,6 @@ class StorageProbes:
     @property
     def next_due_s(self) -> float | None:
         """When the next probe is due."""
-        kinds = [OrderKind.SEARCH] if self._is_starved else [OrderKind.SEARCH, OrderKind.READ]
+        kinds = [OrderKind.EXISTS] if self._is_starved else [OrderKind.EXISTS, OrderKind.READ]
         times_s = [self._orders.probe_due_s(kind) for kind in kinds]
         return min((time_s for time_s in times_s if time_s is not None), default=None)

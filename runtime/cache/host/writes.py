@@ -21,8 +21,7 @@ class _Write:
 
 
 class HostWrites:
-    """Owns: names that wait to be written to L3, pages being written (pinned), and a pending
-    removal of all objects.
+    """Owns: names to be written to L3, pinned pages being written, and a removal of all objects.
 
     A name waits or is written once at a time. A page that L2 drops while it waits is not written.
     Repairs, which are pages that L3 was found to lack, wait apart: they go after new pages and take
@@ -42,6 +41,7 @@ class HostWrites:
         self._orders = orders
         self._effects = effects
         self._counters = counters
+
         self._queue: deque[_Write] = deque()
         self._repairs: deque[_Write] = deque()
         self._names: set[tuple[int, PageKey]] = set()
@@ -68,7 +68,7 @@ class HostWrites:
 
     @property
     def wants_repairs(self) -> bool:
-        """So few of them wait that the next batch, if there is one, should be searched for."""
+        """So few of them wait that L3 should be asked about the next batch, if there is one."""
         settings = self._settings
         enough = min(
             settings.max_queued_writes, 2 * settings.max_write_batches * settings.batch_pages

@@ -18,6 +18,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.codec import Message
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import (
+    AskExists,
     CommitPages,
     CopiesDrained,
     LeasePages,
@@ -27,7 +28,6 @@ from raydix.runtime.messages.host import (
     PagesGranted,
     PagesLeased,
     ReadObjects,
-    SearchObjects,
     StorageStatus,
 )
 from tests.runtime.actors.test_outbox import RecordingLink
@@ -130,8 +130,8 @@ async def test_storage_process_that_connects_again_has_let_go_of_its_pages(world
     await world.actor.wait_storage()
     keys = b"".join(map(make_key, range(4)))
     scheduler.send(Lookup(lookup_id=LookupId(1), keys=keys, num_l1_pages=(0,)))
-    search = await receive(storage, SearchObjects)
-    storage.send(ObjectsDone(batch_id=search.batch_id, statuses=bytes(4)))
+    question = await receive(storage, AskExists)
+    storage.send(ObjectsDone(batch_id=question.batch_id, statuses=bytes(4)))
     await receive(storage, ReadObjects)
 
     storage.close()

@@ -5,9 +5,7 @@ from collections.abc import Iterable
 
 
 class PoolModel:
-    """What `PagePool` should say. A page is free unless it is used, or released and still named by
-    something.
-    """
+    """What `PagePool` should say. A page is free unless used, or released but still named."""
 
     def __init__(self, num_pages: int) -> None:
         self.pages = set(range(1, num_pages + 1))

@@ -1,6 +1,4 @@
-"""A prefix cache as a plain dict of whole chains, and an L1 that drives a tree and its pool as a
-scheduler would.
-"""
+"""A prefix cache as a dict of whole chains, and an L1 that uses a tree as a Scheduler would."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,9 +18,7 @@ Chain = tuple[PageKey, tuple[int, ...]]
 
 
 class PrefixModel:
-    """What `RadixTree` should hold: one page id per chain, and the chains that are locked, one
-    entry per lock.
-    """
+    """What `RadixTree` should hold: one page id per chain, and one entry per lock of a chain."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -60,9 +56,7 @@ class PrefixModel:
         return {chain for lock in self.locks for chain in self.chains(*lock)}
 
     def evict(self, page_ids: Sequence[int]) -> None:
-        """Forget these pages. None may be locked, nor may a chain lose a page that a longer one
-        still needs.
-        """
+        """Forget these pages. None may be locked, nor still be needed by a longer chain."""
         gone = {chain for chain, page_id in self.page_ids.items() if page_id in set(page_ids)}
         assert len(gone) == len(page_ids), "a page was evicted that is not cached, or twice"
         assert not gone & self.locked, "a locked page was evicted"
@@ -75,8 +69,7 @@ class PrefixModel:
 
 
 class EvictionModel:
-    """In which order a tree's pages should go, and be inspected: everything is sorted anew each
-    time.
+    """In which order a tree's pages should go and be inspected, sorted anew each time.
 
     Leaves with equal policy keys go as they came, which their tickets tell.
     """
@@ -149,9 +142,7 @@ class Request:
 
 @dataclass(slots=True)
 class Cache:
-    """One L1 with a clock that ticks by one second per use. Pages are free again as soon as they
-    are released.
-    """
+    """One L1 with a clock that ticks by a second per use. Released pages are free at once."""
 
     page_size: int = 1
     num_pages: int = 512
@@ -196,9 +187,7 @@ class Cache:
         segment: Segment = Segment.PROMPT,
         priority: int = 0,
     ) -> Insertion:
-        """Publish the full pages of what follows the request's tokens; give duplicates back to the
-        pool.
-        """
+        """Publish the full pages after the request's tokens; give duplicates back to the pool."""
         packed = pack_tokens(tokens)
         keys = extend_keys(request.lock.last_key, packed, self.page_size)
         num_pages = len(split_keys(keys))

@@ -123,9 +123,7 @@ class CheckedCache:
         assert (found and found.keys) == (expected and expected.keys)
 
     def inspect_ahead(self, num_pages: int) -> None:
-        """Afterwards the first `num_pages` pages of leaves, in order, were inspected, and none was
-        twice.
-        """
+        """Afterwards the first `num_pages` pages of leaves were inspected, and none was twice."""
         for found in self.tree.inspect_ahead(num_pages):
             expected = self.order.inspect()
             assert expected is not None

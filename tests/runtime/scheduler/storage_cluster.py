@@ -1,6 +1,4 @@
-"""The simulated cluster with one lane and storage: asks one prompt after the other and empties
-tiers in between.
-"""
+"""A cluster of one lane with storage that is asked prompt by prompt, its tiers emptied between."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,9 +49,7 @@ def ask(cluster: Cluster, name: str, prompt: list[int]) -> None:
 
 
 def serve(cluster: Cluster, name: str, prompt: list[int]) -> dict[str, int]:
-    """Send a prompt, wait for the whole answer and for all that follows; returns the prompt's
-    sources.
-    """
+    """Send a prompt, wait for the answer and what follows; returns the prompt's sources."""
     ask(cluster, name, prompt)
     cluster.run(lambda: cluster.answers[name].ending is not None)  # type: ignore[index]
     answer = cluster.answers[name]  # type: ignore[index]

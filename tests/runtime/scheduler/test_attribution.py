@@ -72,7 +72,7 @@ def test_explain_gives_each_reason(reason: PageSource) -> None:
 @pytest.mark.parametrize("num_sharers", [2, 6])
 def test_all_that_wait_for_one_read_count_it_as_l3(num_sharers: int) -> None:
     cluster = cluster_with()
-    # No search is answered after the read.
+    # No question is answered after the read.
     cluster.clock.draw = lambda mean_s: mean_s  # type: ignore[method-assign]
     serve(cluster, "cold", PAGES)
     flush(cluster)

@@ -1,6 +1,4 @@
-"""The scheduler core under events in any order, against a naive model: what each request must
-answer.
-"""
+"""The scheduler core under events in any order, against a naive model of what must be answered."""
 
 from dataclasses import dataclass
 

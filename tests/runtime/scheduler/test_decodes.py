@@ -1,6 +1,4 @@
-"""Requests that decode in columns: the same tokens, endings and pages as one by one, at a cost that
-barely grows.
-"""
+"""Requests that decode in columns: tokens, endings and pages as one by one, at hardly any cost."""
 
 import random
 from typing import Any

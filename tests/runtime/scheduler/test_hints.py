@@ -1,6 +1,4 @@
-"""Prefetches without a request: they go after the requests, compute nothing, hold nothing, and are
-always answered.
-"""
+"""Prefetches without a request go after requests, hold nothing and are always answered."""
 
 from typing import Any
 

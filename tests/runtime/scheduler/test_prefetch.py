@@ -39,9 +39,7 @@ def driver_with(prefetch: PrefetchSettings, *, prefill_tokens_per_s: float = 100
 
 
 def submit(driver: CoreDriver, sources: list[PageSource] | None = None) -> str:
-    """A request whose lookup has been answered with `sources`, all pages being on their way by
-    default.
-    """
+    """A request whose lookup brought `sources`: by default all pages are on their way."""
     name = driver.submit(PROMPT, max_tokens=1)
     driver.to_host.clear()
     driver.report_lookup(name, sources or [PENDING] * 4)

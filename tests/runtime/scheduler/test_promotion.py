@@ -1,6 +1,4 @@
-"""L3 to L2 to L1 as a pipeline: what has come for a waiting request is loaded while the rest is on
-its way.
-"""
+"""L3 to L2 to L1 as a pipeline: what has come is loaded while the rest is on its way."""
 
 from typing import Any
 

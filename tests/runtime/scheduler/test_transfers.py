@@ -1,6 +1,4 @@
-"""Backups and loads between L1 and L2: when they are ordered, what they hold, what an
-acknowledgement means.
-"""
+"""Backups and loads: when they are ordered, what they hold, what their acknowledgement means."""
 
 from typing import Any
 

@@ -12,11 +12,11 @@ from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
+    AskExists,
     DeleteObjects,
     ObjectsDone,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
@@ -206,9 +206,7 @@ class Bench:
         return [ObjectStatus(code) for code in self.answers.get(timeout=30).statuses]
 
     def exists(self, names: list[int]) -> list[ObjectStatus]:
-        self.worker.submit(
-            SearchObjects(batch_id=self.batch_id(), keys=b"".join(map(make_key, names)))
-        )
+        self.worker.submit(AskExists(batch_id=self.batch_id(), keys=b"".join(map(make_key, names))))
         return self.wait()
 
     def write_order(self, names: list[int], first_page: int = 0) -> WriteObjects:

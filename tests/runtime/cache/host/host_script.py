@@ -1,6 +1,4 @@
-"""A scripted world around the HostMemory core: it carries out effects, and answers for the storage
-actor on demand.
-"""
+"""A scripted world around HostMemory's core: it carries out effects and answers for storage."""
 
 from collections import deque
 
@@ -29,6 +27,7 @@ from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
+    AskExists,
     CancelBatch,
     CancelLookup,
     CommitPages,
@@ -45,7 +44,6 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
     ReleaseLeases,
-    SearchObjects,
     StorageStatus,
     ToHost,
     Urgency,
@@ -69,8 +67,7 @@ def make_keys(names: "range | list[int] | list[str]") -> bytes:
 
 
 class HostScript:
-    """`now_s` moves by hand; `orders` holds what storage was asked and has not answered, oldest
-    first.
+    """`now_s` moves by hand; `orders`, oldest first, is what storage has not answered.
 
     It numbers connections and carries messages as the actor does: those for a link that is gone go
     nowhere. Where nothing is said of KV groups, the first one is meant.
@@ -107,9 +104,7 @@ class HostScript:
         self.num_connections = 0
         self.scheduler: ConnectionId | None = None
         self.storage: ConnectionId | None = None
-        """The links that are open; nobody has told the core of them yet when they have just come or
-        gone.
-        """
+        """The links that are open; the core may not know of the latest changes."""
         self.num_undelivered = 0
         """Messages for a link that is gone."""
         self.table = dict.fromkeys(range(num_pages), 0)
@@ -123,7 +118,7 @@ class HostScript:
         self.leased: dict[int, PagesLeased] = {}
         self.asked: set[int] = set()
         """Leases that this connection asked for."""
-        self.orders: deque[SearchObjects | ReadObjects | WriteObjects | DeleteObjects] = deque()
+        self.orders: deque[AskExists | ReadObjects | WriteObjects | DeleteObjects] = deque()
         self.cancelled: list[int] = []
         self.watched: list[int] = []
         self.flushed: list[ObjectStatus] = []
@@ -287,7 +282,7 @@ class HostScript:
         assert self.storage is not None
         self.tell(FromStorage(self.storage, done))
 
-    def answer(self, index: int = 0) -> SearchObjects | ReadObjects | WriteObjects | DeleteObjects:
+    def answer(self, index: int = 0) -> AskExists | ReadObjects | WriteObjects | DeleteObjects:
         """Storage carries out an order, out of turn if `index` is not 0."""
         order = self.orders[index]
         del self.orders[index]
@@ -297,16 +292,19 @@ class HostScript:
         self.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
         return order
 
-    def take_last_searches(self) -> list[SearchObjects]:
-        """Searches that were ordered last, one for each group at most; the caller answers them."""
-        searches: list[SearchObjects] = []
-        while self.orders and len(searches) < self.num_groups:
-            if not isinstance(self.orders[-1], SearchObjects):
+    def take_last_questions(self) -> list[AskExists]:
+        """The last orders that ask whether objects exist, one for each group at most.
+
+        The caller answers them.
+        """
+        questions: list[AskExists] = []
+        while self.orders and len(questions) < self.num_groups:
+            if not isinstance(self.orders[-1], AskExists):
                 break
-            search = self.orders.pop()
-            assert isinstance(search, SearchObjects)
-            searches.append(search)
-        return searches
+            question = self.orders.pop()
+            assert isinstance(question, AskExists)
+            questions.append(question)
+        return questions
 
     def answer_all(self) -> None:
         """Storage carries out everything, in order."""
@@ -377,9 +375,7 @@ class HostScript:
         return self.progress[request][-1].is_final
 
     def lease(self, lease: int, names: "range | list[int] | list[str]", *starts: int) -> list[int]:
-        """Host pages of the first group that a lease got; runs start with the first page unless
-        `starts` are given.
-        """
+        """Host pages of the first group that a lease got; `starts` are 0 unless given."""
         self.asked.add(lease)
         self.say(
             LeasePages(

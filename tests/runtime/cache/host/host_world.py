@@ -10,16 +10,16 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AbandonPages,
+    AskExists,
     CommitPages,
     DeleteObjects,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING
-Order = SearchObjects | ReadObjects | WriteObjects | DeleteObjects
+Order = AskExists | ReadObjects | WriteObjects | DeleteObjects
 Name = tuple[int, PageKey]
 """Group and key."""
 Read = tuple[int, Name]
@@ -102,9 +102,7 @@ class FlushWatch:
     def __init__(self, index: HostIndex) -> None:
         self._index = index
         self.left: set[tuple[int, int]] = set()
-        """Pages, with generations, that were READY when a flush was asked for and that nobody has
-        read since.
-        """
+        """Pages, by generation, READY when a flush was last asked for and read by nobody since."""
 
     def _ready(self) -> dict[tuple[int, int], int]:
         index = self._index
@@ -178,14 +176,12 @@ class Memory:
     def carry_out(
         self, order: Order, objects: set[Name], luck: Callable[[], ObjectStatus]
     ) -> list[ObjectStatus]:
-        """What storage, which holds `objects`, does and answers; `luck` says of each page whether
-        it is OK.
-        """
+        """What storage, holding `objects`, does and answers; `luck` gives each page's status."""
         if isinstance(order, DeleteObjects):
             objects.clear()
             return [ObjectStatus.OK]
         names = [(order.group, key) for key in split_keys(order.keys)]
-        if isinstance(order, SearchObjects):
+        if isinstance(order, AskExists):
             return [luck() or (OK if name in objects else MISSING) for name in names]
         move = self._read_one if isinstance(order, ReadObjects) else self._write_one
         pages = order.host_page_ids.tolist()

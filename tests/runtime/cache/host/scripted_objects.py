@@ -3,10 +3,10 @@
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
+    AskExists,
     DeleteObjects,
     ObjectStatus,
     ReadObjects,
-    SearchObjects,
     WriteObjects,
 )
 
@@ -18,7 +18,7 @@ class ScriptedObjects:
         self.by_group: list[dict[PageKey, ObjectStatus]] = [{} for _ in range(num_groups)]
 
     def carry_out(
-        self, order: SearchObjects | ReadObjects | WriteObjects | DeleteObjects
+        self, order: AskExists | ReadObjects | WriteObjects | DeleteObjects
     ) -> list[ObjectStatus]:
         """What storage answers."""
         if isinstance(order, DeleteObjects):

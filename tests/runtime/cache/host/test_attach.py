@@ -62,12 +62,12 @@ def test_retired_storage_is_asked_nothing_and_its_orders_end() -> None:
     host.store(range(8))
     host.lookup("reading", range(8))
     host.answer()
-    host.lookup("searching", range(20, 28))
+    host.lookup("asking", range(20, 28))
     host.commit([40, 41])
     assert len(host.orders) == 5
     host.tell(RetireStorage())
     assert host.sources("reading") == [PageSource.CANCELLED] * 8
-    assert host.sources("searching") == [PageSource.CANCELLED] * 8
+    assert host.sources("asking") == [PageSource.CANCELLED] * 8
     assert host.num_retirements == 0
     host.lookup("later", range(8))
     assert host.sources("later") == [PageSource.NOT_FOUND] * 8

@@ -10,12 +10,12 @@ from raydix.runtime.cache.host.events import Tick
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
+    AskExists,
     LeasePages,
     Lookup,
     ObjectStatus,
     PageSource,
     ReadObjects,
-    SearchObjects,
     Urgency,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
@@ -72,10 +72,10 @@ def test_nothing_is_read_behind_the_first_page_that_l3_lacks_in_some_group() -> 
     host.store(range(8))
     host.store(range(3), group=1)
     host.lookup("r", range(8))
-    searches = [order for order in host.orders if isinstance(order, SearchObjects)]
-    assert [search.group for search in searches] == [0, 1]
+    questions = [order for order in host.orders if isinstance(order, AskExists)]
+    assert [question.group for question in questions] == [0, 1]
     host.answer()
-    assert not reads_in_flight(host), "the other group's search may end the prefix earlier"
+    assert not reads_in_flight(host), "the answer for the other group may end the prefix earlier"
     host.answer()
     assert reads_in_flight(host) == [(0, [b"0", b"1", b"2"]), (1, [b"0", b"1", b"2"])]
     host.answer_all()
@@ -83,7 +83,7 @@ def test_nothing_is_read_behind_the_first_page_that_l3_lacks_in_some_group() -> 
     assert host.mirror_of == [{make_key(name)[:16] for name in range(3)}] * 2
 
 
-def test_search_that_is_answered_first_may_be_any_groups() -> None:
+def test_question_that_is_answered_first_may_be_any_groups() -> None:
     host = with_two_groups()
     host.store(range(3))
     host.store(range(8), group=1)
@@ -179,7 +179,7 @@ def test_cancel_ends_the_reads_of_all_groups() -> None:
     assert host.stat("pages_reading") == host.stat("pages_staged") == 0
 
 
-def test_lost_storage_ends_the_searches_of_all_groups() -> None:
+def test_lost_storage_ends_the_questions_of_all_groups() -> None:
     host = with_two_groups()
     host.commit([0, 1])
     host.lookup("r", range(8))
@@ -188,7 +188,7 @@ def test_lost_storage_ends_the_searches_of_all_groups() -> None:
     assert host.stat("lookups") == 0
 
 
-def test_overdue_search_of_one_group_leaves_nothing_to_wait_for_in_the_others() -> None:
+def test_overdue_question_of_one_group_leaves_nothing_to_wait_for_in_the_others() -> None:
     host = with_two_groups()
     host.commit(range(4))
     for group in (0, 1):

@@ -1,6 +1,4 @@
-"""Lookups for which nobody waits yet: they go after requests, and what they bring is pinned by
-nobody.
-"""
+"""Lookups for which nobody waits yet go after requests, and nobody pins what they bring."""
 
 from dataclasses import replace
 

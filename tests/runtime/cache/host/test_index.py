@@ -230,9 +230,7 @@ def test_check_finds_a_lost_page() -> None:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Two groups, two slabs; the model is a dict of keys, a list in LRU order, and counts of
-    readers.
-    """
+    """Two groups, two slabs; the model: a dict of keys, a list in LRU order, counts of readers."""
 
     names = st.integers(0, 15)
     groups = st.integers(0, 1)

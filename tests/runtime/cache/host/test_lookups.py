@@ -1,4 +1,4 @@
-"""The HostMemory core with L3: searches, shared reads, writes, faults."""
+"""The HostMemory core with L3: questions, shared reads, writes, faults."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ from raydix.runtime.cache.host.events import (
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
+    AskExists,
     ObjectStatus,
     PageSource,
     ReadObjects,
-    SearchObjects,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
 
@@ -72,7 +72,7 @@ def test_short_hit_is_not_read() -> None:
     assert host.sources("r") == [PageSource.BELOW_MIN_TOKENS] * 8
 
 
-def test_short_run_is_not_searched_for() -> None:
+def test_short_run_is_not_asked_about() -> None:
     host = with_storage()
     host.store(range(8))
     host.lookup("r", range(8), num_l1_pages=7)
@@ -86,7 +86,7 @@ def test_only_what_l2_lacks_is_fetched() -> None:
     host.commit([2, 5])
     host.lookup("r", range(8), num_l1_pages=1)
     [find] = host.orders
-    assert isinstance(find, SearchObjects)
+    assert isinstance(find, AskExists)
     assert split_keys(find.keys) == [make_key(name) for name in (1, 3, 4, 6, 7)]
     host.answer_all()
     assert host.sources("r") == [L1, L3, L2, L3, L3, L2, L3, L3]
@@ -169,7 +169,7 @@ def test_failed_page_ends_the_prefix_and_is_counted_by_kind(
     assert host.stat("pages_reading") == 0
 
 
-def test_object_that_vanished_since_the_search_is_not_found() -> None:
+def test_object_that_vanished_since_it_existed_is_not_found() -> None:
     host = with_storage()
     host.store(range(4))
     host.lookup("r", range(4))
@@ -236,7 +236,7 @@ def test_cancelled_lookup_is_answered_and_leaves_nothing() -> None:
     assert len(host.progress["r"]) == 3
 
 
-def test_cancel_during_the_search_reads_nothing() -> None:
+def test_cancel_before_the_answer_reads_nothing() -> None:
     host = with_storage()
     host.store(range(12))
     host.lookup("r", range(12), num_l1_pages=1)
@@ -267,7 +267,7 @@ def test_read_that_was_cancelled_before_another_joined_is_read_again() -> None:
     host.answer()
     host.cancel("a")
     host.lookup("b", range(8))
-    assert isinstance(host.orders[2], SearchObjects)
+    assert isinstance(host.orders[2], AskExists)
     host.answer(2)
     host.answer_all()
     assert host.sources("b") == [L3] * 8

@@ -122,9 +122,11 @@ class HostWorld(RuleBasedStateMachine):
         num_l1_pages = tuple(min(num_l1[group], len(chain)) for group in self.groups)
         self.host.lookup(request, chain, num_l1_pages)
 
-        for search in self.host.take_last_searches() if is_answered else ():
-            statuses = self.memory.carry_out(search, self.objects, lambda: ObjectStatus.OK)
-            self.host.hear_storage(ObjectsDone(batch_id=search.batch_id, statuses=bytes(statuses)))
+        for question in self.host.take_last_questions() if is_answered else ():
+            statuses = self.memory.carry_out(question, self.objects, lambda: ObjectStatus.OK)
+            self.host.hear_storage(
+                ObjectsDone(batch_id=question.batch_id, statuses=bytes(statuses))
+            )
 
     @precondition(lambda self: self.is_attached and self.host.lookup_ids)
     @rule(data=st.data())
@@ -208,9 +210,7 @@ class HostWorld(RuleBasedStateMachine):
     def scheduler_has_another_link_before_its_last_words_are_read(
         self, chain: list[int], is_loss_seen: bool
     ) -> None:
-        """HostMemory's shell has the new link; what came over the former one still waits for its
-        turn.
-        """
+        """HostMemory's shell has the new link; what came over the former one waits for its turn."""
         former = self.host.scheduler
         assert former is not None
         self._lose_sight_of_copies(None)

@@ -1,6 +1,4 @@
-"""The HostMemory core when L3 lacks what it should hold: it is not asked twice, and pages are
-written again.
-"""
+"""When L3 lacks what it should hold, it is not asked twice, and pages are written again."""
 
 import random
 from dataclasses import replace
@@ -16,10 +14,10 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
+    AskExists,
     ObjectsDone,
     ObjectStatus,
     PageSource,
-    SearchObjects,
     WriteObjects,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
@@ -40,7 +38,7 @@ def look_up(host: HostScript, request: str, names: range) -> list[PageSource]:
     return host.sources(request)
 
 
-def test_a_miss_is_not_searched_for_again_for_a_moment_and_nobody_waits() -> None:
+def test_a_miss_is_not_asked_about_again_for_a_moment_and_nobody_waits() -> None:
     host = with_storage()
     assert look_up(host, "a", range(8)) == [NOT_FOUND] * 8
     host.store(range(8))
@@ -58,9 +56,9 @@ def test_what_comes_before_a_missing_page_is_still_fetched() -> None:
     assert look_up(host, "a", range(8)) == [L3] * 4 + [NOT_FOUND] * 4
     host.tell(FlushHost())
     host.lookup("b", range(8))
-    [search] = host.orders
-    assert isinstance(search, SearchObjects)
-    assert len(search.keys) == 4 * 32
+    [question] = host.orders
+    assert isinstance(question, AskExists)
+    assert len(question.keys) == 4 * 32
     host.answer_all()
     assert host.sources("b") == [L3] * 4 + [NOT_FOUND] * 4
 
@@ -90,14 +88,14 @@ def test_pages_that_l3_lost_behind_our_back_are_written_again_when_they_are_used
     host.objects.clear()
     look_up(host, "a", range(8))
     assert not host.objects, "they were written a moment ago"
-    host.now_s += STORAGE.search_interval_s
+    host.now_s += STORAGE.exists_interval_s
     assert look_up(host, "b", range(8)) == [L2] * 8
     assert set(host.objects) == {make_key(name) for name in range(8)}
     assert host.stat("l3_pages_lacking") == 8
-    num_searched_for = host.stat("l3_pages_searched_for")
+    num_asked_about = host.stat("l3_pages_asked_about")
     look_up(host, "c", range(8))
-    assert host.stat("l3_pages_searched_for") == num_searched_for
-    host.now_s += STORAGE.search_interval_s
+    assert host.stat("l3_pages_asked_about") == num_asked_about
+    host.now_s += STORAGE.exists_interval_s
     look_up(host, "d", range(8))
     assert host.stat("l3_pages_lacking") == 8, "nothing is written that is there"
 
@@ -166,27 +164,27 @@ def test_storage_that_comes_back_empty_is_filled_again() -> None:
 
 
 def test_a_name_is_queued_once() -> None:
-    host = with_storage(settings=replace(STORAGE, max_write_batches=1, search_interval_s=1.0))
+    host = with_storage(settings=replace(STORAGE, max_write_batches=1, exists_interval_s=1.0))
     host.commit(range(6))
     assert host.stat("l3_writes_pending") == 6
     host.lookup("a", range(6))
     host.now_s += 1.0
     host.lookup("b", range(6))
-    search = next(order for order in host.orders if isinstance(order, SearchObjects))
-    host.answer(host.orders.index(search))
+    question = next(order for order in host.orders if isinstance(order, AskExists))
+    host.answer(host.orders.index(question))
     host.answer_all()
     assert host.stat("l3_pages_written") == 6
 
 
-def test_silent_search_for_pages_of_l2_is_given_up() -> None:
+def test_question_about_pages_of_l2_without_an_answer_is_given_up() -> None:
     host = with_storage()
     host.commit(range(4))
     host.answer_all()
     host.attach_storage(51)
-    [search] = host.orders
-    assert isinstance(search, SearchObjects)
+    [question] = host.orders
+    assert isinstance(question, AskExists)
     host.orders.clear()
-    host.now_s += STORAGE.search_interval_s / 2
+    host.now_s += STORAGE.exists_interval_s / 2
     host.lookup("a", range(4))
     assert host.stat("l3_overdue_batches") == 1
     assert host.core.is_drained
@@ -195,7 +193,7 @@ def test_silent_search_for_pages_of_l2_is_given_up() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_attached_storage_is_offered_every_page_whatever_happens_meanwhile(seed: int) -> None:
     draw = random.Random(seed)
-    host = HostScript(512, replace(STORAGE, max_queued_writes=16, search_interval_s=1e9))
+    host = HostScript(512, replace(STORAGE, max_queued_writes=16, exists_interval_s=1e9))
     host.attach_scheduler()
     host.commit([f"old{name}" for name in range(440)])
     num_dropped = host.stat("l3_writes_dropped_queue_full")
@@ -242,7 +240,7 @@ def test_new_pages_are_written_before_repairs_and_none_is_dropped_for_them() -> 
     assert host.stat("l3_writes_dropped_queue_full") == num_dropped
 
 
-def test_pages_in_use_are_searched_for_ahead_of_the_walk_and_once(
+def test_pages_in_use_are_asked_about_ahead_of_the_walk_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_repairs, "_WALK_PAGES", 4)
@@ -256,4 +254,4 @@ def test_pages_in_use_are_searched_for_ahead_of_the_walk_and_once(
     host.answer_all()
     assert host.core.next_deadline_s() is None
     assert len(host.objects) == 20
-    assert host.stat("l3_pages_searched_for") == 20
+    assert host.stat("l3_pages_asked_about") == 20

@@ -25,7 +25,7 @@ def names_of(chain: str, num_pages: int) -> list[str]:
     return [f"{chain}{index}" for index in range(num_pages)]
 
 
-def test_older_lookup_goes_first_even_if_its_search_is_answered_later() -> None:
+def test_older_lookup_goes_first_even_if_its_question_is_answered_later() -> None:
     host = with_storage(64, replace(STORAGE, max_read_batches=1))
     host.store(names_of("a", 8) + names_of("b", 12))
     host.lookup("a", names_of("a", 8))

@@ -1,6 +1,4 @@
-"""The HostMemory core when storage is lost, silent or failing, and when the Scheduler is lost
-during lookups.
-"""
+"""When storage is lost, silent or failing, and when the Scheduler is lost during lookups."""
 
 from dataclasses import replace
 
@@ -11,11 +9,11 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
+    AskExists,
     ObjectsDone,
     ObjectStatus,
     PageSource,
     ReadObjects,
-    SearchObjects,
 )
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
@@ -32,7 +30,7 @@ def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> Ho
 def test_storage_that_was_lost_fails_its_reads_and_quarantines_their_pages() -> None:
     host = with_storage()
     host.store(range(8))
-    host.lookup("searching", range(8, 12))
+    host.lookup("asking", range(8, 12))
     host.lookup("reading", range(8))
     host.answer(1)
     [*_, read] = host.orders
@@ -40,7 +38,7 @@ def test_storage_that_was_lost_fails_its_reads_and_quarantines_their_pages() -> 
     lost = host.storage
     assert lost is not None
     host.lose_storage()
-    assert host.sources("searching") == [PageSource.IO_ERROR] * 4
+    assert host.sources("asking") == [PageSource.IO_ERROR] * 4
     assert host.sources("reading") == [PageSource.IO_ERROR] * 8
     assert host.watched == [50]
     assert host.stat("pages_quarantined") == 8
@@ -87,7 +85,7 @@ def test_silent_storage_times_out_but_its_pages_stay_out_of_use() -> None:
     assert len(host.mirror) == 4, "the second batch was cancelled when the first came to nothing"
 
 
-def test_silent_search_times_out() -> None:
+def test_question_without_an_answer_times_out() -> None:
     host = with_storage()
     host.lookup("r", range(8))
     host.now_s += 100.0
@@ -102,7 +100,7 @@ def pages(request: str) -> list[str]:
     return [f"{request}{page}" for page in range(4)]
 
 
-def test_reads_that_fail_stop_l3_however_well_it_searches() -> None:
+def test_reads_that_fail_stop_l3_however_well_it_answers_questions() -> None:
     host = with_storage()
     host.store(pages("a") + pages("b") + pages("c"), ObjectStatus.IO_ERROR)
     for request in "ab":
@@ -143,12 +141,12 @@ def test_clock_finds_out_that_reads_work_again_and_no_request_waits_for_that() -
     assert host.core.next_deadline_s() == host.now_s + STORAGE.staged_grace_s
 
 
-def test_first_silent_search_frees_every_request_that_waits_for_one() -> None:
+def test_first_question_without_an_answer_frees_every_request_that_waits_for_one() -> None:
     host = with_storage()
     host.store(pages("a") + pages("b"))
     host.lookup("a", pages("a"))
     due_s = host.core.next_deadline_s()
-    assert due_s == host.now_s + STORAGE.search_deadline_s + 4 * STORAGE.search_deadline_per_page_s
+    assert due_s == host.now_s + STORAGE.exists_deadline_s + 4 * STORAGE.exists_deadline_per_page_s
     host.now_s += 0.5
     host.lookup("b", pages("b"))
     host.now_s = due_s
@@ -163,16 +161,16 @@ def test_first_silent_search_frees_every_request_that_waits_for_one() -> None:
     assert host.stat("l3_breaker") == "closed"
 
 
-def test_search_may_take_its_time_for_each_page_that_is_searched_for() -> None:
+def test_answer_may_take_its_time_for_each_page_that_is_asked_about() -> None:
     host = with_storage()
     host.lookup("long", range(500))
     host.lookup("short", range(500, 504))
     [long, short] = host.orders
-    per_page_s = STORAGE.search_deadline_per_page_s
-    assert isinstance(long, SearchObjects)
-    assert isinstance(short, SearchObjects)
-    assert long.deadline_s == STORAGE.search_deadline_s + 500 * per_page_s
-    assert short.deadline_s == STORAGE.search_deadline_s + 504 * per_page_s, (
+    per_page_s = STORAGE.exists_deadline_per_page_s
+    assert isinstance(long, AskExists)
+    assert isinstance(short, AskExists)
+    assert long.deadline_s == STORAGE.exists_deadline_s + 500 * per_page_s
+    assert short.deadline_s == STORAGE.exists_deadline_s + 504 * per_page_s, (
         "it waits for the one before"
     )
 
