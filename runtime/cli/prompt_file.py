@@ -24,7 +24,22 @@ def read_prompt_file(path: Path, option: str) -> list[Prompt]:
     Raises BadRequest, which names `option`, if the file cannot be read.
     """
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-        return [json.loads(line) for line in lines] if path.suffix == ".jsonl" else list(lines)
+        lines = path.read_text().splitlines()
     except (OSError, ValueError) as error:
         raise BadRequest(f"{option} {path}: {error}") from None
+
+    prompts: list[Prompt] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            is_json = path.suffix == ".jsonl"
+            prompts.append(_parse(line, f"{option} {path}, line {number}") if is_json else line)
+    return prompts
+
+
+def _parse(line: str, place: str) -> Prompt:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise BadRequest(
+            f"{place} is no JSON ({error}); expected a text in quotes, token ids or an object."
+        ) from None

@@ -229,6 +229,8 @@ class SchedulerCore:
         lane = replica.lanes[event.rank // self.settings.ranks_per_lane]
         if event.rank in lane.attached:
             self._lose_rank(event.rank, now_s)
+        if not self._joins_generation(lane, event, now_s):
+            return
         attached = AttachedRank(
             connection=event.connection, incarnation=event.incarnation, pid=event.pid
         )
@@ -239,6 +241,24 @@ class SchedulerCore:
         for other in replica.lanes:
             if lane.is_attached and not other.is_attached:
                 move_waiting(replica, other, now_s)
+
+    def _joins_generation(self, lane: Lane, event: events.RankAttached, now_s: float) -> bool:
+        """Whether a rank is of the newest generation of its lane. Those of others are ended.
+
+        Incarnations of a lane's ranks go in step: the larger number is the newer generation.
+        """
+        if self.settings.ranks_per_lane == 1:
+            return True
+        for rank, attached in list(lane.attached.items()):
+            if attached.incarnation < event.incarnation:
+                # Its death was never heard of, perhaps because the Scheduler was dead, too.
+                self._lose_rank(rank, now_s)
+                break
+
+        if event.incarnation < lane.oldest_generation():
+            self._end_rank(event.rank, event.incarnation, "its generation is over")
+            return False
+        return True
 
     def _is_current(self, event: events.RankMessage | events.RankLost) -> bool:
         """The event belongs to the link by which its rank is attached."""
@@ -290,13 +310,12 @@ class SchedulerCore:
         One rank alone, its link broken, would just say hello again.
         """
         for rank, attached in lane.attached.items():
-            kill = KillRank(
-                rank=rank,
-                incarnation=attached.incarnation,
-                cause=KillCause.GROUP_BROKEN,
-                reason=f"rank {lost_rank} of its group was lost",
-            )
-            self._replica.emit(kill)
+            self._end_rank(rank, attached.incarnation, f"rank {lost_rank} of its group was lost")
+        lane.end_generation()
+
+    def _end_rank(self, rank: int, incarnation: int, reason: str) -> None:
+        cause = KillCause.GROUP_BROKEN
+        self._replica.emit(KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason))
 
     def _expire(self, now_s: float) -> None:
         """End requests whose deadline has passed, and look again at those that waited until now."""

@@ -49,6 +49,8 @@ class Lane:
 
         self.attached: dict[int, AttachedRank] = {}
         """By rank."""
+        self._ended_generation = 0
+        """The newest incarnation of its ranks that was ended as a group."""
         self.is_warm = False
         """The ranks have done a step: from now on one may not take for ever."""
         self.alarm = Alarm()
@@ -125,6 +127,15 @@ class Lane:
     def attach(self, rank: int, attached: AttachedRank) -> None:
         """A GPU actor is there, with an empty L1."""
         self.attached[rank] = attached
+
+    def oldest_generation(self) -> int:
+        """The incarnation that a rank of several must have at least to step with the others."""
+        attached = [rank.incarnation for rank in self.attached.values()]
+        return max([self._ended_generation + 1, *attached])
+
+    def end_generation(self) -> None:
+        """The ranks that are there are to end: none of this incarnation steps here again."""
+        self._ended_generation = self.oldest_generation()
 
     def lose_ranks(self) -> None:
         """A rank is gone and L1 with it; no request runs here. The others will say hello anew."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (
@@ -107,9 +108,9 @@ async def test_a_seed_gives_the_same_sample_in_every_state(
     assert samples[0] != greedy
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"])
+@pytest.mark.parametrize("eviction", EvictionPolicy)
 async def test_tokens_do_not_depend_on_what_is_evicted(
-    eviction: str, references: References
+    eviction: EvictionPolicy, references: References
 ) -> None:
     """Conversations of two turns in an L1 and an L2 that hold less than half of them."""
     reference = references(Family.LLAMA)

@@ -6,7 +6,6 @@ shows as a `WrongHit`. Every delay is drawn from one seeded generator: the order
 and messages differs with the seed.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -83,7 +82,8 @@ class Cluster:
         self._num_events = 0
         self._num_links = 0
         self._make_rank = make_rank
-        self._incarnations = itertools.count(1)
+        self._generations: Counter[int] = Counter()
+        """By lane: the incarnation of all its ranks."""
 
         self.history: list[Answer] = []
         """To requests, in the order in which these were sent."""
@@ -204,7 +204,8 @@ class Cluster:
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""
-        self.ranks[rank] = self._make_rank(self, rank, next(self._incarnations))
+        generation = self._generations[rank // self.settings.ranks_per_lane]
+        self.ranks[rank] = self._make_rank(self, rank, generation + 1)
 
     def kill_rank(self, rank: int) -> None:
         """SIGKILL: the link closes, copies may linger, and the other ranks of its group end, too.
@@ -227,6 +228,7 @@ class Cluster:
             if self.ranks[rank].is_alive:
                 self._end(rank)
         exits_s = [self.ranks[rank].exit_s for rank in group]
+        self._generations[group.start // self.settings.ranks_per_lane] += 1
         restart_s = max(0.0, max(exits_s) - self.now_s) + self.clock.draw(self.faults.linger_s)
         for rank in group:
             self.after(restart_s, partial(self.start_rank, rank))

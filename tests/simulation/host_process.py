@@ -49,7 +49,7 @@ class HostProcess:
         self._turns = Turns(
             cluster.clock, cluster.faults, self._take, self.core.next_deadline_s, host_events.Tick()
         )
-        self._dial_scheduler()
+        self._dial_scheduler(self.core)
 
     def kill(self) -> None:
         """SIGKILL: the index is lost, the arena stays; all copies end before the next process."""
@@ -90,8 +90,8 @@ class HostProcess:
         """A control call: the core, if there is one, takes this event at once."""
         self._turns.take_now(event)
 
-    def _dial_scheduler(self) -> None:
-        core = self.core
+    def _dial_scheduler(self, core: HostMemoryCore | None) -> None:
+        """For this life of the process, which may be over when the Scheduler is there."""
         self._cluster.scheduler.connect(self._use_scheduler, lambda: self.core is core is not None)
 
     def _use_scheduler(self, link: Link) -> None:
@@ -110,7 +110,8 @@ class HostProcess:
             # It may hear of the next link first: an earlier one counts as lost all the same.
             if self._cluster.random.random() < 0.8:
                 self._turns.post(host_events.SchedulerLost(link.number))
-            self._cluster.after(self._cluster.draw_redial_s(), self._dial_scheduler)
+            redial = partial(self._dial_scheduler, self.core)
+            self._cluster.after(self._cluster.draw_redial_s(), redial)
 
     def accept_storage(self, link: Link, pid: int) -> None:
         """A storage actor says hello: none of its batches is in flight."""

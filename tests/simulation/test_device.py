@@ -105,7 +105,7 @@ CASES = [
     Case(mutant=no_stream_waits, workload=CROWDED),
     Case(
         mutant=early_acknowledgement,
-        workload=replace(CROWDED, faults=Faults(copy_s=0.0005, link_delay_s=0.0005)),
+        workload=replace(CROWDED, faults=Faults(copy_s=0.005, link_delay_s=0.0002, report_s=0.0)),
     ),
 ]
 

@@ -1,5 +1,7 @@
 """Dead and silent neighbours: ranks, HostMemory, and what the core does about them."""
 
+from dataclasses import replace
+
 import pytest
 
 from raydix.ids import ConnectionId
@@ -8,11 +10,12 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.keys import mirror_keys
 from tests.simulation.faults import Faults
-from tests.simulation.workload import STORAGE, Workload, run_workload
+from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload, run_workload
 
 PROMPT = list(range(17))
 
@@ -314,3 +317,28 @@ def test_nothing_is_said_to_a_host_memory_over_another_connection_than_it_is_abo
     about = {effect.connection for effect in effects if isinstance(effect, events.SendHost)}
     assert about <= {ConnectionId(77)}
     assert earlier not in about
+
+
+def test_ranks_of_two_generations_never_step_together() -> None:
+    """Rank 0 ended while no Scheduler lived: the survivor of its group is ended, too."""
+    core = SchedulerCore(replace(BASE_SETTINGS, num_lanes=1, ranks_per_lane=2))
+
+    def attach(rank: int, incarnation: int, link: int) -> list[events.Effect]:
+        hello = events.RankAttached(
+            rank=rank, connection=ConnectionId(link), incarnation=incarnation, pid=link
+        )
+        return core.handle(hello, 0.01 * link)
+
+    def ended(effects: list[events.Effect]) -> list[tuple[int, int]]:
+        kills = [effect for effect in effects if isinstance(effect, events.KillRank)]
+        assert all(kill.cause is events.KillCause.GROUP_BROKEN for kill in kills)
+        return [(kill.rank, kill.incarnation) for kill in kills]
+
+    assert ended(attach(1, 1, link=1)) == []
+    assert ended(attach(0, 2, link=2)) == [(1, 1)]
+
+    assert ended(attach(1, 1, link=3)) == [(1, 1)], "it may not come back, and is ended once more"
+    assert core.stats()["ranks_attached"] == 1
+
+    assert ended(attach(1, 2, link=4)) == []
+    assert core.stats()["ranks_attached"] == 2
