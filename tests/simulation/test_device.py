@@ -25,7 +25,7 @@ from tests.simulation.test_mutants import (
 )
 from tests.simulation.workload import BASE_SETTINGS, PAGE_SIZE, Workload, run_workload
 
-MAX_SEEDS = 60
+MAX_SEEDS = 250
 LAZY_ACKNOWLEDGEMENTS = Faults(copy_s=0.1, link_delay_s=0.0005)
 LARGE_PAGES = KvLayout(
     page_size=PAGE_SIZE,
