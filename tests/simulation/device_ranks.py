@@ -108,6 +108,7 @@ class DeviceRank:
         self.incarnation = incarnation
         self.pid = cluster.processes.start()
         self.is_alive = True
+        self.exit_s = float("inf")
         self._world = world
         self._cluster = cluster
         self._arena = arena

@@ -8,7 +8,6 @@ from raydix.runtime.cache.host.events import (
     FlushHost,
     Tick,
 )
-from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import (
     AskExists,
@@ -16,17 +15,11 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
 )
-from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key, make_keys
+from tests.runtime.cache.host.attached_host import with_storage
+from tests.runtime.cache.host.host_script import STORAGE, make_key, make_keys
 
 L1, L2, L3 = PageSource.L1, PageSource.L2, PageSource.L3
 NOT_FOUND, PENDING = PageSource.NOT_FOUND, PageSource.PENDING
-
-
-def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
-    host = HostScript(num_pages, settings)
-    host.attach_storage(50)
-    host.attach_scheduler()
-    return host
 
 
 def test_stored_pages_are_fetched_and_enter_the_mirror() -> None:

@@ -12,7 +12,6 @@ from raydix.runtime.cache.host.events import (
     RetireStorage,
     Tick,
 )
-from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
     AskExists,
     ObjectsDone,
@@ -20,16 +19,10 @@ from raydix.runtime.messages.host import (
     PageSource,
     WriteObjects,
 )
+from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
 L2, L3, NOT_FOUND = PageSource.L2, PageSource.L3, PageSource.NOT_FOUND
-
-
-def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
-    host = HostScript(num_pages, settings)
-    host.attach_storage(50)
-    host.attach_scheduler()
-    return host
 
 
 def look_up(host: HostScript, request: str, names: range) -> list[PageSource]:

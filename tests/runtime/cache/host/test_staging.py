@@ -6,19 +6,12 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId
-from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.host import ObjectsDone, PageSource, ReadObjects
+from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import STORAGE, HostScript
 
 L2, L3 = PageSource.L2, PageSource.L3
-
-
-def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
-    host = HostScript(num_pages, settings)
-    host.attach_storage(50)
-    host.attach_scheduler()
-    return host
 
 
 def names_of(chain: str, num_pages: int) -> list[str]:

@@ -7,7 +7,6 @@ from raydix.runtime.cache.host.events import (
     ProcessExited,
     Tick,
 )
-from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import (
     AskExists,
     ObjectsDone,
@@ -15,16 +14,10 @@ from raydix.runtime.messages.host import (
     PageSource,
     ReadObjects,
 )
+from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
 L3 = PageSource.L3
-
-
-def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
-    host = HostScript(num_pages, settings)
-    host.attach_scheduler()
-    host.attach_storage(50)
-    return host
 
 
 def test_storage_that_was_lost_fails_its_reads_and_quarantines_their_pages() -> None:

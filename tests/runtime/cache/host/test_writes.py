@@ -10,18 +10,11 @@ from raydix.runtime.cache.host.events import (
     ProcessExited,
     Tick,
 )
-from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.messages.host import ObjectStatus, PageSource, WriteObjects
+from tests.runtime.cache.host.attached_host import with_storage
 from tests.runtime.cache.host.host_script import STORAGE, HostScript, make_key
 
 L3 = PageSource.L3
-
-
-def with_storage(num_pages: int = 64, settings: StorageSettings = STORAGE) -> HostScript:
-    host = HostScript(num_pages, settings)
-    host.attach_scheduler()
-    host.attach_storage(50)
-    return host
 
 
 def test_commits_are_written_to_l3_and_fetched_pages_are_not() -> None:
