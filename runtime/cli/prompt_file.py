@@ -39,7 +39,8 @@ def read_prompt_file(path: Path, option: str) -> list[Prompt]:
 def _parse(line: str, place: str) -> Prompt:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise BadRequest(
-            f"{place} is no JSON ({error}); expected a text in quotes, token ids or an object."
+            f"{place} is no JSON from character {error.pos + 1} on ({error.msg}); expected a text "
+            f"in quotes, token ids or an object."
         ) from None

@@ -28,3 +28,11 @@ def test_a_file_without_readable_prompts_is_a_bad_request(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(BadRequest, match="--prompts-file"):
         read_prompts([], path)
+
+
+def test_a_bad_line_is_told_by_its_number_in_the_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"good"\n\n{bad\n')
+
+    with pytest.raises(BadRequest, match=r"prompts\.jsonl, line 3 is no JSON from character 2 on"):
+        read_prompts([], path)
