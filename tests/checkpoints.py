@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -25,6 +26,7 @@ _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.QWEN3_MOE: Qwen3MoeConfig,
     Family.MISTRAL: MistralConfig,
     Family.MIXTRAL: MixtralConfig,
+    Family.GEMMA2: Gemma2Config,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -53,7 +55,17 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
     },
     Family.MISTRAL: {"sliding_window": 20},
     Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},
+    Family.GEMMA2: {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": True,
+    },
 }
+_CENTRES_OF_NORMS = {Family.GEMMA2: 0.0}
+"""Where a family's norm weights lie around, if not around one."""
 MIN_TOP2_GAP = 1e-3
 """Below this difference of the reference's two largest logits, rounding may choose either token."""
 LOGITS_TOLERANCE = 3e-5
@@ -75,7 +87,8 @@ def make_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.7, 1.3)
+                centre = _CENTRES_OF_NORMS.get(family, 1.0)
+                parameter.uniform_(centre - 0.3, centre + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -1,5 +1,6 @@
 import torch
 
+from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
 from raydix.moe.layer import MoeLayer
 
@@ -13,6 +14,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         num_experts=4,
         experts_per_token=2,
         renormalise=True,
+        glu=SiluGlu(),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raydix.runtime.model.families.restoring import Restorer, unchanged
 from raydix.runtime.model.spec import ModelSpec
 
 
@@ -22,3 +23,5 @@ class FamilyDefinition:
     """
     weight_names: Mapping[str, str]
     """What checkpoints call the decoder's weights: a table as in `weight_names`."""
+    restore: Restorer = unchanged
+    """Turns the tensors of a checkpoint into those that `weight_names` names."""

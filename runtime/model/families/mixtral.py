@@ -6,6 +6,7 @@ from typing import Any
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
+    read_glu,
     read_norm,
     require_enough_experts,
     window_in_all,
@@ -31,6 +32,7 @@ def _read_spec(config: Any) -> ModelSpec:
             experts_per_token=config.num_experts_per_tok,
             intermediate_size=config.intermediate_size,
             renormalise=True,
+            glu=read_glu(config.hidden_act),
         ),
         norm=read_norm(config),
     )

@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from raydix.runtime.model.families.gemma import GEMMA2
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -19,3 +20,4 @@ class Family(Enum):
     QWEN3_MOE = QWEN3_MOE
     MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
+    GEMMA2 = GEMMA2
