@@ -279,6 +279,7 @@ def _make_mlp(
                 experts_per_token=spec.experts_per_token,
                 renormalise=spec.renormalise,
                 glu=spec.glu,
+                bias=spec.bias,
                 device=device,
                 dtype=dtype,
             )

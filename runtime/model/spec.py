@@ -65,6 +65,8 @@ class MoeMlpSpec:
     renormalise: bool
     """Are the weights of a token's experts divided by their sum?"""
     glu: GluForm = field(default_factory=SiluGlu)
+    bias: bool = False
+    """Have the router and the experts' matrices biases?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

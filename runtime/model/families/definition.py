@@ -25,5 +25,7 @@ class FamilyDefinition:
     """What checkpoints call the decoder's weights: a table as in `weight_names`."""
     text_section: str | None = None
     """The section of config.json that describes the language model; None: the whole file."""
+    quantisations: tuple[str, ...] = ()
+    """Methods of quantisation whose tensors `restore` turns into floats."""
     restore: Restorer = unchanged
     """Turns the tensors of a checkpoint into those that `weight_names` names."""

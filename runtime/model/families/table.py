@@ -3,6 +3,7 @@
 from enum import Enum
 
 from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
+from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -23,3 +24,4 @@ class Family(Enum):
     GEMMA2 = GEMMA2
     GEMMA3 = GEMMA3
     GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
+    GPT_OSS = GPT_OSS
