@@ -18,8 +18,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
-from raydix.kernels.reference import activation, experts, kv_write, norm, paged_attention, sampling
+from raydix.kernels.reference import (
+    activation,
+    experts,
+    kv_write,
+    latent_attention,
+    norm,
+    paged_attention,
+    sampling,
+)
 from raydix.kernels.rotation import QkNorm, RopeTables
+from raydix.kernels.routing import GroupLimitedRouting
 from raydix.kernels.sampling_columns import SamplingColumns
 
 logger = logging.getLogger(__name__)
@@ -98,10 +107,40 @@ class ModelOps(Protocol):
         `rows.tiles_X4` comes from `plan_tiles`.
         """
 
+    def write_latent(
+        self, latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor
+    ) -> None:
+        """See `reference.latent_attention.write_latent`."""
+
+    def latent_attention(
+        self,
+        q_TQD: Tensor,
+        pool_PLSD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: AttentionRows,
+        *,
+        scale: float,
+        value_dim: int,
+    ) -> Tensor:
+        """See `reference.latent_attention.latent_attention`.
+
+        `rows.tiles_X4` comes from `plan_tiles`.
+        """
+
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
     ) -> tuple[Tensor, Tensor]:
         """See `reference.experts.topk_gating`; the ids may be int32."""
+
+    def group_limited_gating(
+        self,
+        router_logits_TE: Tensor,
+        correction_bias_E: Tensor | None,
+        num_experts_per_token: int,
+        routing: GroupLimitedRouting,
+    ) -> tuple[Tensor, Tensor]:
+        """See `reference.experts.group_limited_gating`."""
 
     def fused_experts(
         self,
@@ -124,7 +163,10 @@ class ReferenceOps:
     silu_mul = staticmethod(activation.silu_mul)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
     paged_attention = staticmethod(paged_attention.paged_attention)
+    write_latent = staticmethod(latent_attention.write_latent)
+    latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(experts.topk_gating)
+    group_limited_gating = staticmethod(experts.group_limited_gating)
     fused_experts = staticmethod(experts.fused_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)
