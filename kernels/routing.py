@@ -1,4 +1,4 @@
-"""How a router's scores become choices, where a softmax and the largest ones are not all."""
+"""How a router chooses the experts of a token, and how much each counts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +9,14 @@ class Scoring(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxRouting:
+    """Softmax over all experts, then the most likely ones."""
+
+    renormalise: bool
+    """Are the weights of a token's experts divided by their sum?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +37,6 @@ class GroupLimitedRouting:
     scale: float
     """Multiplies the weights in the end."""
     has_correction_bias: bool
+
+
+Routing = SoftmaxRouting | GroupLimitedRouting

@@ -59,6 +59,25 @@ class DenseMlp(nn.Module):
         return weights
 
 
+class SharedExpertsMlp(nn.Module):
+    """Routed experts, and those that every token visits: their outputs are added."""
+
+    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
+        super().__init__()
+        self.routed = routed
+        self.shared = shared
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in, [T, C] out."""
+        out_TC: Tensor = self.routed(x_TC)
+        return out_TC + self.shared(x_TC)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        shared = {f"shared.{name}": each for name, each in self.shared.weights().items()}
+        return self.routed.weights() | shared
+
+
 class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward with residual connections. `group`: its KV group."""
 
@@ -225,21 +244,25 @@ def _make_mlp(
     *,
     device: torch.device,
     dtype: torch.dtype,
-) -> DenseMlp | MoeLayer:
+) -> DenseMlp | MoeLayer | SharedExpertsMlp:
     match spec:
         case DenseMlpSpec():
             return DenseMlp(spec, hidden_size, ops, device=device, dtype=dtype)
         case MoeMlpSpec():
-            return MoeLayer(
+            routed = MoeLayer(
                 hidden_size,
                 spec.intermediate_size,
                 ops,
                 num_experts=spec.num_experts,
                 experts_per_token=spec.experts_per_token,
-                renormalise=spec.renormalise,
+                routing=spec.routing,
                 device=device,
                 dtype=dtype,
             )
+            if spec.shared is None:
+                return routed
+            shared = DenseMlp(spec.shared, hidden_size, ops, device=device, dtype=dtype)
+            return SharedExpertsMlp(routed, shared)
         case _:
             assert_never(spec)
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from raydix.kernels.routing import Routing
 from raydix.runtime.model.rope_spec import Rope
 
 
@@ -48,8 +49,9 @@ class MoeMlpSpec:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    renormalise: bool
-    """Are the weights of a token's experts divided by their sum?"""
+    routing: Routing
+    shared: DenseMlpSpec | None
+    """What every token takes besides, and is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
