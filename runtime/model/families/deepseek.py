@@ -24,6 +24,7 @@ from raydix.runtime.model.spec import (
 
 _INNER_NORM = NormSpec(eps=1e-6)
 """Of latents. Configs speak of the others alone."""
+_SIZES = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace", "v_head_dim")
 _NAMES: Mapping[str, str] = {
     "layers.{}.attention.q_down": "model.layers.{}.self_attn.q_a_proj",
     "layers.{}.attention.q_norm": "model.layers.{}.self_attn.q_a_layernorm",
@@ -42,6 +43,7 @@ _NAMES: Mapping[str, str] = {
 
 
 def _read_v2(config: Any) -> ModelSpec:
+    _require_sizes(config)
     if config.norm_topk_prob:
         raise CheckpointError(
             "norm_topk_prob is true; of DeepSeek-V2 only models without it are supported, as "
@@ -58,6 +60,7 @@ def _read_v2(config: Any) -> ModelSpec:
 
 
 def _read_v3(config: Any) -> ModelSpec:
+    _require_sizes(config)
     _require("scoring_func", getattr(config, "scoring_func", "sigmoid"), "sigmoid")
     _require("topk_method", getattr(config, "topk_method", "noaux_tc"), "noaux_tc")
     routing = GroupLimitedRouting(
@@ -178,6 +181,13 @@ def _check_routing(config: Any, routing: GroupLimitedRouting) -> None:
             f"experts. {REMEDY}"
         )
     require_enough_experts(config.num_experts_per_tok, group_size * routing.groups_per_token)
+
+
+def _require_sizes(config: Any) -> None:
+    """Raise CheckpointError if a size is null that transformers takes so."""
+    for name in _SIZES:
+        if getattr(config, name) is None:
+            raise CheckpointError(f"{name} is null; expected a whole number. {REMEDY}")
 
 
 def _require(name: str, found: object, expected: object) -> None:
