@@ -8,6 +8,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -22,6 +23,7 @@ _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.QWEN2: Qwen2Config,
     Family.QWEN3: Qwen3Config,
     Family.QWEN3_MOE: Qwen3MoeConfig,
+    Family.MISTRAL: MistralConfig,
     Family.MIXTRAL: MixtralConfig,
 }
 _COMMON = {
@@ -49,6 +51,7 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "norm_topk_prob": True,
     },
+    Family.MISTRAL: {"sliding_window": 20},
     Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},
 }
 MIN_TOP2_GAP = 1e-3

@@ -3,6 +3,7 @@
 from enum import Enum
 
 from raydix.runtime.model.families.llama import LLAMA
+from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
 from raydix.runtime.model.families.qwen2 import QWEN2
 from raydix.runtime.model.families.qwen3 import QWEN3
@@ -16,4 +17,5 @@ class Family(Enum):
     QWEN2 = QWEN2
     QWEN3 = QWEN3
     QWEN3_MOE = QWEN3_MOE
+    MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
