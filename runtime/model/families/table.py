@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -19,3 +20,5 @@ class Family(Enum):
     QWEN3_MOE = QWEN3_MOE
     MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
+    DEEPSEEK_V2 = DEEPSEEK_V2
+    DEEPSEEK_V3 = DEEPSEEK_V3
