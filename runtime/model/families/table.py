@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from raydix.runtime.model.families.gemma import GEMMA2
+from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -21,3 +21,5 @@ class Family(Enum):
     MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
     GEMMA2 = GEMMA2
+    GEMMA3 = GEMMA3
+    GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
