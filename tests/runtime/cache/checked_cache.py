@@ -107,7 +107,8 @@ class CheckedCache:
         """Give the tree what it lacks of the last pages of a lock."""
         request = self.running[index]
         start = max(0, request.lock.num_pages - num_pages)
-        if min(pool.num_free for pool in self.cache.pools) < num_pages:
+        has_windows = any(reach is not None for reach in self.model.reaches)
+        if not has_windows or min(pool.num_free for pool in self.cache.pools) < num_pages:
             return
         kept = self.cache.heal(request, start, num_behind)
         chains = self.model.chains(request.identity, request.tokens)[start:]
