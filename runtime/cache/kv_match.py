@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup
+from raydix.runtime.config.kv_layout import KvGroup
+from raydix.runtime.config.kv_layout import window_pages as window_pages
 from raydix.runtime.messages.host import PageSource
 
 Availability = bytes
@@ -27,11 +28,6 @@ class KvMatch:
     """Per group `num_pages - starts[g]` values, each L1, L2 or L3."""
 
 
-def window_pages(window: int, page_size: int) -> int:
-    """Pages before a page boundary that the next token sees through a window of `window` tokens."""
-    return -(-(window - 1) // page_size)
-
-
 def match_groups(
     groups: Sequence[KvGroup], availability: Sequence[Availability], *, page_size: int
 ) -> KvMatch:
@@ -50,12 +46,11 @@ def match_groups(
     num_needed: list[int | None] = []  # None: all pages
     for group, pages in zip(groups, availability, strict=True):
         gaps = pages.translate(_PAGES_AND_GAPS)
-        if group.kind is GroupKind.WINDOW:
-            window = _pages_of_window(group, page_size)
-            num_needed.append(window)
-            windows.append((gaps, window))
+        reach = group.reach(page_size)
+        num_needed.append(reach)
+        if reach is not None:
+            windows.append((gaps, reach))
         else:
-            num_needed.append(None)
             gap = gaps.find(_GAP, 0, num_pages)
             num_pages = num_pages if gap < 0 else gap
 
@@ -70,14 +65,6 @@ def match_groups(
     starts = tuple([0 if needed is None else max(0, num_pages - needed) for needed in num_needed])
     sources = tuple([pages[s:num_pages] for pages, s in zip(availability, starts, strict=True)])
     return KvMatch(num_pages=num_pages, starts=starts, sources=sources)
-
-
-def _pages_of_window(group: KvGroup, page_size: int) -> int:
-    if group.window is None:
-        raise ValueError(
-            f"a WINDOW group of layers {group.layers} has no window; expected a number of tokens"
-        )
-    return window_pages(group.window, page_size)
 
 
 def _longest_prefix(gaps: bytes, num_needed: int, max_pages: int) -> int:
