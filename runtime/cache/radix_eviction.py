@@ -1,24 +1,37 @@
 """Which pages of a radix tree are locked, and in which order the others go."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import EvictionOrder, PolicyKey
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, Victim
+from raydix.runtime.cache.radix_windows import RadixWindows
 
 
 class RadixEviction:
     """Owns: how many pages of a forest are locked, and the order of the leaves that are not.
 
-    A page goes in all KV groups at once. A leaf loses its last pages first, so that in every group
-    a chain loses its tail before its head.
+    A leaf loses its last pages first, in all KV groups at once, so that a chain loses its tail
+    before its head. WINDOW groups alone may lose pages anywhere (see `RadixWindows`); a leaf of
+    which that leaves nothing to any group goes.
     """
 
-    def __init__(self, forest: RadixForest, policy_key: PolicyKey) -> None:
+    def __init__(
+        self,
+        forest: RadixForest,
+        windows: RadixWindows,
+        policy_key: PolicyKey,
+        reaches: Sequence[int | None],
+    ) -> None:
         self.num_locked_pages = 0
+        """Of all paths: those of every group but the WINDOW ones."""
         self._forest = forest
+        self._windows = windows
         self._order = EvictionOrder(policy_key)
+        self._whole_groups = [group for group, reach in enumerate(reaches) if reach is None]
 
     @property
     def num_inspected_pages(self) -> int:
@@ -33,7 +46,7 @@ class RadixEviction:
                 self._order.discard(node)
 
     def unlock_path(self, node: RadixNode) -> None:
-        """Take a lock off a node and off all above it."""
+        """Take a lock off a node and off all above it. No window of it is pinned any more."""
         current: RadixNode | None = node
         while current is not None:
             if current.unlock():
@@ -54,7 +67,9 @@ class RadixEviction:
     def split(self, node: RadixNode, end: int) -> RadixNode:
         """Part a node; the lower part keeps its place in the order. Returns the upper part."""
         self._order.note_loss(node, end - node.start)
-        return self._forest.split(node, end)
+        upper = self._forest.split(node, end)
+        self._windows.split(upper, node)
+        return upper
 
     def peek(self) -> Victim | None:
         """The whole leaf that `evict` would begin with."""
@@ -74,8 +89,20 @@ class RadixEviction:
         """All pages that no lock protects, heads of chains before their tails."""
         return (_all_of(node) for node in self._forest if not node.num_locks)
 
-    def evict(self, num_pages: int) -> list[Victim]:
-        """Remove pages in order until `num_pages` are out, or all that no lock protects."""
+    def evict(self, num_pages: Sequence[int]) -> list[Victim]:
+        """Remove pages in order until so many are out of each group, or all that can go."""
+        num_whole = max([num_pages[group] for group in self._whole_groups], default=0)
+        victims = self._evict_leaves(num_whole)
+
+        for group in self._windows.groups:
+            num_out = sum(int(np.count_nonzero(victim.page_ids[group])) for victim in victims)
+            for node, victim in self._windows.evict(group, num_pages[group] - num_out):
+                victims.append(victim)
+                if self._is_hollow_leaf(node):
+                    victims += self._remove_hollow(node)
+        return victims
+
+    def _evict_leaves(self, num_pages: int) -> list[Victim]:
         victims: list[Victim] = []
         num_lacking = num_pages
         while num_lacking > 0 and (leaf := self._order.first()) is not None:
@@ -88,14 +115,21 @@ class RadixEviction:
     def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
         # The leaf keeps its place, so that eviction goes on with it.
         self._order.note_loss(leaf, num_pages)
-        return self._forest.cut(leaf, num_pages)
+        victim = self._forest.cut(leaf, num_pages)
+        self._windows.refresh(leaf)
+        return victim
 
     def _remove(self, leaf: RadixNode) -> Victim:
         assert leaf.parent is not None, "a root is never evictable"
-        self._order.discard(leaf)
-        victim = self._forest.remove(leaf)
+        victim = self._unlink(leaf)
         self._settle(leaf.parent)
         return victim
+
+    def _unlink(self, leaf: RadixNode) -> Victim:
+        if leaf.ticket:
+            self._order.discard(leaf)
+        self._windows.forget(leaf)
+        return self._forest.remove(leaf)
 
     def _settle(self, node: RadixNode) -> None:
         """A node has lost a child or a lock: one that has neither may go, a root goes at once."""
@@ -103,8 +137,25 @@ class RadixEviction:
             return
         if node.parent is None:
             self._forest.drop_root(node)
+        elif self._is_hollow_leaf(node):
+            self._remove_hollow(node)
         else:
             self._order.add(node)
+
+    def _is_hollow_leaf(self, node: RadixNode) -> bool:
+        """Whether nothing needs a node: no child, no lock, and no page in any group."""
+        can_be = not self._whole_groups and not node.children and not node.num_locks
+        return can_be and node.parent is not None and node.is_hollow
+
+    def _remove_hollow(self, node: RadixNode) -> list[Victim]:
+        """Remove a hollow leaf, and those above it that this makes one."""
+        victims = []
+        while self._is_hollow_leaf(node):
+            assert node.parent is not None, "a root is no leaf"
+            victims.append(self._unlink(node))
+            node = node.parent
+        self._settle(node)
+        return victims
 
     def check(self, nodes: list[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the forest."""
@@ -113,6 +164,8 @@ class RadixEviction:
             raise AccountingError(
                 f"locked pages: counted {self.num_locked_pages}, found {num_found}"
             )
+        if any(map(self._is_hollow_leaf, nodes)):
+            raise AccountingError("a leaf that no lock holds has no page in any group")
         self._order.check({node for node in nodes if not node.children and not node.num_locks})
 
 

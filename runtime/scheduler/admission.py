@@ -109,7 +109,7 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     if _has_fallen_back(replica, lane, request, found) or _follows(replica, lane, request, found):
         return Verdict.WAITS
 
-    lock = lane.l1.tree.lock(found.match, now_s=now_s)
+    lock = lane.l1.tree.lock(found.match, found.match.num_pages, now_s=now_s)
     verdict, load_pages = _take_pages(replica, lane, request, found, now_s)
     if load_pages is not None:
         _begin(replica, lane, request, found, lock, load_pages, now_s=now_s)

@@ -140,10 +140,13 @@ class BackupQueue:
 
     def forget(self, victim: Victim) -> None:
         """These pages have left L1."""
-        if len(self) or self._num_uses or self._inspected:
-            for key in split_keys(victim.keys):
-                for dirty in self._dirty:
+        if not (len(self) or self._num_uses or self._inspected):
+            return
+        for key, page_ids in pages_with_keys(split_keys(victim.keys), victim.page_ids):
+            for dirty, page_id in zip(self._dirty, page_ids, strict=True):
+                if page_id:
                     dirty.pop(key, None)
+            if victim.is_removed:
                 self._num_uses.pop(key, None)
                 self._inspected.pop(key[:MIRROR_KEY_BYTES], None)
                 self._lost.discard(key[:MIRROR_KEY_BYTES])

@@ -1,5 +1,7 @@
 """L1 of one lane: the pages of its pools, and the radix tree that finds those cached."""
 
+import operator
+
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
@@ -18,7 +20,7 @@ class L1:
         self.pools = PagePools(settings.num_pages)
         self.tree = RadixTree(
             page_size=settings.page_size,
-            num_groups=settings.num_groups,
+            reaches=settings.layout.reaches,
             eviction=settings.eviction,
         )
         self.last_step = 0
@@ -29,7 +31,12 @@ class L1:
     @property
     def num_loadable_pages(self) -> int:
         """Pages that are free, will be, or can be evicted."""
-        return self.pools.num_available + self.tree.num_evictable_pages
+        return min(map(operator.add, self._num_available(), self._num_evictable()))
+
+    @property
+    def has_evictable(self) -> bool:
+        """Some page can be evicted."""
+        return any(self._num_evictable())
 
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain that is cached; nothing is with caching switched off."""
@@ -44,7 +51,7 @@ class L1:
         """Take free pages of every KV group, evicting as needed; None if they are not free yet."""
         if num_pages > self.pools.num_free:
             self.make_room(num_pages)
-        return self.pools.allocate(num_pages)
+        return self.pools.allocate((num_pages,) * self.pools.num_groups)
 
     def release(self, page_ids: PageIds) -> None:
         """Give pages back that the tree does not hold."""
@@ -52,7 +59,8 @@ class L1:
 
     def make_room(self, num_pages: int) -> None:
         """Evict so that `num_pages` are free, at once or when their quarantine ends."""
-        for victim in self.tree.evict(max(0, num_pages - self.pools.num_available)):
+        num_lacking = [num_pages - num_available for num_available in self._num_available()]
+        for victim in self.tree.evict(num_lacking):
             self._backups.count_eviction(victim)
             self._release_victim(victim)
 
@@ -93,11 +101,18 @@ class L1:
         """Raise AccountingError unless tree and pools agree with those who hold pages and locks."""
         self.pools.check()
         self.tree.check()
-        num_used = self.tree.num_cached_pages + num_private
-        if self.pools.count(lambda pool: pool.num_used) != (num_used,) * self.pools.num_groups:
+        groups = range(self.pools.num_groups)
+        num_used = tuple([self.tree.num_cached_pages(group) + num_private for group in groups])
+        if self.pools.count(lambda pool: pool.num_used) != num_used:
             raise AccountingError(f"pages in use are neither cached nor held by anybody: {figures}")
         if self.tree.num_locks != num_locks:
             raise AccountingError(f"locks do not belong to requests and promotions: {figures}")
+
+    def _num_available(self) -> tuple[int, ...]:
+        return self.pools.count(lambda pool: pool.num_free + pool.num_quarantined)
+
+    def _num_evictable(self) -> tuple[int, ...]:
+        return tuple(map(self.tree.num_evictable_pages, range(self.pools.num_groups)))
 
     def _release_victim(self, victim: Victim) -> None:
         self._backups.forget(victim)

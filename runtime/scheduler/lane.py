@@ -352,8 +352,9 @@ class Lane:
         private += self.promotions.num_part_pages
         pools, tree = self.l1.pools, self.l1.tree
         num_used = pools.count(lambda pool: pool.num_used)
+        num_cached = tuple(map(tree.num_cached_pages, range(pools.num_groups)))
         figures = (
-            f"lane {self.index}: pages used per group {num_used}, {tree.num_cached_pages} cached, "
+            f"lane {self.index}: pages used per group {num_used}, {num_cached} cached, "
             f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
             f"{tree.num_locks} locks, {len(self.in_flight.transfers)} transfers"
         )

@@ -146,7 +146,7 @@ def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
             lane.extend_table(request, pages)
             return
         # Pages in quarantine will be free soon: the request waits a step for them.
-        if lane.l1.pools.has_quarantined or lane.l1.tree.num_evictable_pages:
+        if lane.l1.pools.has_quarantined or lane.l1.has_evictable:
             return
 
         running = [

@@ -13,9 +13,10 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_node import take_back_hit
 from raydix.runtime.cache.radix_tree import Match, Segment, Victim
-from tests.runtime.cache.model_radix_tree import Cache, EvictionModel, PrefixModel, Request
+from tests.runtime.cache.model_radix_tree import Cache, Chain, EvictionModel, PrefixModel, Request
 
 IDENTITIES = (root_key(), root_key(cache_salt="tenant"))
 
@@ -30,6 +31,11 @@ class Found:
     serials: list[int | None]
 
 
+def pages_of(page_ids: PageIds) -> list[list[int]]:
+    """Page by page, the id in each group."""
+    return np.stack(page_ids, axis=1).tolist()  # type: ignore[no-any-return]
+
+
 class CheckedCache:
     """A cache that does everything twice, in the tree and in the model, and compares.
 
@@ -37,12 +43,13 @@ class CheckedCache:
     of a page.
     """
 
-    def __init__(self, *, page_size: int, eviction: str, num_groups: int = 1) -> None:
-        self.cache = Cache(
-            page_size=page_size, num_pages=300, eviction=eviction, num_groups=num_groups
-        )
+    def __init__(
+        self, *, page_size: int, eviction: str, reaches: tuple[int | None, ...] = (None,)
+    ) -> None:
+        self.cache = Cache(page_size=page_size, num_pages=300, eviction=eviction, reaches=reaches)
         self.tree = self.cache.tree
-        self.model = PrefixModel(page_size)
+        self.model = PrefixModel(page_size, reaches)
+        self.groups = range(len(reaches))
         self.order = EvictionModel(self.tree, eviction)
         self.running: list[Request] = []
 
@@ -54,7 +61,7 @@ class CheckedCache:
     def match(self, symbols: Sequence[int], identity: PageKey, num_partial: int = 0) -> Found:
         tokens = self.tokens_of(symbols, num_partial)
         match = self.cache.match(tokens, identity)
-        assert match.page_ids[0].tolist() == self.model.match(identity, tokens)
+        assert pages_of(match.page_ids) == self.model.match(identity, tokens)
         cached = tokens[: match.num_pages * self.cache.page_size]
         keys = identity + extend_keys(identity, pack_tokens(cached), self.cache.page_size)
         assert match.last_key == split_keys(keys)[-1]
@@ -63,15 +70,19 @@ class CheckedCache:
     def serials(self, identity: PageKey, tokens: Sequence[int]) -> list[int | None]:
         return [self.model.serials.get(chain) for chain in self.model.chains(identity, tokens)]
 
-    def start(self, found: Found) -> None:
-        """Lock a match, perhaps an earlier one: it must be refused if its pages have gone since."""
+    def start(self, found: Found, num_less: int = 0) -> None:
+        """Lock a match, perhaps an earlier one, but for its last pages.
+
+        It must be refused if what is locked has left the tree since.
+        """
         match, identity = found.match, found.identity
-        tokens = self.tokens_of(found.symbols[: match.num_pages])
-        if self.serials(identity, tokens) != found.serials:
+        num_pages = max(0, match.num_pages - num_less)
+        tokens = self.tokens_of(found.symbols[:num_pages])
+        if self.serials(identity, tokens) != found.serials[:num_pages]:
             with pytest.raises(AccountingError, match="evicted"):
-                self.tree.lock(match, now_s=self.cache.tick())
+                self.tree.lock(match, num_pages, now_s=self.cache.tick())
             return
-        lock = self.tree.lock(match, now_s=self.cache.tick())
+        lock = self.tree.lock(match, num_pages, now_s=self.cache.tick())
         self.running.append(Request(identity, tokens, lock, match))
         self.model.locks.append((identity, tuple(tokens)))
 
@@ -82,23 +93,46 @@ class CheckedCache:
         segment: Segment,
         priority: int,
         num_partial: int = 0,
+        num_behind: int = 0,
     ) -> None:
         request = self.running[index]
         num_before = request.lock.num_pages
         tokens = self.tokens_of(symbols, num_partial)
         if min(pool.num_free for pool in self.cache.pools) < len(symbols):
             return
-        insertion = self.cache.extend(request, tokens, segment=segment, priority=priority)
+        insertion = self.cache.extend(
+            request, tokens, segment=segment, priority=priority, num_behind=num_behind
+        )
         chains = self.model.chains(request.identity, request.tokens)[num_before:]
         assert insertion.num_existing_pages == sum(chain in self.model.page_ids for chain in chains)
-        for chain, page_id in zip(chains, insertion.page_ids[0].tolist(), strict=True):
-            assert self.model.insert(chain, page_id) == page_id
+        self.insert(chains, request.own, insertion.page_ids)
         assert request.lock.num_pages == num_before + len(symbols)
         self.model.locks[index] = (request.identity, tuple(request.tokens))
 
+    def heal(self, index: int, num_pages: int, num_behind: int) -> None:
+        """Give the tree what it lacks of the last pages of a lock."""
+        request = self.running[index]
+        start = max(0, request.lock.num_pages - num_pages)
+        if min(pool.num_free for pool in self.cache.pools) < num_pages:
+            return
+        kept = self.cache.heal(request, start, num_behind)
+        chains = self.model.chains(request.identity, request.tokens)[start:]
+        self.insert(chains, request.own, kept)
+
+    def insert(self, chains: Sequence[Chain], own: PageIds, kept: PageIds) -> None:
+        """The tree was given `own`, and says that it now holds `kept`."""
+        for chain, given, held in zip(chains, pages_of(own), pages_of(kept), strict=True):
+            assert self.model.insert(chain, given) == held
+
     def finish(self, index: int) -> None:
-        self.tree.unlock(self.running.pop(index).lock)
+        request = self.running.pop(index)
+        self.tree.unlock(request.lock)
         self.model.locks.pop(index)
+
+        # What holds nothing may go with its last lock.
+        chains = self.model.chains(request.identity, request.tokens)
+        left = self.cache.match(request.tokens, request.identity).num_pages
+        self.model.forget_hollow(chains[left:])
 
     def serve(self, symbols: Sequence[int], identity: PageKey, priority: int) -> None:
         """A whole request."""
@@ -112,11 +146,55 @@ class CheckedCache:
         take_back_hit(self.running[index].lock.node)
         self.finish(index)
 
-    def evict(self, num_pages: int) -> None:
-        expected = self.order.victims(num_pages)
-        victims = self.cache.evict(num_pages)
-        assert [victim.keys for victim in victims] == expected
-        self.forget(num_pages, victims)
+    def evict(self, num_pages: Sequence[int]) -> None:
+        """Evict, and compare what went with what could and what had to go."""
+        wanted = zip(num_pages, self.model.reaches, strict=True)
+        num_whole = max([num for num, reach in wanted if reach is None], default=0)
+        expected = self.order.victims(num_whole)
+        num_evictable = [self.model.num_evictable(group) for group in self.groups]
+        ending = self.keys_in_windows()
+        victims = self.cache.evict(*num_pages)
+
+        removed = [victim for victim in victims if victim.is_removed]
+        if None in self.model.reaches:
+            assert [victim.keys for victim in removed] == expected
+        for group, reach in enumerate(self.model.reaches):
+            num_wanted = num_whole if reach is None else num_pages[group]
+            num_at_least = min(num_wanted, num_evictable[group])
+            num_removed = sum(np.count_nonzero(victim.page_ids[group]) for victim in removed)
+            num_out = sum(np.count_nonzero(victim.page_ids[group]) for victim in victims)
+            assert num_out == max(num_at_least, num_removed)
+        self.model.evict(victims)
+
+        if not num_whole:
+            self.require_inner_pages_first(victims, ending)
+
+    def keys_in_windows(self) -> list[set[PageKey]]:
+        """Per group, keys of the pages that are in the window at some node's end, or next to it."""
+        nodes = list(self.tree._forest)
+        return [
+            {key for node in nodes for key in split_keys(node.keys)[-reach - 1 :]}
+            if reach
+            else set()
+            for reach in self.model.reaches
+        ]
+
+    def require_inner_pages_first(
+        self, victims: Sequence[Victim], ending: Sequence[set[PageKey]]
+    ) -> None:
+        """No window was broken while a group had pages to lose that are in none."""
+        for group in self.groups:
+            lost = {
+                key
+                for victim in victims
+                for key, page in zip(
+                    split_keys(victim.keys), victim.page_ids[group].tolist(), strict=True
+                )
+                if page
+            }
+            left = self.model.cached(group) - self.model.locked(group)
+            inner = {key for key, chain in self.model.by_key.items() if chain in left}
+            assert not (lost & ending[group] and inner - ending[group])
 
     def inspect(self) -> None:
         expected, found = self.order.inspect(), self.tree.inspect()
@@ -135,27 +213,15 @@ class CheckedCache:
             num_pages -= leaf.num_pages
 
     def flush(self) -> None:
-        self.forget(self.tree.num_evictable_pages, self.cache.flush())
-        assert self.tree.num_evictable_pages == 0
-
-    def forget(self, num_wanted: int, victims: list[Victim]) -> None:
-        num_evictable = len(self.model.page_ids) - len(self.model.locked)
-        page_ids = [page_id for victim in victims for page_id in victim.page_ids[0].tolist()]
-        assert len(page_ids) == min(num_wanted, num_evictable)
-        keys = [key for victim in victims for key in split_keys(victim.keys)]
-        by_page = {page_id: chain for chain, page_id in self.model.page_ids.items()}
-        for page_id, key in zip(page_ids, keys, strict=True):
-            identity, tokens = by_page[page_id]
-            assert (
-                key
-                == split_keys(extend_keys(identity, pack_tokens(tokens), self.cache.page_size))[-1]
-            )
-        self.model.evict(page_ids)
+        self.model.evict(self.cache.flush())
+        for group in self.groups:
+            assert self.tree.num_evictable_pages(group) == self.model.num_evictable(group) == 0
 
     def check(self) -> None:
         self.cache.check()
-        assert self.tree.num_cached_pages == len(self.model.page_ids)
-        assert self.tree.num_locked_pages == len(self.model.locked)
+        for group in self.groups:
+            assert self.tree.num_cached_pages(group) == len(self.model.cached(group))
+            assert self.tree.num_locked_pages(group) == len(self.model.locked(group))
         assert self.tree.num_locks == len(self.running)
         leaves, first = self.order.leaves(), self.tree.peek()
         assert (first and first.keys) == (leaves[0].keys if leaves else None)
@@ -171,6 +237,17 @@ class CheckedCache:
         assert all(pool.num_free == pool.num_pages for pool in self.cache.pools)
 
 
+LAYOUTS: list[tuple[int | None, ...]] = [
+    (None,),
+    (None, None),
+    (None, 1),
+    (None, 3),
+    (1, None, 3),
+    (1,),
+    (3,),
+    (3, 1),
+]
+"""How many pages each group reaches back: FULL groups, WINDOW groups, and WINDOW groups alone."""
 SYMBOLS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 """Few enough that prompts share, extend and diverge all the time."""
 IDENTITY = st.sampled_from(IDENTITIES)
@@ -182,10 +259,10 @@ class TreeMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 4, 16]),
         eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
-        num_groups=st.integers(1, 2),
+        reaches=st.sampled_from(LAYOUTS),
     )
-    def build(self, page_size: int, eviction: str, num_groups: int) -> None:
-        self.checked = CheckedCache(page_size=page_size, eviction=eviction, num_groups=num_groups)
+    def build(self, page_size: int, eviction: str, reaches: tuple[int | None, ...]) -> None:
+        self.checked = CheckedCache(page_size=page_size, eviction=eviction, reaches=reaches)
         self.matches: list[Found] = []
 
     @rule(symbols=SYMBOLS, identity=IDENTITY, num_partial=st.integers(0, 15))
@@ -196,7 +273,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lock(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.matches) - 1))
-        self.checked.start(self.matches.pop(index))
+        self.checked.start(self.matches.pop(index), data.draw(st.integers(0, 2)))
 
     @precondition(lambda self: self.checked.running)
     @rule(
@@ -205,6 +282,7 @@ class TreeMachine(RuleBasedStateMachine):
         segment=st.sampled_from(Segment),
         priority=st.integers(-2, 2),
         num_partial=st.integers(0, 15),
+        num_behind=st.integers(0, 4),
     )
     def extend(
         self,
@@ -213,9 +291,16 @@ class TreeMachine(RuleBasedStateMachine):
         segment: Segment,
         priority: int,
         num_partial: int,
+        num_behind: int,
     ) -> None:
         index = data.draw(st.integers(0, len(self.checked.running) - 1))
-        self.checked.extend(index, symbols, segment, priority, num_partial)
+        self.checked.extend(index, symbols, segment, priority, num_partial, num_behind)
+
+    @precondition(lambda self: self.checked.running)
+    @rule(data=st.data(), num_pages=st.integers(0, 9), num_behind=st.integers(0, 4))
+    def heal(self, data: st.DataObject, num_pages: int, num_behind: int) -> None:
+        index = data.draw(st.integers(0, len(self.checked.running) - 1))
+        self.checked.heal(index, num_pages, num_behind)
 
     @precondition(lambda self: self.checked.running)
     @rule(data=st.data())
@@ -236,10 +321,14 @@ class TreeMachine(RuleBasedStateMachine):
         cache = self.checked.cache
         cache.tree.touch(self.checked.match(symbols, identity).match, now_s=cache.tick())
 
-    @precondition(lambda self: self.checked.tree.num_evictable_pages)
-    @rule(num_pages=st.integers(0, 12))
-    def evict(self, num_pages: int) -> None:
-        self.checked.evict(num_pages)
+    @precondition(lambda self: any(map(self.checked.tree.num_evictable_pages, self.checked.groups)))
+    @rule(num_pages=st.tuples(*[st.integers(0, 12)] * 3))
+    def evict(self, num_pages: tuple[int, ...]) -> None:
+        self.checked.evict(num_pages[: len(self.checked.groups)])
+
+    @rule(num_pages=st.integers(1, 12))
+    def evict_from_the_last_group(self, num_pages: int) -> None:
+        self.checked.evict([*[0] * (len(self.checked.groups) - 1), num_pages])
 
     @rule()
     def inspect(self) -> None:
@@ -249,7 +338,7 @@ class TreeMachine(RuleBasedStateMachine):
     def inspect_ahead(self, num_pages: int) -> None:
         self.checked.inspect_ahead(num_pages)
 
-    @precondition(lambda self: self.checked.tree.num_evictable_pages >= 24)
+    @precondition(lambda self: self.checked.tree.num_evictable_pages(0) >= 24)
     @rule()
     def flush(self) -> None:
         self.checked.flush()
@@ -290,7 +379,7 @@ def test_a_long_random_run_loses_no_page(policy: str, page_size: int) -> None:
             case 5 if num_running:
                 checked.finish(int(rng.integers(num_running)))
             case 6:
-                checked.evict(int(rng.integers(1, 13)))
+                checked.evict([int(rng.integers(1, 13))])
             case 7:
                 checked.inspect_ahead(int(rng.integers(1, 40)))
             case _:
