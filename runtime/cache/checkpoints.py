@@ -1,4 +1,4 @@
-"""Which pages of WINDOW groups are kept in L2 and L3: the windows before checkpoints. Pure functions.
+"""Which pages of WINDOW groups L2 and L3 keep: the windows before checkpoints. Pure functions.
 
 A prefix can be taken up again only where the window before its end is there. L2 and L3 keep windows
 at few places: where a prompt ends and where its output does, where a cached prefix outlived its
