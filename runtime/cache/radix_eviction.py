@@ -22,7 +22,7 @@ class RadixEviction:
     def __init__(
         self,
         forest: RadixForest,
-        windows: RadixWindows,
+        windows: RadixWindows | None,
         policy_key: PolicyKey,
         reaches: Sequence[int | None],
     ) -> None:
@@ -31,7 +31,8 @@ class RadixEviction:
         self._forest = forest
         self._windows = windows
         self._order = EvictionOrder(policy_key)
-        self._whole_groups = [group for group, reach in enumerate(reaches) if reach is None]
+        self._whole = [group for group, reach in enumerate(reaches) if reach is None]
+        """The groups that lose no page without its leaf."""
 
     @property
     def num_inspected_pages(self) -> int:
@@ -68,7 +69,8 @@ class RadixEviction:
         """Part a node; the lower part keeps its place in the order. Returns the upper part."""
         self._order.note_loss(node, end - node.start)
         upper = self._forest.split(node, end)
-        self._windows.split(upper, node)
+        if self._windows is not None:
+            self._windows.split(upper, node)
         return upper
 
     def peek(self) -> Victim | None:
@@ -91,16 +93,21 @@ class RadixEviction:
 
     def evict(self, num_pages: Sequence[int]) -> list[Victim]:
         """Remove pages in order until so many are out of each group, or all that can go."""
-        num_whole = max([num_pages[group] for group in self._whole_groups], default=0)
-        victims = self._evict_leaves(num_whole)
-
-        for group in self._windows.groups:
-            num_out = sum(int(np.count_nonzero(victim.page_ids[group])) for victim in victims)
-            for node, victim in self._windows.evict(group, num_pages[group] - num_out):
-                victims.append(victim)
-                if self._is_hollow_leaf(node):
-                    victims += self._remove_hollow(node)
+        victims = self._evict_leaves(max([num_pages[group] for group in self._whole], default=0))
+        if self._windows is not None:
+            self._evict_windows(self._windows, num_pages, victims)
         return victims
+
+    def _evict_windows(
+        self, windows: RadixWindows, num_pages: Sequence[int], victims: list[Victim]
+    ) -> None:
+        """Add to `victims` what they leave lacking of each WINDOW group."""
+        for group in windows.groups:
+            num_out = sum(int(np.count_nonzero(victim.page_ids[group])) for victim in victims)
+            for node, victim in windows.evict(group, num_pages[group] - num_out):
+                victims.append(victim)
+                if not self._whole and node.is_hollow:
+                    victims += self._settle(node)
 
     def _evict_leaves(self, num_pages: int) -> list[Victim]:
         victims: list[Victim] = []
@@ -116,7 +123,8 @@ class RadixEviction:
         # The leaf keeps its place, so that eviction goes on with it.
         self._order.note_loss(leaf, num_pages)
         victim = self._forest.cut(leaf, num_pages)
-        self._windows.refresh(leaf)
+        if self._windows is not None:
+            self._windows.refresh(leaf)
         return victim
 
     def _remove(self, leaf: RadixNode) -> Victim:
@@ -126,36 +134,29 @@ class RadixEviction:
         return victim
 
     def _unlink(self, leaf: RadixNode) -> Victim:
-        if leaf.ticket:
-            self._order.discard(leaf)
-        self._windows.forget(leaf)
+        self._order.discard(leaf)
+        if self._windows is not None:
+            self._windows.forget(leaf)
         return self._forest.remove(leaf)
 
-    def _settle(self, node: RadixNode) -> None:
-        """A node has lost a child or a lock: one that has neither may go, a root goes at once."""
-        if node.children or node.num_locks:
-            return
-        if node.parent is None:
-            self._forest.drop_root(node)
-        elif self._is_hollow_leaf(node):
-            self._remove_hollow(node)
-        else:
+    def _settle(self, node: RadixNode) -> list[Victim]:
+        """A node has lost a child, a lock or its pages: one that has no child and no lock may go.
+
+        A root goes at once, and so does a leaf of which no group holds a page, and those above it
+        that this leaves so; they are returned.
+        """
+        removed: list[Victim] = []
+        while not node.children and not node.num_locks:
+            if node.parent is None:
+                self._forest.drop_root(node)
+                break
+
             self._order.add(node)
-
-    def _is_hollow_leaf(self, node: RadixNode) -> bool:
-        """Whether nothing needs a node: no child, no lock, and no page in any group."""
-        can_be = not self._whole_groups and not node.children and not node.num_locks
-        return can_be and node.parent is not None and node.is_hollow
-
-    def _remove_hollow(self, node: RadixNode) -> list[Victim]:
-        """Remove a hollow leaf, and those above it that this makes one."""
-        victims = []
-        while self._is_hollow_leaf(node):
-            assert node.parent is not None, "a root is no leaf"
-            victims.append(self._unlink(node))
+            if self._whole or not node.is_hollow:
+                break
+            removed.append(self._unlink(node))
             node = node.parent
-        self._settle(node)
-        return victims
+        return removed
 
     def check(self, nodes: list[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the forest."""
@@ -164,9 +165,10 @@ class RadixEviction:
             raise AccountingError(
                 f"locked pages: counted {self.num_locked_pages}, found {num_found}"
             )
-        if any(map(self._is_hollow_leaf, nodes)):
+        leaves = {node for node in nodes if not node.children and not node.num_locks}
+        if any(leaf.is_hollow for leaf in leaves):
             raise AccountingError("a leaf that no lock holds has no page in any group")
-        self._order.check({node for node in nodes if not node.children and not node.num_locks})
+        self._order.check(leaves)
 
 
 def _all_of(node: RadixNode) -> Victim:

@@ -94,7 +94,8 @@ class RadixTree:
         self._page_bytes = page_size * TOKEN_BYTES
         policy_key = EVICTION_POLICIES[eviction]
         self._forest = RadixForest(page_bytes=self._page_bytes, reaches=reaches)
-        self._windows = RadixWindows(reaches, policy_key)
+        has_windows = any(reach is not None for reach in reaches)
+        self._windows = RadixWindows(reaches, policy_key) if has_windows else None
         self._eviction = RadixEviction(self._forest, self._windows, policy_key, reaches)
 
     @property
@@ -104,12 +105,12 @@ class RadixTree:
 
     def num_cached_pages(self, group: int) -> int:
         """Pages of a group that can be matched."""
-        window = self._windows.group(group)
+        window = None if self._windows is None else self._windows.group(group)
         return self._forest.num_cached_pages if window is None else window.num_cached
 
     def num_locked_pages(self, group: int) -> int:
         """Pages of a group that some lock protects."""
-        window = self._windows.group(group)
+        window = None if self._windows is None else self._windows.group(group)
         return self._eviction.num_locked_pages if window is None else window.num_locked
 
     def num_evictable_pages(self, group: int) -> int:
@@ -157,15 +158,18 @@ class RadixTree:
             self._eviction.lock(current)
             current.use(now_s)
             current = current.parent
-        self._windows.pin(node)
-        return Lock(num_pages, node.last_key, node)
+        if self._windows is not None:
+            self._windows.pin(node)
+        last_key = match.last_key if num_pages == match.num_pages else node.last_key
+        return Lock(num_pages, last_key, node)
 
     def unlock(self, lock: Lock) -> None:
         """Give a lock back. Raises AccountingError if it was given back before."""
         node = self._locked_node(lock)
         lock.node = None
         self.num_locks -= 1
-        self._windows.unpin(node, lock.num_pages)
+        if self._windows is not None:
+            self._windows.unpin(node, lock.num_pages)
         self._eviction.unlock_path(node)
 
     def insert(
@@ -196,7 +200,8 @@ class RadixTree:
         num_existing = 0
         for found in existing:
             end = num_existing + found.num_pages
-            if found.fill(tuple([ids[num_existing:end] for ids in page_ids])):
+            is_filled = found.fill(tuple([ids[num_existing:end] for ids in page_ids]))
+            if is_filled and self._windows is not None:
                 self._windows.refresh(found)
             num_existing, node = end, found
 
@@ -218,7 +223,8 @@ class RadixTree:
             node = self._append(node, run)
 
         use_path(node, priority, now_s)
-        self._windows.move_pin(locked, lock.num_pages, node)
+        if self._windows is not None:
+            self._windows.move_pin(locked, lock.num_pages, node)
         lock.node, lock.num_pages, lock.last_key = node, node.end, node.last_key
         if not num_existing:
             return Insertion(page_ids, 0)
@@ -233,30 +239,21 @@ class RadixTree:
 
         Per group one id per page, 0 where there is none to give. Returns what the tree now holds:
         where that differs, the given page is a duplicate and stays the caller's. Raises ValueError
-        if the lengths disagree.
+        if the lengths disagree, or no group has a window.
         """
         node = self._locked_node(lock)
         num_pages = lock.num_pages - start
         lengths = [len(ids) for ids in page_ids]
-        if not 0 <= start <= lock.num_pages or lengths != [num_pages] * self.num_groups:
+        if (
+            self._windows is None
+            or not 0 <= start <= lock.num_pages
+            or lengths != [num_pages] * self.num_groups
+        ):
             raise ValueError(
                 f"page ids per group {lengths} from page {start} on; expected {self.num_groups} x "
-                f"{num_pages} to the end of a lock of {lock.num_pages} pages"
+                f"{num_pages} to the end of a lock of {lock.num_pages} pages, and a WINDOW group"
             )
-
-        runs = []
-        while node.parent is not None and node.end > start:
-            num_before = max(0, start - node.start)
-            first = max(0, node.start - start)
-            stop = node.end - start
-            if node.fill_from(num_before, tuple([ids[first:stop] for ids in page_ids])):
-                self._windows.refresh(node)
-            runs.append(tuple([ids[num_before:] for ids in node.page_ids]))
-            node = node.parent
-
-        if not runs:
-            return page_ids
-        return join_page_ids(runs[::-1], num_pages)
+        return self._windows.heal(node, start, page_ids)
 
     def touch(self, match: Match, *, now_s: float) -> None:
         """Count a match as a use of the nodes on its path, without a lock, a hit or a split."""
@@ -268,7 +265,8 @@ class RadixTree:
             current.use(now_s)
             self._eviction.touch(current)
             current = current.parent
-        self._windows.use(last, match.num_pages)
+        if self._windows is not None:
+            self._windows.use(last, match.num_pages)
 
     def peek(self) -> Victim | None:
         """The whole leaf that `evict` would begin with; None if nothing can go. Changes nothing."""
@@ -309,7 +307,8 @@ class RadixTree:
         """Raise AccountingError, with the figures, unless every invariant of the tree holds."""
         nodes = self._forest.check()
         self._eviction.check(nodes)
-        self._windows.check(nodes)
+        if self._windows is not None:
+            self._windows.check(nodes)
         num_found = sum(root.num_locks for root in self._forest.roots)
         if num_found != self.num_locks:
             raise AccountingError(f"locks: counted {self.num_locks}, found {num_found}")

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import PolicyKey
-from raydix.runtime.cache.radix_node import RadixNode, Victim
+from raydix.runtime.cache.radix_node import RadixNode, Victim, join_page_ids
 from raydix.runtime.cache.window_pages import WindowPages
+from raydix.runtime.messages.arrays import Int32Array
 
 LockEnds = Counter[int]
 """How many locks end before a page, for those that may pin pages of a node."""
@@ -30,14 +31,11 @@ class RadixWindows:
             for group, reach in enumerate(reaches)
             if reach is not None
         }
+        self.groups = tuple(self._groups)
+        """The WINDOW groups: there is one at least."""
         # A lock is noted at its own node at least.
         self._max_reach = max([1, *(pages.reach for pages in self._groups.values())])
         self._lock_ends: dict[RadixNode, LockEnds] = {}
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """The WINDOW groups."""
-        return tuple(self._groups)
 
     def group(self, group: int) -> WindowPages | None:
         """The pages of a group, to be looked at; None if it is no WINDOW group."""
@@ -45,23 +43,38 @@ class RadixWindows:
 
     def pin(self, node: RadixNode) -> None:
         """One more lock ends with a node."""
-        if self._groups:
-            self._renew(self._add_end(node))
+        self._renew(self._add_end(node))
 
     def unpin(self, node: RadixNode, end: int) -> None:
         """A lock is given back that ended before page `end`, in this node."""
-        if self._groups:
-            self._renew(self._drop_end(node, end))
+        self._renew(self._drop_end(node, end))
 
     def move_pin(self, node: RadixNode, end: int, new_node: RadixNode) -> None:
         """A lock that ended before page `end` of a node ends with another one, or it has grown."""
-        if self._groups:
-            self._renew(dict.fromkeys([*self._add_end(new_node), *self._drop_end(node, end)]))
+        reached = [*self._add_end(new_node), *self._drop_end(node, end)]
+        self._renew(dict.fromkeys(reached))
 
     def use(self, node: RadixNode, end: int) -> None:
         """The window that ends before page `end` of a node was used, without a lock."""
-        if self._groups:
-            self._renew(self._reached(node, end))
+        self._renew(self._reached(node, end))
+
+    def heal(
+        self, last: RadixNode, start: int, page_ids: tuple[Int32Array, ...]
+    ) -> tuple[Int32Array, ...]:
+        """Fill in what is lacking from page `start` to the end of `last`.
+
+        Returns the pages that are there now.
+        """
+        runs = []
+        node = last
+        while node.parent is not None and node.end > start:
+            num_before = max(0, start - node.start)
+            run = slice(max(0, node.start - start), node.end - start)
+            if node.fill_from(num_before, tuple([ids[run] for ids in page_ids])):
+                self.refresh(node)
+            runs.append(tuple([ids[num_before:] for ids in node.page_ids]))
+            node = node.parent
+        return join_page_ids(runs[::-1], last.end - start) if runs else page_ids
 
     def refresh(self, node: RadixNode) -> None:
         """A node has got or lost pages; its place in the order of each group stays."""
@@ -70,8 +83,6 @@ class RadixWindows:
 
     def split(self, upper: RadixNode, lower: RadixNode) -> None:
         """A node was parted: `lower` is what is left of it."""
-        if not self._groups:
-            return
         ends = self._lock_ends.get(lower, LockEnds())
         reaching = {end: num for end, num in ends.items() if end - self._max_reach < upper.end}
         if reaching:
@@ -90,9 +101,6 @@ class RadixWindows:
 
     def check(self, nodes: Sequence[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the tree and their locks."""
-        if not self._groups:
-            return
-
         found: dict[RadixNode, LockEnds] = defaultdict(LockEnds)
         for node in nodes:
             num_ending = node.num_locks - sum(child.num_locks for child in node.children.values())
