@@ -14,6 +14,7 @@ from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import RequestDelta, SubmitRequest
@@ -56,7 +57,10 @@ class Engine:
         self._core = SchedulerCore(settings)
         geometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
         self._host = HostMemoryCore(
-            geometry, HostSettings(page_size=settings.page_size, has_storage=True)
+            geometry,
+            HostSettings(
+                page_size=settings.page_size, rule=make_rule(settings.layout), has_storage=True
+            ),
         )
 
         self._queue: list[tuple[float, int, Callable[[], None]]] = []

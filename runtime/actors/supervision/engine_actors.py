@@ -224,7 +224,9 @@ class EngineActors:
             arena = await actor.call("adopt_arena", held)
 
         setup = HostMemorySetup(
-            settings=host_settings(self._config, has_storage=self.storage.current is not None),
+            settings=host_settings(
+                self._config, facts.layout, has_storage=self.storage.current is not None
+            ),
             scheduler_address=self._scheduler_address,
             storage_address=self._storage_address,
             secret=self._secret,
