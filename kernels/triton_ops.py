@@ -21,6 +21,7 @@ from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
+from raydix.kernels.reference import experts, latent_attention
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
@@ -36,7 +37,10 @@ class TritonOps:
     is_capturable = True
     rms_norm = staticmethod(rms_norm)
     glu = staticmethod(glu)
+    write_latent = staticmethod(latent_attention.write_latent)
+    latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(topk_gating)
+    group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
 
@@ -102,7 +106,6 @@ class TritonOps:
         form: AttentionForm,
     ) -> Tensor:
         """See `ModelOps`."""
-        _require_plain(form)
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         if rows.tiles_X4 is not None:
             paged_prefill(
@@ -111,7 +114,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 rows.tiles_X4,
-                scale=form.scale,
+                form=form,
                 out_TQD=out_TQD,
             )
 
@@ -122,8 +125,8 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 _decode_tiles(decode),
-                scale=form.scale,
-                num_splits=self._num_splits(decode, q_TQD.shape[0]),
+                form=form,
+                num_splits=self._num_splits(decode, q_TQD.shape[0], form.window),
                 out_TQD=out_TQD,
             )
         return out_TQD
@@ -135,6 +138,7 @@ class TritonOps:
         down_ECI: Tensor,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
+        *,
         form: GluForm,
         biases: ExpertBiases | None,
     ) -> Tensor:
@@ -146,12 +150,13 @@ class TritonOps:
             )
         return fused_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
 
-    def _num_splits(self, rows: DecodeRows, num_tokens: int) -> int:
+    def _num_splits(self, rows: DecodeRows, num_tokens: int, window: int | None) -> int:
         # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
         num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
-        return choose_num_splits(
-            num_tiles, self._num_kv_heads, rows.max_context_tokens, self._num_sms
-        )
+        visible_tokens = rows.max_context_tokens
+        if window is not None:
+            visible_tokens = min(visible_tokens, window + rows.tokens_per_tile - 1)
+        return choose_num_splits(num_tiles, self._num_kv_heads, visible_tokens, self._num_sms)
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
@@ -162,11 +167,3 @@ def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
         num_tokens_B=rows.num_tokens_B,
         tokens_per_tile=rows.tokens_per_tile,
     )
-
-
-def _require_plain(form: AttentionForm) -> None:
-    if form.window is not None or form.soft_cap is not None or form.sinks_Q is not None:
-        raise ValueError(
-            f"The attention has window {form.window}, soft cap {form.soft_cap}, sinks "
-            f"{form.sinks_Q is not None}; the Triton kernels expect none of them."
-        )

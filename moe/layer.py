@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.routing import Routing
 from raydix.moe.experts import Experts
 from raydix.moe.router import Router
 
@@ -20,7 +21,7 @@ class MoeLayer(nn.Module):
         *,
         num_experts: int,
         experts_per_token: int,
-        renormalise: bool,
+        routing: Routing,
         glu: GluForm,
         bias: bool,
         device: torch.device,
@@ -32,7 +33,7 @@ class MoeLayer(nn.Module):
             num_experts,
             experts_per_token,
             ops,
-            renormalise=renormalise,
+            routing=routing,
             bias=bias,
             device=device,
             dtype=dtype,

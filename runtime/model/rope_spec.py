@@ -54,6 +54,11 @@ class YarnRope:
 Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
 
 
+def yarn_mscale(factor: float, weight: float) -> float:
+    """What YaRN makes of attention's temperature when it stretches positions by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def read_rope(parameters: object, max_positions: int) -> Rope:
     """The rotary embedding that these parameters describe, as transformers reads them.
 

@@ -139,8 +139,11 @@ def _with_windows(
     return tuple(
         # A window that no context outgrows is never noticed, and pages of full attention are
         # found at every prefix.
-        layer
-        if window is None or window >= context
-        else replace(layer, attention=replace(layer.attention, window=window))
+        layer if window is None or window >= context else _with_window(layer, window)
         for layer, window in zip(layers, windows, strict=True)
     )
+
+
+def _with_window(layer: LayerSpec, window: int) -> LayerSpec:
+    assert isinstance(layer.attention, AttentionSpec), "latent attention has no window"
+    return replace(layer, attention=replace(layer.attention, window=window))

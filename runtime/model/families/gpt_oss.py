@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from raydix.kernels.glu_form import ClampedGlu
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
@@ -43,7 +44,8 @@ def _read_spec(config: Any) -> ModelSpec:
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.intermediate_size,
         # A softmax over the chosen experts' logits is one over all, divided by the chosen's sum.
-        renormalise=True,
+        routing=SoftmaxRouting(renormalise=True),
+        shared=None,
         glu=ClampedGlu(
             slope=read_positive(config, "swiglu_alpha"), limit=read_positive(config, "swiglu_limit")
         ),

@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
 from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
@@ -21,6 +22,8 @@ class Family(Enum):
     QWEN3_MOE = QWEN3_MOE
     MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
+    DEEPSEEK_V2 = DEEPSEEK_V2
+    DEEPSEEK_V3 = DEEPSEEK_V3
     GEMMA2 = GEMMA2
     GEMMA3 = GEMMA3
     GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
