@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
     activation,
@@ -152,6 +153,7 @@ class ModelOps(Protocol):
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         form: GluForm,
+        biases: ExpertBiases | None,
     ) -> Tensor:
         """See `reference.experts.fused_experts`."""
 

@@ -15,6 +15,7 @@ from raydix.kernels import kv_write
 from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
@@ -138,10 +139,14 @@ class TritonOps:
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         form: GluForm,
+        biases: ExpertBiases | None,
     ) -> Tensor:
         """See `ModelOps`."""
-        if not isinstance(form, SiluGlu):
-            raise ValueError(f"Experts are {form}; the Triton kernels expect SiluGlu.")
+        if not isinstance(form, SiluGlu) or biases is not None:
+            raise ValueError(
+                f"Experts are {form}, with biases: {biases is not None}; the Triton kernels expect "
+                f"SiluGlu without biases."
+            )
         return fused_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
 
     def _num_splits(self, rows: DecodeRows, num_tokens: int, window: int | None) -> int:

@@ -23,6 +23,7 @@ class MoeLayer(nn.Module):
         experts_per_token: int,
         routing: Routing,
         glu: GluForm,
+        bias: bool,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -33,11 +34,19 @@ class MoeLayer(nn.Module):
             experts_per_token,
             ops,
             routing=routing,
+            bias=bias,
             device=device,
             dtype=dtype,
         )
         self.experts = Experts(
-            hidden_size, num_experts, intermediate_size, ops, glu=glu, device=device, dtype=dtype
+            hidden_size,
+            num_experts,
+            intermediate_size,
+            ops,
+            glu=glu,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, x_TC: Tensor) -> Tensor:
@@ -48,12 +57,7 @@ class MoeLayer(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
-        weights = {f"router.{name}": each for name, each in self.router.weights().items()}
-        for expert, gate_up_IC in enumerate(self.experts.gate_up_EIC):
-            gate_IC, up_IC = gate_up_IC.chunk(2)
-            weights |= {
-                f"experts.{expert}.gate.weight": gate_IC,
-                f"experts.{expert}.up.weight": up_IC,
-                f"experts.{expert}.down.weight": self.experts.down_ECI[expert],
-            }
-        return weights
+        return {
+            **{f"router.{name}": each for name, each in self.router.weights().items()},
+            **{f"experts.{name}": each for name, each in self.experts.weights().items()},
+        }

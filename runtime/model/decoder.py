@@ -325,6 +325,7 @@ def _make_mlp(
                 experts_per_token=spec.experts_per_token,
                 routing=spec.routing,
                 glu=spec.glu,
+                bias=spec.bias,
                 device=device,
                 dtype=dtype,
             )

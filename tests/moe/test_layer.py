@@ -16,6 +16,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         experts_per_token=2,
         routing=SoftmaxRouting(renormalise=True),
         glu=SiluGlu(),
+        bias=False,
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
