@@ -13,7 +13,8 @@ import torch
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
+from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
+from raydix.kernels.paged_decode import paged_decode
 
 BATCH, CONTEXT, KV_HEADS, GROUP, HEAD_DIM = 64, 8192, 8, 4, 128
 DEVICE_TBPS = 4.2

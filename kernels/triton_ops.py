@@ -15,9 +15,10 @@ from raydix.kernels import kv_write
 from raydix.kernels.activation import silu_mul
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
-from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
+from raydix.kernels.paged_decode import paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
