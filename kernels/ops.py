@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
     activation,
     experts,
@@ -64,8 +65,8 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.norm.rms_norm`."""
 
-    def silu_mul(self, gate_up_TI: Tensor) -> Tensor:
-        """See `reference.activation.silu_mul`."""
+    def glu(self, gate_up_TI: Tensor, form: GluForm) -> Tensor:
+        """See `reference.activation.glu`."""
 
     def rotate_and_write_kv(
         self,
@@ -150,6 +151,7 @@ class ModelOps(Protocol):
         down_ECI: Tensor,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
+        form: GluForm,
     ) -> Tensor:
         """See `reference.experts.fused_experts`."""
 
@@ -161,7 +163,7 @@ class ReferenceOps:
     extension_tokens = 16
     linear = staticmethod(functional.linear)
     rms_norm = staticmethod(norm.rms_norm)
-    silu_mul = staticmethod(activation.silu_mul)
+    glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
     paged_attention = staticmethod(paged_attention.paged_attention)
     write_latent = staticmethod(latent_attention.write_latent)
@@ -184,17 +186,15 @@ def choose_ops(
     num_query_heads: int,
     num_kv_heads: int,
     expert_sizes: Sequence[int],
-    latent_dims: Sequence[int] = (),
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none.
-    `latent_dims`: sizes of the latents that it caches; empty if it has none. Where a GPU
+    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU
     has to do without Triton, the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
-    obstacle = _obstacle(dtype, expert_sizes, latent_dims)
+    obstacle = _obstacle(dtype, expert_sizes)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
         return ReferenceOps()
@@ -204,16 +204,12 @@ def choose_ops(
     return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
 
 
-def _obstacle(
-    dtype: torch.dtype, expert_sizes: Sequence[int], latent_dims: Sequence[int]
-) -> str | None:
+def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
-    if latent_dims:
-        return "there is no Triton kernel for latent attention."
 
     if any(
         size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes

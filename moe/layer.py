@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.routing import Routing
 from raydix.moe.experts import Experts
@@ -21,6 +22,7 @@ class MoeLayer(nn.Module):
         num_experts: int,
         experts_per_token: int,
         routing: Routing,
+        glu: GluForm,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -35,7 +37,7 @@ class MoeLayer(nn.Module):
             dtype=dtype,
         )
         self.experts = Experts(
-            hidden_size, num_experts, intermediate_size, ops, device=device, dtype=dtype
+            hidden_size, num_experts, intermediate_size, ops, glu=glu, device=device, dtype=dtype
         )
 
     def forward(self, x_TC: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma2Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -29,6 +30,7 @@ _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.MIXTRAL: MixtralConfig,
     Family.DEEPSEEK_V2: DeepseekV2Config,
     Family.DEEPSEEK_V3: DeepseekV3Config,
+    Family.GEMMA2: Gemma2Config,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -91,7 +93,17 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "num_mtp_layers": 0,
     },
+    Family.GEMMA2: {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": True,
+    },
 }
+_CENTRES_OF_NORMS = {Family.GEMMA2: 0.0}
+"""Where a family's norm weights lie around, if not around one."""
 MIN_TOP2_GAP = 1e-3
 """Below this difference of the reference's two largest logits, rounding may choose either token."""
 LOGITS_TOLERANCE = 3e-5
@@ -113,7 +125,8 @@ def make_checkpoint(
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.7, 1.3)
+                centre = _CENTRES_OF_NORMS.get(family, 1.0)
+                parameter.uniform_(centre - 0.3, centre + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -59,8 +59,9 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self._ops = ops
+        own_dtype = torch.float32 if spec.is_float32 else dtype
         self.weight = nn.Parameter(
-            torch.empty(size, device=device, dtype=dtype), requires_grad=False
+            torch.empty(size, device=device, dtype=own_dtype), requires_grad=False
         )
 
     def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:

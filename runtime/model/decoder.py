@@ -28,7 +28,7 @@ from raydix.runtime.model.spec import (
 
 
 class DenseMlp(nn.Module):
-    """SwiGLU feed-forward; gate and up rows are stacked in one matrix."""
+    """Gated feed-forward; gate and up rows are stacked in one matrix."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class DenseMlp(nn.Module):
     ) -> None:
         super().__init__()
         self._ops = ops
+        self._glu = spec.glu
         size, bias = spec.intermediate_size, spec.bias
         self.gate_up = linear_parameters(
             2 * size, hidden_size, bias=bias, device=device, dtype=dtype
@@ -50,7 +51,8 @@ class DenseMlp(nn.Module):
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, [T, C] out."""
         gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        return self._ops.linear(self._ops.silu_mul(gate_up_TI), self.down.weight, self.down.bias)
+        hidden_TI = self._ops.glu(gate_up_TI, self._glu)
+        return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
@@ -82,7 +84,7 @@ class SharedExpertsMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residual connections. `group`: its KV group."""
+    """Normed attention and feed-forward with residual connections. `group`: its KV group."""
 
     def __init__(
         self,
@@ -111,6 +113,13 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
         self.mlp = _make_mlp(spec.mlp, hidden_size, ops, device=device, dtype=dtype)
 
+        self.attention_post_norm: RmsNorm | None = None
+        self.mlp_post_norm: RmsNorm | None = None
+        if spec.post_norm is not None:
+            norm = spec.post_norm
+            self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+            self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+
     def forward(
         self,
         x_TC: Tensor | None,
@@ -130,14 +139,22 @@ class DecoderLayer(nn.Module):
         )
 
         x_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
+        if self.attention_post_norm is not None:
+            x_TC = self.attention_post_norm(x_TC)
+
         out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
-        return out_TC
+        return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
+        norms = {
+            "attention_norm": self.attention_norm,
+            "attention_post_norm": self.attention_post_norm,
+            "mlp_norm": self.mlp_norm,
+            "mlp_post_norm": self.mlp_post_norm,
+        }
         return {
-            "attention_norm.weight": self.attention_norm.weight,
-            "mlp_norm.weight": self.mlp_norm.weight,
+            **{f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None},
             **{f"attention.{name}": each for name, each in self.attention.weights().items()},
             **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
         }
@@ -195,7 +212,7 @@ class Decoder(nn.Module):
         `token_ids_T`: int. Keys and values go to the pools of `batch`. `on_layer(i)` is called
         before layer i reads or writes cached KV.
         """
-        residual_TC = self.embedding[token_ids_T]
+        residual_TC = self._embed(token_ids_T)
         x_TC: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index))
@@ -222,7 +239,16 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
-        return self.ops.linear(hidden_RC, self.head, None)
+        logits_RV = self.ops.linear(hidden_RC, self.head, None)
+        cap = self.spec.logits_soft_cap
+        return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
+
+    def _embed(self, token_ids_T: Tensor) -> Tensor:
+        embedded_TC = self.embedding[token_ids_T]
+        scale = self.spec.embedding_scale
+        if scale is None:
+            return embedded_TC
+        return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
 
     def _vocabulary_matrix(self) -> nn.Parameter:
         shape = (self.spec.vocab_size, self.spec.hidden_size)
@@ -249,7 +275,6 @@ def make_decoder(
         num_query_heads=num_heads,
         num_kv_heads=num_kv_heads,
         expert_sizes=_expert_sizes(spec),
-        latent_dims=_latent_dims(spec),
     )
 
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
@@ -298,6 +323,7 @@ def _make_mlp(
                 num_experts=spec.num_experts,
                 experts_per_token=spec.experts_per_token,
                 routing=spec.routing,
+                glu=spec.glu,
                 device=device,
                 dtype=dtype,
             )
@@ -338,12 +364,6 @@ def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
             return attention.rope, attention.qk_rope_head_dim
         case _:
             assert_never(attention)
-
-
-def _latent_dims(spec: ModelSpec) -> tuple[int, ...]:
-    """The sizes of cached latents, if there are any."""
-    latents = [each.attention for each in spec.layers]
-    return tuple({each.latent_dim for each in latents if isinstance(each, LatentAttentionSpec)})
 
 
 def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:

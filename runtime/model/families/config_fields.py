@@ -3,19 +3,19 @@
 All functions take the config as transformers reads it and raise CheckpointError.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from raydix.errors import CheckpointError
+from raydix.kernels.glu_form import GeluTanhGlu, GluForm, SiluGlu
 from raydix.runtime.model.rope_spec import REMEDY, longest_context, read_rope
-from raydix.runtime.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
 
 
 def make_spec(config: Any, layers: tuple[LayerSpec, ...]) -> ModelSpec:
     """A model of these layers."""
-    if config.hidden_act != "silu":
-        raise CheckpointError(f"hidden_act is {config.hidden_act!r}; only 'silu' is supported.")
     return ModelSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -28,6 +28,39 @@ def make_spec(config: Any, layers: tuple[LayerSpec, ...]) -> ModelSpec:
 def read_norm(config: Any) -> NormSpec:
     """The norm that the whole model uses."""
     return NormSpec(eps=config.rms_norm_eps)
+
+
+def read_mlp(config: Any, *, bias: bool) -> DenseMlpSpec:
+    """A dense feed-forward."""
+    return DenseMlpSpec(
+        intermediate_size=config.intermediate_size, bias=bias, glu=read_glu(config.hidden_act)
+    )
+
+
+def read_glu(name: str) -> GluForm:
+    """The feed-forward whose gate has an activation of this name."""
+    match name:
+        case "silu":
+            return SiluGlu()
+        case "gelu_pytorch_tanh":
+            return GeluTanhGlu()
+        case _:
+            raise CheckpointError(
+                f"The activation is {name!r}; supported are 'silu' and 'gelu_pytorch_tanh'."
+            )
+
+
+def read_soft_cap(config: Any, name: str) -> float | None:
+    """The bound of scores or logits of that name; None if there is none."""
+    return None if getattr(config, name) is None else read_positive(config, name)
+
+
+def read_positive(config: Any, name: str) -> float:
+    """A number above 0."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{name} is {value!r}; expected a number above 0. {REMEDY}")
+    return float(value)
 
 
 def read_attention(

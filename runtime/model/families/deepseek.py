@@ -7,6 +7,7 @@ from raydix.errors import CheckpointError
 from raydix.kernels.routing import GroupLimitedRouting, Scoring
 from raydix.runtime.model.families.config_fields import (
     make_spec,
+    read_glu,
     read_norm,
     require_enough_experts,
 )
@@ -49,12 +50,10 @@ def _read_v2(config: Any) -> ModelSpec:
             "norm_topk_prob is true; of DeepSeek-V2 only models without it are supported, as "
             "implementations differ about what it does."
         )
-    mlp_bias = bool(config.mlp_bias)
     return _read_spec(
         config,
         _read_attention(config, has_interleaved_pairs=True),
-        dense=DenseMlpSpec(intermediate_size=config.intermediate_size, bias=mlp_bias),
-        shared=DenseMlpSpec(intermediate_size=_shared_size(config), bias=mlp_bias),
+        mlp_bias=bool(config.mlp_bias),
         routing=_read_v2_routing(config),
     )
 
@@ -75,8 +74,7 @@ def _read_v3(config: Any) -> ModelSpec:
     return _read_spec(
         config,
         _read_attention(config, has_interleaved_pairs=bool(config.rope_interleave)),
-        dense=DenseMlpSpec(intermediate_size=config.intermediate_size, bias=False),
-        shared=DenseMlpSpec(intermediate_size=_shared_size(config), bias=False),
+        mlp_bias=False,
         routing=routing,
     )
 
@@ -107,21 +105,24 @@ def _read_spec(
     config: Any,
     attention: LatentAttentionSpec,
     *,
-    dense: DenseMlpSpec,
-    shared: DenseMlpSpec,
+    mlp_bias: bool,
     routing: GroupLimitedRouting,
 ) -> ModelSpec:
     """Dense layers first, then sparse ones."""
     _require("moe_layer_freq", getattr(config, "moe_layer_freq", 1), 1)
     _check_routing(config, routing)
+    norm, glu = read_norm(config), read_glu(config.hidden_act)
+    dense = DenseMlpSpec(intermediate_size=config.intermediate_size, bias=mlp_bias, glu=glu)
+    # Shared experts are as one of them all, side by side.
+    shared_size = config.moe_intermediate_size * config.n_shared_experts
     sparse = MoeMlpSpec(
         num_experts=config.n_routed_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
         routing=routing,
-        shared=shared,
+        shared=DenseMlpSpec(intermediate_size=shared_size, bias=mlp_bias, glu=glu),
+        glu=glu,
     )
-    norm = read_norm(config)
     layers = tuple(
         LayerSpec(
             attention=attention,
@@ -156,12 +157,6 @@ def _temperature(rope: Rope) -> float:
     if isinstance(rope, YarnRope) and rope.mscale_all_dim:
         return yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
     return 1.0
-
-
-def _shared_size(config: Any) -> int:
-    """Shared experts are as one of them all, side by side."""
-    size: int = config.moe_intermediate_size * config.n_shared_experts
-    return size
 
 
 def _check_routing(config: Any, routing: GroupLimitedRouting) -> None:

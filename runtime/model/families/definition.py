@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raydix.runtime.model.families.restoring import Restorer, unchanged
 from raydix.runtime.model.spec import ModelSpec
 
 
@@ -24,3 +25,5 @@ class FamilyDefinition:
     """What checkpoints call the decoder's weights: a table as in `weight_names`."""
     has_prediction_layers: bool = False
     """May checkpoints hold layers past the last, which guess tokens ahead? They are not loaded."""
+    restore: Restorer = unchanged
+    """Turns the tensors of a checkpoint into those that `weight_names` names."""
