@@ -45,6 +45,7 @@ def _read_spec(config: Any) -> ModelSpec:
         intermediate_size=config.intermediate_size,
         # A softmax over the chosen experts' logits is one over all, divided by the chosen's sum.
         routing=SoftmaxRouting(renormalise=True),
+        shared=None,
         glu=ClampedGlu(
             slope=read_positive(config, "swiglu_alpha"), limit=read_positive(config, "swiglu_limit")
         ),
