@@ -15,6 +15,7 @@ from raydix.kernels import kv_write
 from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
@@ -38,6 +39,7 @@ class TritonOps:
     glu = staticmethod(glu)
     write_latent = staticmethod(latent_attention.write_latent)
     latent_attention = staticmethod(latent_attention.latent_attention)
+    expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
