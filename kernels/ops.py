@@ -202,17 +202,15 @@ def choose_ops(
     num_query_heads: int,
     num_kv_heads: int,
     expert_sizes: Sequence[int],
-    latent_dims: Sequence[int] = (),
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none.
-    `latent_dims`: sizes of the latents that it caches; empty if it has none. Where a GPU
+    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU
     has to do without Triton, the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
-    obstacle = _obstacle(dtype, expert_sizes, latent_dims)
+    obstacle = _obstacle(dtype, expert_sizes)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
         return ReferenceOps()
@@ -222,16 +220,12 @@ def choose_ops(
     return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
 
 
-def _obstacle(
-    dtype: torch.dtype, expert_sizes: Sequence[int], latent_dims: Sequence[int]
-) -> str | None:
+def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
-    if latent_dims:
-        return "there is no Triton kernel for latent attention."
 
     if any(
         size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes

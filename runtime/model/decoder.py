@@ -285,7 +285,6 @@ def make_decoder(
         num_query_heads=num_heads,
         num_kv_heads=num_kv_heads,
         expert_sizes=_expert_sizes(spec),
-        latent_dims=_latent_dims(spec),
     )
 
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
@@ -375,12 +374,6 @@ def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
             return attention.rope, attention.qk_rope_head_dim
         case _:
             assert_never(attention)
-
-
-def _latent_dims(spec: ModelSpec) -> tuple[int, ...]:
-    """The sizes of cached latents, if there are any."""
-    latents = [each.attention for each in spec.layers]
-    return tuple({each.latent_dim for each in latents if isinstance(each, LatentAttentionSpec)})
 
 
 def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:
