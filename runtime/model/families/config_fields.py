@@ -4,13 +4,13 @@ All functions take the config as transformers reads it and raise CheckpointError
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from raydix.errors import CheckpointError
 from raydix.kernels.glu_form import GeluTanhGlu, GluForm, SiluGlu
-from raydix.runtime.model.rope_spec import REMEDY, longest_context, read_rope
+from raydix.runtime.model.rope_spec import REMEDY, Rope, longest_context, read_rope
 from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
 
 
@@ -64,10 +64,18 @@ def read_positive(config: Any, name: str) -> float:
 
 
 def read_attention(
-    config: Any, *, qkv_bias: bool, output_bias: bool, qk_norm: NormSpec | None
+    config: Any,
+    *,
+    qkv_bias: bool,
+    output_bias: bool,
+    qk_norm: NormSpec | None,
+    layer_type: str | None = None,
 ) -> AttentionSpec:
-    """Attention over all tokens before, the same in all layers."""
-    rope = read_rope(config.rope_parameters, config.max_position_embeddings)
+    """Attention over all tokens before.
+
+    `layer_type`: that of the layers, if those of each type have their own rotary parameters.
+    """
+    rope = _read_layer_rope(config, layer_type)
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_whole = isinstance(head_dim, int) and not isinstance(head_dim, bool)
@@ -88,6 +96,13 @@ def read_attention(
         output_bias=output_bias,
         qk_norm=qk_norm,
     )
+
+
+def _read_layer_rope(config: Any, layer_type: str | None) -> Rope:
+    parameters = config.rope_parameters
+    if layer_type is not None:
+        parameters = parameters.get(layer_type) if isinstance(parameters, Mapping) else None
+    return read_rope(parameters, config.max_position_embeddings)
 
 
 def require_enough_experts(experts_per_token: int, num_experts: int) -> None:
