@@ -5,8 +5,9 @@ through the head's key matrix, so that its product with a latent is that with th
 attention sums up of latents goes through the head's value matrix. Rows of many new tokens take the
 other form, where that is less work.
 
-Legend: T tokens of the step, C hidden, Q query heads, D dims of a latent, A its value dims, B dims
-of a head's query that are not rotated, E those that are, V value dims of a head.
+Legend: T tokens of the step, C hidden, X other features, Q query heads, H those and the key, D dims
+of a latent, A its value dims, B dims of a head's query that are not rotated, E those that are, V
+value dims of a head.
 """
 
 from collections.abc import Callable
@@ -138,9 +139,7 @@ class LatentAttention(nn.Module):
 
         `before_cache` runs before the layer touches the KV pool.
         """
-        rope = batch.ropes[self.rope]
-        nope_TQB, rope_TQE = self._queries(x_TC, rope)
-        latent_TD = self._latents(x_TC, rope)
+        nope_TQB, rope_TQE, latent_TD = self._project(x_TC, batch.ropes[self.rope])
         if before_cache is not None:
             before_cache()
 
@@ -193,38 +192,38 @@ class LatentAttention(nn.Module):
         out_QTV = out_TQA.transpose(0, 1) @ value_up_QVA.transpose(1, 2)
         return out_QTV.transpose(0, 1)
 
-    def _queries(self, x_TC: Tensor, rope: RopeTables) -> tuple[Tensor, Tensor]:
-        """Queries of all heads: [T, Q, B] that are not rotated, and [T, Q, E] that are."""
+    def _project(self, x_TC: Tensor, rope: RopeTables) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of all heads, [T, Q, B] that are not rotated and [T, Q, E] that are, and what is
+        cached of each token: the normed latent, then the rotated key, [T, D].
+        """
         spec = self.spec
         queries_TX = (
             self.query(x_TC)
             if isinstance(self.query, LowRankQuery)
             else self._ops.linear(x_TC, self.query.weight, None)
         )
-        nope_TQB, rope_TQE = queries_TX.unflatten(1, (spec.num_heads, -1)).split(
-            (spec.qk_nope_head_dim, spec.qk_rope_head_dim), dim=-1
-        )
-        return nope_TQB, self._rotated(rope_TQE, rope)
+        head_dims = (spec.qk_nope_head_dim, spec.qk_rope_head_dim)
+        nope_TQB, rope_TQE = queries_TX.unflatten(1, (-1, sum(head_dims))).split(head_dims, dim=-1)
 
-    def _latents(self, x_TC: Tensor, rope: RopeTables) -> Tensor:
-        """What is cached of each token: the normed latent, then the rotated key, [T, D]."""
         latent_TD = self._ops.linear(x_TC, self.latent.weight, self.latent.bias)
-        value_TA, key_TE = latent_TD.split(
-            (self.spec.kv_lora_rank, self.spec.qk_rope_head_dim), dim=-1
-        )
-        # Rows of the split are not contiguous, as the norm expects them to be.
+        value_TA, key_TE = latent_TD.split((spec.kv_lora_rank, spec.qk_rope_head_dim), dim=-1)
+        # The norm expects rows that lie side by side.
         normed_TA = self.latent_norm(value_TA.contiguous())
-        return torch.cat((normed_TA, self._rotated(key_TE[:, None], rope)[:, 0]), dim=-1)
 
-    def _rotated(self, x_TQE: Tensor, rope: RopeTables) -> Tensor:
+        # One rotation for all of them takes fewer kernels.
+        rotated_THE = self._rotated(torch.cat((rope_TQE, key_TE[:, None]), dim=1), rope)
+        return nope_TQB, rotated_THE[:, :-1], torch.cat((normed_TA, rotated_THE[:, -1]), dim=-1)
+
+    def _rotated(self, x_THE: Tensor, rope: RopeTables) -> Tensor:
         if self.spec.has_interleaved_pairs:
             # Queries and keys alike are put in the order of halves: their products stay the same.
-            x_TQE = x_TQE.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        return apply_rope(x_TQE, *rope.of_tokens())
+            x_THE = x_THE.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return apply_rope(x_THE, *rope.of_tokens())
 
     def _up_matrix(self) -> Tensor:
         """Per head, from a latent to what a key has of it, then to a value, [Q, B + V, A]."""
-        return self.kv_up.weight.unflatten(0, (self.spec.num_heads, -1))
+        made_dims = self.spec.qk_nope_head_dim + self.spec.v_head_dim
+        return self.kv_up.weight.unflatten(0, (-1, made_dims))
 
 
 def pays_to_expand(spec: LatentAttentionSpec, row: PrefillRow) -> bool:
