@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
@@ -131,6 +132,20 @@ class ModelOps(Protocol):
         `rows.tiles_X4` comes from `plan_tiles`.
         """
 
+    def expanded_latent_attention(
+        self,
+        q_TQX: Tensor,
+        pool_PLSD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: Sequence[PrefillRow],
+        up_QYA: Tensor,
+        *,
+        scale: float,
+        out_TQV: Tensor,
+    ) -> None:
+        """See `expanded_latents.expanded_latent_attention`."""
+
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
     ) -> tuple[Tensor, Tensor]:
@@ -170,6 +185,7 @@ class ReferenceOps:
     paged_attention = staticmethod(paged_attention.paged_attention)
     write_latent = staticmethod(latent_attention.write_latent)
     latent_attention = staticmethod(latent_attention.latent_attention)
+    expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(experts.topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     fused_experts = staticmethod(experts.fused_experts)

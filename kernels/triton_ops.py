@@ -16,6 +16,7 @@ from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
+from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
@@ -41,6 +42,7 @@ class TritonOps:
     rms_norm = staticmethod(rms_norm)
     glu = staticmethod(glu)
     write_latent = staticmethod(write_latent)
+    expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)

@@ -9,12 +9,13 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.moe.layer import MoeLayer
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm, linear_parameters
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
-from raydix.runtime.model.latent_attention import LatentAttention
+from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
 from raydix.runtime.model.rope import RotaryEmbedding
 from raydix.runtime.model.rope_spec import Rope
 from raydix.runtime.model.spec import (
@@ -236,6 +237,15 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
         return weights
+
+    def divide_rows(
+        self, rows: Sequence[PrefillRow]
+    ) -> tuple[tuple[PrefillRow, ...], tuple[PrefillRow, ...]]:
+        """`prefill` and `expanded` of the `AttentionRows` of a step with these rows."""
+        latents = [each.attention for each in self.spec.layers]
+        spec = next((each for each in latents if isinstance(each, LatentAttentionSpec)), None)
+        expanded = tuple(row for row in rows if spec is not None and pays_to_expand(spec, row))
+        return tuple(row for row in rows if row not in expanded), expanded
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
