@@ -21,6 +21,7 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
 from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.layer_runs import layer_runs
 from raydix.runtime.tiers.transfers import (
     Delay,
     Direction,
@@ -40,17 +41,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_WITH_FP8 = (8, 9)
 """Compute capability."""
-RUN_BYTES = 8 << 20
-"""Bytes of the layers that share an event of a load.
-
-Fewer events cost less; the first one must still come early.
-"""
-RUN_PIECE_BYTES = 128 << 10
-"""Bytes of each page up to which they share it: the copy engine is fast only for large pieces."""
-MIN_RUNS = 8
-"""For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
-as its load then has just the last run left to compute when the load ends.
-"""
 
 
 class _Job:
@@ -334,27 +324,3 @@ def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocki
         else encode_pages(page_layer[None], codec)[0]
     )
     host_bytes.copy_(encoded, non_blocking=non_blocking)
-
-
-def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
-    """Its layers in order, cut into runs that are long enough; the last one may be shorter.
-
-    Nobody waits for a layer of a backup, so that is one run: whole pages are the largest pieces.
-    """
-    if transfer.direction is Direction.BACKUP:
-        return [list(transfer.layer_copies)] if transfer.layer_copies else []
-    max_layers = max(1, len(transfer.layer_copies) // MIN_RUNS)
-    runs: list[list[LayerCopy]] = []
-    for copy in transfer.layer_copies:
-        if not runs or _is_long_enough(runs[-1], transfer, max_layers):
-            runs.append([])
-        runs[-1].append(copy)
-    return runs
-
-
-def _is_long_enough(run: list[LayerCopy], transfer: Transfer, max_layers: int) -> bool:
-    num_bytes = sum(
-        (copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids) for copy in run
-    )
-    piece_bytes = sum(copy.stop - copy.start for copy in run)
-    return num_bytes >= RUN_BYTES and (piece_bytes >= RUN_PIECE_BYTES or len(run) >= max_layers)
