@@ -13,11 +13,13 @@ from torch.nn import functional
 
 from raydix.kernels import kv_write
 from raydix.kernels.activation import silu_mul
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
+from raydix.kernels.reference import experts, latent_attention
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
@@ -33,7 +35,10 @@ class TritonOps:
     is_capturable = True
     rms_norm = staticmethod(rms_norm)
     silu_mul = staticmethod(silu_mul)
+    write_latent = staticmethod(latent_attention.write_latent)
+    latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(topk_gating)
+    group_limited_gating = staticmethod(experts.group_limited_gating)
     fused_experts = staticmethod(fused_experts)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
@@ -97,9 +102,10 @@ class TritonOps:
         layer: int,
         block_tables_RN: Tensor,
         rows: AttentionRows,
-        scale: float,
+        form: AttentionForm,
     ) -> Tensor:
         """See `ModelOps`."""
+        _require_plain(form)
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         if rows.tiles_X4 is not None:
             paged_prefill(
@@ -108,7 +114,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 rows.tiles_X4,
-                scale=scale,
+                scale=form.scale,
                 out_TQD=out_TQD,
             )
 
@@ -119,7 +125,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 _decode_tiles(decode),
-                scale=scale,
+                scale=form.scale,
                 num_splits=self._num_splits(decode, q_TQD.shape[0]),
                 out_TQD=out_TQD,
             )
@@ -141,3 +147,11 @@ def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
         num_tokens_B=rows.num_tokens_B,
         tokens_per_tile=rows.tokens_per_tile,
     )
+
+
+def _require_plain(form: AttentionForm) -> None:
+    if form.window is not None or form.soft_cap is not None or form.sinks_Q is not None:
+        raise ValueError(
+            f"The attention has window {form.window}, soft cap {form.soft_cap}, sinks "
+            f"{form.sinks_Q is not None}; the Triton kernels expect none of them."
+        )

@@ -24,6 +24,16 @@ _SIZES = (
     "num_local_experts",
     "moe_intermediate_size",
     "decoder_sparse_step",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_routed_experts",
+    "n_shared_experts",
+    "n_group",
+    "topk_group",
+    "sliding_window",
 )
 """Fields that, where there are any, hold whole numbers from 1."""
 
@@ -55,7 +65,9 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     return CheckpointConfig(
         family=family,
         spec=spec,
-        max_position_embeddings=longest_context(config),
+        max_position_embeddings=longest_context(
+            (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
+        ),
         eos_token_ids=_read_eos_token_ids(folder, config),
     )
 
