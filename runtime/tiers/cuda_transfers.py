@@ -32,9 +32,11 @@ from raydix.runtime.tiers.transfers import (
     TransferDone,
     TransferTable,
     no_delay,
+    require_peers,
 )
 
 if TYPE_CHECKING:
+    from raydix.runtime.tiers.cuda_peers import CudaPeers
     from raydix.runtime.tiers.kernel_copies import KernelCopies
 
 logger = logging.getLogger(__name__)
@@ -99,7 +101,12 @@ class CudaTransfers:
         on_done: OnDone,
         on_error: OnError,
         delay: Delay = no_delay,
+        peers: "CudaPeers | None" = None,
     ) -> None:
+        """`peers`: of a rank whose pools hold pages that are equal on all ranks."""
+        require_peers(shard, peers)
+        self._peers = peers
+        self._is_abandoned = False
         self._device = pools[0].device
         self._table = TransferTable(shard, [len(pool) - 1 for pool in pools], arena.geometry)
         self._geometry = arena.geometry
@@ -181,6 +188,13 @@ class CudaTransfers:
             thread.join()
         self._registration.close()
 
+    def abandon_peers(self) -> None:
+        """See `TransferEngine`."""
+        with self._changed:
+            self._is_abandoned = True
+        if self._peers is not None:
+            self._peers.give_up()
+
     def wait_registered(self) -> None:
         """Return once the whole arena is registered, and all copies are asynchronous."""
         self._registration.wait()
@@ -206,9 +220,15 @@ class CudaTransfers:
         job.begin(stream)
 
         copies = self._copy_runs(job.transfer, job.runs)
+        shares = None
+        if self._peers is not None and job.transfer.shared is not None:
+            # Given away and awaited on another stream, beside the copies of the next run.
+            stream, shares = self._peers.stream, self._peers.exchange(job.transfer, job.runs)
         for arrived in job.arrived:
             self._delay(job.transfer)
             next(copies)
+            if shares is not None:
+                next(shares)
             arrived.record(stream)
             with self._changed:
                 job.note_enqueued()
@@ -251,7 +271,17 @@ class CudaTransfers:
             ended.synchronize()
             # Measured by the device's clock, for this thread may wake up late.
             ended_s = max(job.enqueued_s, ended_s) + job.began.elapsed_time(ended) / 1e3
+            self._end(job, ended_s)
+
+    def _end(self, job: _Job, ended_s: float) -> None:
+        """Report a transfer, unless a lost peer's share is missing, and forget it."""
+        with self._changed:
+            is_whole = job.transfer.shared is None or not self._is_abandoned
+        if is_whole:
             self._report(job, ended_s)
+        with self._changed:
+            del self._jobs[job.transfer.transfer_id]
+            self._changed.notify_all()
 
     def _report(self, job: _Job, ended_s: float) -> None:
         self._on_done(
@@ -263,9 +293,6 @@ class CudaTransfers:
                 ended_s=ended_s,
             )
         )
-        with self._changed:
-            del self._jobs[job.transfer.transfer_id]
-            self._changed.notify_all()
 
     def _guard(self, body: Callable[[Direction], None], direction: Direction) -> None:
         try:

@@ -1,6 +1,8 @@
 """The tiers of all ranks of a lane in one process, over one arena."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,9 +10,8 @@ import torch
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.plan import PageCopies
-from raydix.runtime.tiers.cpu_peers import CpuPeers, PeerMemory
-from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.peer_pools import make_peer_pools
 from raydix.runtime.tiers.transfers import TransferDone
 from tests.runtime.tiers.tier_pair import NO_COPIES, NUM_PAGES, Tiers
 
@@ -40,29 +41,44 @@ class LaneOfTiers:
         self,
         layout: KvLayout,
         num_ranks: int,
+        folder: Path,
+        device: str = "cpu",
         *,
         arena: HostArena | None = None,
         options: RankOptions = lambda rank: {},
+        seed: int = 0,
     ) -> None:
+        """`seed`: of the order of copies on the cpu, where a rank's is its own.
+
+        `folder`: where the ranks may meet. Ranks on cuda share what devices there are.
+        """
         self.arena = arena or HostArena.create(layout, 400_000, num_threads=1)
-        self.ranks: list[Tiers] = []
-        num_pages = [NUM_PAGES] * len(layout.groups)
         shards = [
             KvShard(layout=layout, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)
         ]
-        peers = _peers(shards, num_pages) if num_ranks > 1 else [None]
-        for rank, (shard, peer) in enumerate(zip(shards, peers, strict=True)):
-            make_shared = None if peer is None else peer.own.make_pool
-            self.ranks.append(
-                Tiers(
-                    "cpu",
-                    shard,
-                    HostArena.attach(self.arena.location),
-                    make_pools(shard, num_pages, torch.device("cpu"), make_shared),
-                    peers=peer,
-                    **options(rank),
-                )
+        file = folder / f"meeting{len(list(folder.iterdir()))}"
+
+        def make_rank(shard: KvShard) -> Tiers:
+            place = torch.device(device)
+            if place.type == "cuda":
+                place = torch.device("cuda", shard.rank % torch.cuda.device_count())
+                torch.cuda.set_device(place)
+            made = make_peer_pools(shard, [NUM_PAGES] * len(layout.groups), place, file)
+            arena = HostArena.attach(self.arena.location)
+            order = {"seed": seed + shard.rank} if place.type == "cpu" else {}
+            return Tiers(
+                str(place),
+                shard,
+                arena,
+                made.pools,
+                peers=made.cpu or made.cuda,
+                **order,
+                **options(shard.rank),
             )
+
+        # Each waits for the others.
+        with ThreadPoolExecutor(num_ranks) as threads:
+            self.ranks: list[Tiers] = list(threads.map(make_rank, shards))
 
     def host_page(self, group: int, index: int) -> int:
         """The id of a host page: each group has a slab of its own."""
@@ -87,20 +103,3 @@ class LaneOfTiers:
         for tiers in self.ranks:
             tiers.engine.close()
         assert [tiers.errors for tiers in self.ranks] == [[] for _ in self.ranks]
-
-
-def _peers(shards: list[KvShard], num_pages: list[int]) -> list[CpuPeers]:
-    """Each rank maps the pools of all others for itself, as ranks in several processes do."""
-    memories = [PeerMemory.create(shard, num_pages) for shard in shards]
-    return [
-        CpuPeers(
-            rank,
-            [
-                memory
-                if peer == rank
-                else PeerMemory.attach(memory.location, shards[peer], num_pages)
-                for peer, memory in enumerate(memories)
-            ],
-        )
-        for rank in range(len(shards))
-    ]

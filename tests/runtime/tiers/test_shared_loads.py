@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +17,24 @@ from tests.runtime.tiers.tier_pair import Tiers, joined
 MakeLane = Callable[..., LaneOfTiers]
 
 
-@pytest.fixture
-def make_lane() -> Iterator[MakeLane]:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def make_lane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeLane]:
     """Makes lanes, all over the first one's arena."""
+    yield from _lanes(request.param, tmp_path)
+
+
+@pytest.fixture
+def make_cpu_lane(tmp_path: Path) -> Iterator[MakeLane]:
+    """The same where a wait for a layer holds the caller, so that it can be looked at."""
+    yield from _lanes("cpu", tmp_path)
+
+
+def _lanes(device: str, folder: Path) -> Iterator[MakeLane]:
     made: list[LaneOfTiers] = []
 
     def make(layout: KvLayout, num_ranks: int, **options: Any) -> LaneOfTiers:
         arena = made[0].arena if made else None
-        made.append(LaneOfTiers(layout, num_ranks, arena=arena, **options))
+        made.append(LaneOfTiers(layout, num_ranks, folder, device, arena=arena, **options))
         return made[-1]
 
     yield make
@@ -52,8 +63,8 @@ def test_a_latent_page_comes_to_all_ranks_and_is_read_once(
 def test_what_some_ranks_write_others_read_in_any_order_of_copies(
     make_lane: MakeLane, num_ranks: int, seed: int
 ) -> None:
-    writers = make_lane(FULL_AND_LATENT, 2, options=lambda rank: {"seed": seed + rank})
-    readers = make_lane(FULL_AND_LATENT, num_ranks, options=lambda rank: {"seed": seed * rank})
+    writers = make_lane(FULL_AND_LATENT, 2, seed=seed)
+    readers = make_lane(FULL_AND_LATENT, num_ranks, seed=3 * seed)
     single = make_lane(FULL_AND_LATENT, 1)
     groups = range(3)
     payloads = [
@@ -124,9 +135,9 @@ def test_a_load_is_done_once_the_slowest_peer_has_brought_its_share(make_lane: M
     assert [first.page(2, 0), second.page(1, 0)] == [payloads[1], payloads[0]]
 
 
-def test_a_layer_is_used_once_the_shares_of_all_ranks_have_arrived(make_lane: MakeLane) -> None:
+def test_a_layer_is_used_once_the_shares_of_all_ranks_have_arrived(make_cpu_lane: MakeLane) -> None:
     gate = Gate()
-    lane = make_lane(LATENT, 2, options=gate_second(gate))
+    lane = make_cpu_lane(LATENT, 2, options=gate_second(gate))
     first = lane.ranks[0]
     payload = [first.fill_host_page(index, 0) for index in range(2)][1]
     layer_bytes = len(payload) // 3
@@ -143,9 +154,9 @@ def test_a_layer_is_used_once_the_shares_of_all_ranks_have_arrived(make_lane: Ma
         assert first.page(2, 0)[:until] == payload[:until]
 
 
-def test_a_layer_that_peers_have_no_part_in_does_not_wait_for_them(make_lane: MakeLane) -> None:
+def test_a_layer_that_peers_have_no_part_in_does_not_wait_for_them(make_cpu_lane: MakeLane) -> None:
     gate = Gate()
-    lane = make_lane(FULL_AND_LATENT, 2, options=gate_second(gate))
+    lane = make_cpu_lane(FULL_AND_LATENT, 2, options=gate_second(gate))
     lane.start(joined(lane.load(1, [(1, 0)], 0), lane.load(1, [(1, 0), (2, 1)], 1)))
 
     lane.ranks[0].engine.wait_layer(1, 0)
@@ -169,10 +180,12 @@ def test_a_share_may_come_before_the_plan_that_asks_for_it(make_lane: MakeLane) 
     assert [[tiers.page(3, 0), tiers.page(4, 0)] for tiers in lane.ranks] == [payloads] * 2
 
 
-def test_marks_of_an_old_load_say_nothing_about_one_of_the_same_number(make_lane: MakeLane) -> None:
+def test_marks_of_an_old_load_say_nothing_about_one_of_the_same_number(
+    make_cpu_lane: MakeLane,
+) -> None:
     """A Scheduler that was started again numbers its transfers from the start."""
     gate = Gate()
-    lane = make_lane(LATENT, 2, options=gate_second(gate))
+    lane = make_cpu_lane(LATENT, 2, options=gate_second(gate))
     lane.start(lane.load(1, [(1, 0), (2, 1)]))
     gate.open(3)
     lane.finish()
