@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
 from raydix.kernels.reference import activation, experts, kv_write, norm, paged_attention, sampling
 from raydix.kernels.rotation import QkNorm, RopeTables
@@ -91,7 +92,7 @@ class ModelOps(Protocol):
         layer: int,
         block_tables_RN: Tensor,
         rows: AttentionRows,
-        scale: float,
+        form: AttentionForm,
     ) -> Tensor:
         """See `reference.paged_attention.paged_attention`.
 

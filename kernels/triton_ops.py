@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from raydix.kernels import kv_write
 from raydix.kernels.activation import silu_mul
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
@@ -97,9 +98,10 @@ class TritonOps:
         layer: int,
         block_tables_RN: Tensor,
         rows: AttentionRows,
-        scale: float,
+        form: AttentionForm,
     ) -> Tensor:
         """See `ModelOps`."""
+        _require_plain(form)
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         if rows.tiles_X4 is not None:
             paged_prefill(
@@ -108,7 +110,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 rows.tiles_X4,
-                scale=scale,
+                scale=form.scale,
                 out_TQD=out_TQD,
             )
 
@@ -119,7 +121,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 _decode_tiles(decode),
-                scale=scale,
+                scale=form.scale,
                 num_splits=self._num_splits(decode, q_TQD.shape[0]),
                 out_TQD=out_TQD,
             )
@@ -141,3 +143,11 @@ def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
         num_tokens_B=rows.num_tokens_B,
         tokens_per_tile=rows.tokens_per_tile,
     )
+
+
+def _require_plain(form: AttentionForm) -> None:
+    if form.window is not None or form.soft_cap is not None or form.sinks_Q is not None:
+        raise ValueError(
+            f"The attention has window {form.window}, soft cap {form.soft_cap}, sinks "
+            f"{form.sinks_Q is not None}; the Triton kernels expect none of them."
+        )

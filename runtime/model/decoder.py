@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.moe.layer import MoeLayer
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.model.attention import AttentionBatch, FullAttention, RmsNorm, linear_parameters
+from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm, linear_parameters
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
 from raydix.runtime.model.rope import RotaryEmbedding
+from raydix.runtime.model.rope_spec import Rope
 from raydix.runtime.model.spec import (
-    AttentionSpec,
     DenseMlpSpec,
     LayerSpec,
     ModelSpec,
@@ -69,6 +69,7 @@ class DecoderLayer(nn.Module):
         place: KvPlace,
         ops: ModelOps,
         *,
+        rope: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -76,8 +77,14 @@ class DecoderLayer(nn.Module):
         self.group = place.group
 
         self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.attention = FullAttention(
-            spec.attention, hidden_size, place.layer_in_group, ops, device=device, dtype=dtype
+        self.attention = Attention(
+            spec.attention,
+            hidden_size,
+            place.layer_in_group,
+            ops,
+            rope=rope,
+            device=device,
+            dtype=dtype,
         )
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
         self.mlp = _make_mlp(spec.mlp, hidden_size, ops, device=device, dtype=dtype)
@@ -92,7 +99,7 @@ class DecoderLayer(nn.Module):
         """Return the feed-forward's output [T, C], which the next norm is to add to `residual_TC`.
 
         `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
-        in the first layer. For `before_cache` see `FullAttention`.
+        in the first layer. For `before_cache` see `Attention`.
         """
         normed_TC = (
             self.attention_norm(residual_TC)
@@ -136,16 +143,24 @@ class Decoder(nn.Module):
         self.device = device
         self.dtype = dtype
         self.embedding = self._vocabulary_matrix()
-        places = kv_places(kv_groups)
+        places, ropes = kv_places(kv_groups), _distinct_ropes(spec)
         self.layers = nn.ModuleList(
-            DecoderLayer(layer, spec.hidden_size, places[i], ops, device=device, dtype=dtype)
+            DecoderLayer(
+                layer,
+                spec.hidden_size,
+                places[i],
+                ops,
+                rope=ropes.index(_rope_of(layer)),
+                device=device,
+                dtype=dtype,
+            )
             for i, layer in enumerate(spec.layers)
         )
         self.norm = RmsNorm(spec.final_norm, spec.hidden_size, ops, device=device, dtype=dtype)
         # Tied weights are one parameter under two names.
         self.head = self.embedding if spec.tied_embeddings else self._vocabulary_matrix()
-        attention = _shared_attention(spec)
-        self.rotary = RotaryEmbedding(attention.rope, attention.head_dim, device)
+        self.rotaries = tuple(RotaryEmbedding(rope, size, device) for rope, size in ropes)
+        """The distinct ones, in the order of their first layers."""
 
     def forward(
         self,
@@ -205,12 +220,12 @@ def make_decoder(
 
     `split_kv_groups_at`: see `derive_kv_groups`.
     """
-    attention = _shared_attention(spec)
+    num_heads, num_kv_heads = _head_counts(spec)
     ops = choose_ops(
         device,
         dtype,
-        num_query_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
+        num_query_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         expert_sizes=_expert_sizes(spec),
     )
 
@@ -244,10 +259,19 @@ def _make_mlp(
             assert_never(spec)
 
 
-def _shared_attention(spec: ModelSpec) -> AttentionSpec:
-    """The attention of all layers: they use one rotary table and one choice of operations."""
-    (attention,) = {layer.attention for layer in spec.layers}
-    return attention
+def _head_counts(spec: ModelSpec) -> tuple[int, int]:
+    """Query and KV heads, of which all layers have as many: they use one choice of operations."""
+    (counts,) = {(each.attention.num_heads, each.attention.num_kv_heads) for each in spec.layers}
+    return counts
+
+
+def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
+    """Rotary embeddings and how many dimensions they rotate, in the order of first layers."""
+    return list(dict.fromkeys(_rope_of(layer) for layer in spec.layers))
+
+
+def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
+    return layer.attention.rope, layer.attention.head_dim
 
 
 def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:

@@ -60,8 +60,9 @@ def kv_places(groups: Sequence[KvGroup]) -> dict[int, KvPlace]:
 def _group_without_layers(attention: AttentionSpec) -> KvGroup:
     """What layers must agree on to share a group."""
     return KvGroup(
-        kind=GroupKind.FULL,
+        kind=GroupKind.FULL if attention.window is None else GroupKind.WINDOW,
         layers=(),
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
+        window=attention.window,
     )

@@ -108,9 +108,8 @@ class ModelRunner:
         self._pools = pools
         self._device = device
 
-        self._rope_XD = decoder.rotary.tables(
-            torch.arange(max_model_len, device=device), decoder.dtype
-        )
+        positions_X = torch.arange(max_model_len, device=device)
+        self._ropes = [rotary.tables(positions_X, decoder.dtype) for rotary in decoder.rotaries]
         self._captured: CapturedSteps | None = None
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
@@ -284,9 +283,11 @@ class ModelRunner:
                 )
             )
 
-        cos_XD, sin_XD = self._rope_XD
-        rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
-        return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
+        ropes = tuple(
+            RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
+            for cos_XD, sin_XD in self._ropes
+        )
+        return AttentionBatch(rows=rows, ropes=ropes, groups=tuple(groups))
 
     def _replay(
         self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows

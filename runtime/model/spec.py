@@ -21,16 +21,24 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Grouped-query attention over all tokens before."""
+    """Grouped-query attention over the tokens before."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rope: Rope
+    scale: float
+    """Multiplies the products of queries and keys."""
     qkv_bias: bool
     output_bias: bool
     qk_norm: NormSpec | None
     """The norm of each head of queries and keys, before they are rotated."""
+    window: int | None = None
+    """Only so many tokens are seen, the query's own among them; None: all before."""
+    soft_cap: float | None = None
+    """The bound of scores, which tanh bends towards it."""
+    has_sinks: bool = False
+    """Has each query head a logit of its own that takes a share of the softmax?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
 from raydix.kernels.reference import paged_attention as reference
 
@@ -54,7 +55,7 @@ class PagedRows:
             LAYER,
             self.tables_RN,
             AttentionRows(prefill=self.rows, decode=()),
-            self.scale,
+            AttentionForm(scale=self.scale),
         )
 
         is_float32 = self.q_TQD.dtype == torch.float32

@@ -50,6 +50,7 @@ def read_attention(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rope=rope,
+        scale=head_dim**-0.5,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,

@@ -28,6 +28,7 @@ DENSE = LayerSpec(
         num_heads=6,
         num_kv_heads=2,
         head_dim=16,
+        scale=16**-0.5,
         rope=DefaultRope(theta=10_000.0),
         qkv_bias=False,
         output_bias=False,

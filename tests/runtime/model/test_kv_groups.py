@@ -25,6 +25,21 @@ def test_layers_that_cache_otherwise_form_another_group() -> None:
     assert [(group.layers, group.head_dim) for group in groups] == [((0, 2), 8), ((1, 3, 4), 16)]
 
 
+def test_layers_of_equal_windows_form_a_window_group() -> None:
+    narrow, wide = (
+        replace(DENSE, attention=replace(ATTENTION, window=window)) for window in (6, 9)
+    )
+    capped = replace(DENSE, attention=replace(ATTENTION, window=6, soft_cap=2.0, has_sinks=True))
+
+    groups = derive_kv_groups((narrow, DENSE, wide, capped))
+
+    assert [(group.kind, group.layers, group.window) for group in groups] == [
+        (GroupKind.WINDOW, (0, 3), 6),
+        (GroupKind.FULL, (1,), None),
+        (GroupKind.WINDOW, (2,), 9),
+    ]
+
+
 @pytest.mark.parametrize(
     ("split_at", "expected"),
     [

@@ -15,6 +15,7 @@ ATTENTION = AttentionSpec(
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
+    scale=8**-0.5,
     rope=DefaultRope(theta=5000.0),
     qkv_bias=False,
     output_bias=False,
