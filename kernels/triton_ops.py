@@ -19,6 +19,7 @@ from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
+from raydix.kernels.reference import experts, latent_attention
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
@@ -34,7 +35,10 @@ class TritonOps:
     is_capturable = True
     rms_norm = staticmethod(rms_norm)
     silu_mul = staticmethod(silu_mul)
+    write_latent = staticmethod(latent_attention.write_latent)
+    latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(topk_gating)
+    group_limited_gating = staticmethod(experts.group_limited_gating)
     fused_experts = staticmethod(fused_experts)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.routing import Routing
 from raydix.moe.experts import Experts
 from raydix.moe.router import Router
 
@@ -19,7 +20,7 @@ class MoeLayer(nn.Module):
         *,
         num_experts: int,
         experts_per_token: int,
-        renormalise: bool,
+        routing: Routing,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -29,7 +30,7 @@ class MoeLayer(nn.Module):
             num_experts,
             experts_per_token,
             ops,
-            renormalise=renormalise,
+            routing=routing,
             device=device,
             dtype=dtype,
         )
@@ -45,7 +46,7 @@ class MoeLayer(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
-        weights: dict[str, Tensor] = {"router.weight": self.router.weight_EC}
+        weights = {f"router.{name}": each for name, each in self.router.weights().items()}
         for expert, gate_up_IC in enumerate(self.experts.gate_up_EIC):
             gate_IC, up_IC = gate_up_IC.chunk(2)
             weights |= {

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -23,6 +25,8 @@ _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.QWEN3: Qwen3Config,
     Family.QWEN3_MOE: Qwen3MoeConfig,
     Family.MIXTRAL: MixtralConfig,
+    Family.DEEPSEEK_V2: DeepseekV2Config,
+    Family.DEEPSEEK_V3: DeepseekV3Config,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -38,6 +42,20 @@ _COMMON = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
 _PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.LLAMA: {},
     Family.QWEN2: {},
@@ -50,6 +68,26 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},
+    Family.DEEPSEEK_V2: {
+        **_DEEPSEEK,
+        "q_lora_rank": None,
+        "topk_method": "greedy",
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    },
+    Family.DEEPSEEK_V3: {
+        **_DEEPSEEK,
+        "q_lora_rank": 14,
+        "routed_scaling_factor": 2.5,
+        "num_mtp_layers": 0,
+    },
 }
 MIN_TOP2_GAP = 1e-3
 """Below this difference of the reference's two largest logits, rounding may choose either token."""
@@ -70,7 +108,7 @@ def make_checkpoint(
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.7, 1.3)
             elif name.endswith("bias"):

@@ -1,14 +1,18 @@
 """Plain PyTorch twins of the choice of experts, and of the experts.
 
-Legend: T tokens of the step, C hidden, I intermediate, E experts, K experts per token, X choices of
-all tokens. float32 stays IEEE float32: TF32 must be off, as it is by default.
+Legend: T tokens of the step, C hidden, I intermediate, E experts, G groups of experts, K experts
+per token, X choices of all tokens. float32 stays IEEE float32: TF32 must be off, as it is by
+default.
 """
+
+from typing import assert_never
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from raydix.kernels.reference.activation import silu_mul
+from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
 DENSE_EXPERT_TOKENS = 64
 """Up to so many tokens every expert runs on every token: no count has to reach the host."""
@@ -28,6 +32,45 @@ def topk_gating(
     if renormalise:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
     return weights_TK, expert_ids_TK
+
+
+def group_limited_gating(
+    router_logits_TE: Tensor,
+    correction_bias_E: Tensor | None,
+    num_experts_per_token: int,
+    routing: GroupLimitedRouting,
+) -> tuple[Tensor, Tensor]:
+    """Choose each token's best experts among those of its best groups.
+
+    Returns (weights_TK float32, expert_ids_TK int64). A token's groups have at least K experts.
+    Nothing here waits for the device.
+    """
+    scores_TE = _scores(router_logits_TE.float(), routing.scoring)
+    # The bias evens out the load of experts; what they add to the output goes by the score alone.
+    choosing_TE = scores_TE if correction_bias_E is None else scores_TE + correction_bias_E
+
+    choosing_TGX = choosing_TE.unflatten(1, (routing.num_groups, -1))
+    group_scores_TG = choosing_TGX.topk(routing.scores_per_group, dim=-1).values.sum(-1)
+    groups_TX = group_scores_TG.topk(routing.groups_per_token, dim=-1).indices
+    is_out_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, groups_TX, False)
+    choosing_TE = choosing_TGX.masked_fill(is_out_TG[..., None], float("-inf")).flatten(1)
+
+    expert_ids_TK = choosing_TE.topk(num_experts_per_token, dim=-1).indices
+    weights_TK = scores_TE.gather(1, expert_ids_TK)
+    if routing.renormalise:
+        # Sigmoids may all be zero.
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+    return weights_TK * routing.scale, expert_ids_TK
+
+
+def _scores(logits_TE: Tensor, scoring: Scoring) -> Tensor:
+    match scoring:
+        case Scoring.SOFTMAX:
+            return logits_TE.softmax(-1)
+        case Scoring.SIGMOID:
+            return logits_TE.sigmoid()
+        case _:
+            assert_never(scoring)
 
 
 def fused_experts(

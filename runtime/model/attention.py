@@ -22,8 +22,8 @@ from raydix.runtime.model.spec import AttentionSpec, NormSpec
 class GroupBatch:
     """What one KV group contributes to a step."""
 
-    pool_PLH2SD: Tensor
-    """The cache itself; page 0 is padding."""
+    pool: Tensor
+    """The cache itself, as of `make_pools`; page 0 is padding."""
     block_tables_RN: Tensor
     """int32, page ids per row."""
     slot_mapping_T: Tensor
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         if before_cache is not None:
             before_cache()
 
-        pool_PLH2SD, layer = group.pool_PLH2SD, self.layer_in_group
+        pool_PLH2SD, layer = group.pool, self.layer_in_group
         rope = batch.ropes[self.rope]
         q_TQD = self._ops.rotate_and_write_kv(
             qkv_TX, rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T

@@ -24,6 +24,15 @@ _SIZES = (
     "num_local_experts",
     "moe_intermediate_size",
     "decoder_sparse_step",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_routed_experts",
+    "n_shared_experts",
+    "n_group",
+    "topk_group",
 )
 """Fields that, where there are any, hold whole numbers from 1."""
 

@@ -14,10 +14,13 @@ from raydix.moe.layer import MoeLayer
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm, linear_parameters
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
+from raydix.runtime.model.latent_attention import LatentAttention
 from raydix.runtime.model.rope import RotaryEmbedding
 from raydix.runtime.model.rope_spec import Rope
 from raydix.runtime.model.spec import (
+    AttentionSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     MoeMlpSpec,
@@ -59,6 +62,25 @@ class DenseMlp(nn.Module):
         return weights
 
 
+class SharedExpertsMlp(nn.Module):
+    """Routed experts, and those that every token visits: their outputs are added."""
+
+    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
+        super().__init__()
+        self.routed = routed
+        self.shared = shared
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in, [T, C] out."""
+        out_TC: Tensor = self.routed(x_TC)
+        return out_TC + self.shared(x_TC)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        shared = {f"shared.{name}": each for name, each in self.shared.weights().items()}
+        return self.routed.weights() | shared
+
+
 class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward with residual connections. `group`: its KV group."""
 
@@ -77,7 +99,7 @@ class DecoderLayer(nn.Module):
         self.group = place.group
 
         self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.attention = Attention(
+        self.attention = _make_attention(
             spec.attention,
             hidden_size,
             place.layer_in_group,
@@ -227,10 +249,34 @@ def make_decoder(
         num_query_heads=num_heads,
         num_kv_heads=num_kv_heads,
         expert_sizes=_expert_sizes(spec),
+        latent_dims=_latent_dims(spec),
     )
 
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
     return Decoder(spec, kv_groups, ops, device=device, dtype=dtype)
+
+
+def _make_attention(
+    spec: AttentionSpec | LatentAttentionSpec,
+    hidden_size: int,
+    layer_in_group: int,
+    ops: ModelOps,
+    *,
+    rope: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Attention | LatentAttention:
+    match spec:
+        case AttentionSpec():
+            return Attention(
+                spec, hidden_size, layer_in_group, ops, rope=rope, device=device, dtype=dtype
+            )
+        case LatentAttentionSpec():
+            return LatentAttention(
+                spec, hidden_size, layer_in_group, ops, rope=rope, device=device, dtype=dtype
+            )
+        case _:
+            assert_never(spec)
 
 
 def _make_mlp(
@@ -240,29 +286,43 @@ def _make_mlp(
     *,
     device: torch.device,
     dtype: torch.dtype,
-) -> DenseMlp | MoeLayer:
+) -> DenseMlp | MoeLayer | SharedExpertsMlp:
     match spec:
         case DenseMlpSpec():
             return DenseMlp(spec, hidden_size, ops, device=device, dtype=dtype)
         case MoeMlpSpec():
-            return MoeLayer(
+            routed = MoeLayer(
                 hidden_size,
                 spec.intermediate_size,
                 ops,
                 num_experts=spec.num_experts,
                 experts_per_token=spec.experts_per_token,
-                renormalise=spec.renormalise,
+                routing=spec.routing,
                 device=device,
                 dtype=dtype,
             )
+            if spec.shared is None:
+                return routed
+            shared = DenseMlp(spec.shared, hidden_size, ops, device=device, dtype=dtype)
+            return SharedExpertsMlp(routed, shared)
         case _:
             assert_never(spec)
 
 
 def _head_counts(spec: ModelSpec) -> tuple[int, int]:
     """Query and KV heads, of which all layers have as many: they use one choice of operations."""
-    (counts,) = {(each.attention.num_heads, each.attention.num_kv_heads) for each in spec.layers}
+    (counts,) = {_head_counts_of(each.attention) for each in spec.layers}
     return counts
+
+
+def _head_counts_of(attention: AttentionSpec | LatentAttentionSpec) -> tuple[int, int]:
+    match attention:
+        case AttentionSpec():
+            return attention.num_heads, attention.num_kv_heads
+        case LatentAttentionSpec():
+            return attention.num_heads, 1
+        case _:
+            assert_never(attention)
 
 
 def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
@@ -271,7 +331,19 @@ def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
 
 
 def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
-    return layer.attention.rope, layer.attention.head_dim
+    match attention := layer.attention:
+        case AttentionSpec():
+            return attention.rope, attention.head_dim
+        case LatentAttentionSpec():
+            return attention.rope, attention.qk_rope_head_dim
+        case _:
+            assert_never(attention)
+
+
+def _latent_dims(spec: ModelSpec) -> tuple[int, ...]:
+    """The sizes of cached latents, if there are any."""
+    latents = [each.attention for each in spec.layers]
+    return tuple({each.latent_dim for each in latents if isinstance(each, LatentAttentionSpec)})
 
 
 def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope
+from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope, yarn_mscale
 
 
 class RotaryEmbedding:
@@ -74,9 +74,5 @@ def _yarn_attention_factor(rope: YarnRope) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
-    return _mscale(rope.factor, 1.0)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor, 1.0)

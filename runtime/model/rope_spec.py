@@ -46,6 +46,11 @@ class YarnRope:
 Rope = DefaultRope | Llama3Rope | YarnRope
 
 
+def yarn_mscale(factor: float, weight: float) -> float:
+    """What YaRN makes of attention's temperature when it stretches positions by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def read_rope(config: Any) -> Rope:
     """The rotary embedding of a config, as transformers reads it. Raises CheckpointError."""
     parameters = config.rope_parameters

@@ -90,8 +90,7 @@ class _StepInputs:
 class ModelRunner:
     """Runs plans on one device, in order. Owns: the request slots. The pools belong to the caller.
 
-    `pools`: one [pages + 1, layers, kv heads, 2, page size, head dim] tensor per KV group, zeroed;
-    page 0 is padding.
+    `pools`: one zeroed tensor per KV group, as of `make_pools`; page 0 is padding.
     """
 
     def __init__(
@@ -274,13 +273,11 @@ class ModelRunner:
         self, rows: AttentionRows, positions_T: Tensor, page_index_T: Tensor, page_offset_T: Tensor
     ) -> AttentionBatch:
         groups = []
-        for pool_PLH2SD, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
+        for pool, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
             pages_T = table_XN.view(-1)[page_index_T]
             slot_mapping_T = torch.add(page_offset_T, pages_T, alpha=self.slots.page_size)
             groups.append(
-                GroupBatch(
-                    pool_PLH2SD=pool_PLH2SD, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T
-                )
+                GroupBatch(pool=pool, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T)
             )
 
         ropes = tuple(

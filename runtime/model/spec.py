@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from raydix.kernels.routing import Routing
 from raydix.runtime.model.rope_spec import Rope
 
 
@@ -42,6 +43,37 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention over all tokens before (DeepSeek-V2, arXiv:2405.04434, 2.1).
+
+    A token is cached as one vector for all heads: `kv_lora_rank` normed dims, from which heads make
+    keys and values, then `qk_rope_head_dim` rotated ones, which keys of all heads share.
+    """
+
+    num_heads: int
+    q_lora_rank: int | None
+    """The width in the middle of the matrix of queries; None: that is one matrix."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope: Rope
+    has_interleaved_pairs: bool
+    """Are dims 0 and 1 a pair that is rotated together? If not, 0 and half of the dims are."""
+    scale: float
+    """Multiplies the products of queries and keys."""
+    bias: bool
+    """Of the matrices from and to the hidden size, but for that of queries if it is one."""
+    norm: NormSpec
+    """That of the latent, and of the middle of queries."""
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements that a token takes in the cache."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseMlpSpec:
     """A SwiGLU feed-forward that every token takes. `bias`: of all three matrices."""
 
@@ -56,15 +88,16 @@ class MoeMlpSpec:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    renormalise: bool
-    """Are the weights of a token's experts divided by their sum?"""
+    routing: Routing
+    shared: DenseMlpSpec | None
+    """What every token takes besides, and is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """Attention, then a feed-forward, each after a norm and added to the residual stream."""
 
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentAttentionSpec
     mlp: DenseMlpSpec | MoeMlpSpec
     norm: NormSpec
     """The one before attention and the one before the feed-forward."""

@@ -1,6 +1,7 @@
 import torch
 
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.moe.layer import MoeLayer
 
 
@@ -12,7 +13,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         ReferenceOps(),
         num_experts=4,
         experts_per_token=2,
-        renormalise=True,
+        routing=SoftmaxRouting(renormalise=True),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
@@ -29,7 +30,8 @@ def _read_spec(config: Any) -> ModelSpec:
             num_experts=config.num_local_experts,
             experts_per_token=config.num_experts_per_tok,
             intermediate_size=config.intermediate_size,
-            renormalise=True,
+            routing=SoftmaxRouting(renormalise=True),
+            shared=None,
         ),
         norm=read_norm(config),
     )

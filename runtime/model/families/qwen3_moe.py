@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
@@ -45,7 +46,8 @@ def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
         num_experts=config.num_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
-        renormalise=config.norm_topk_prob,
+        routing=SoftmaxRouting(renormalise=config.norm_topk_prob),
+        shared=None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mixtral import MIXTRAL
 from raydix.runtime.model.families.qwen2 import QWEN2
@@ -17,3 +18,5 @@ class Family(Enum):
     QWEN3 = QWEN3
     QWEN3_MOE = QWEN3_MOE
     MIXTRAL = MIXTRAL
+    DEEPSEEK_V2 = DEEPSEEK_V2
+    DEEPSEEK_V3 = DEEPSEEK_V3

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from raydix.kernels.reference.experts import fused_experts, topk_gating
+from raydix.kernels.reference.experts import fused_experts, group_limited_gating, topk_gating
+from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +60,78 @@ def test_gating_takes_the_most_likely_experts(renormalise: bool) -> None:
         assert ids[t].tolist() == chosen.tolist()
         total = probabilities[t, chosen].sum() if renormalise else 1.0
         torch.testing.assert_close(weights[t], probabilities[t, chosen] / total)
+
+
+def naive_group_limited(
+    scores: list[float], bias: list[float], num_choices: int, routing: GroupLimitedRouting
+) -> dict[int, float]:
+    """The weights of one token's experts, before they are scaled."""
+    size = len(scores) // routing.num_groups
+    choosing = [score + each for score, each in zip(scores, bias, strict=True)]
+
+    def goodness(group: int) -> float:
+        own = sorted(choosing[group * size : (group + 1) * size], reverse=True)
+        return sum(own[: routing.scores_per_group])
+
+    groups = sorted(range(routing.num_groups), key=goodness, reverse=True)
+    allowed = [
+        group * size + expert
+        for group in groups[: routing.groups_per_token]
+        for expert in range(size)
+    ]
+    chosen = sorted(allowed, key=lambda expert: choosing[expert], reverse=True)[:num_choices]
+    total = sum(scores[expert] for expert in chosen) if routing.renormalise else 1.0
+    return {expert: scores[expert] / total for expert in chosen}
+
+
+@pytest.mark.parametrize("scoring", list(Scoring))
+@pytest.mark.parametrize(
+    ("num_groups", "groups_per_token", "scores_per_group"), [(1, 1, 1), (4, 2, 1), (4, 2, 2)]
+)
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("has_correction_bias", [True, False])
+def test_group_limited_gating_matches_the_definition(
+    scoring: Scoring,
+    num_groups: int,
+    groups_per_token: int,
+    scores_per_group: int,
+    renormalise: bool,
+    has_correction_bias: bool,
+) -> None:
+    routing = GroupLimitedRouting(
+        scoring=scoring,
+        num_groups=num_groups,
+        groups_per_token=groups_per_token,
+        scores_per_group=scores_per_group,
+        renormalise=renormalise,
+        scale=2.5,
+        has_correction_bias=has_correction_bias,
+    )
+    logits, bias = torch.randn(40, 12), torch.randn(12)
+    scores = logits.softmax(-1) if scoring is Scoring.SOFTMAX else logits.sigmoid()
+
+    weights, ids = group_limited_gating(logits, bias if has_correction_bias else None, 3, routing)
+
+    for t in range(40):
+        expected = naive_group_limited(
+            scores[t].tolist(), bias.tolist() if has_correction_bias else [0.0] * 12, 3, routing
+        )
+        found = dict(zip(ids[t].tolist(), weights[t].tolist(), strict=True))
+        assert found == pytest.approx({e: 2.5 * weight for e, weight in expected.items()})
+
+
+def test_groups_and_their_limit_change_the_choice() -> None:
+    """The control of the test above: the best expert of all may be in a group left out."""
+    routing = GroupLimitedRouting(
+        scoring=Scoring.SIGMOID,
+        num_groups=2,
+        groups_per_token=1,
+        scores_per_group=2,
+        renormalise=False,
+        scale=1.0,
+        has_correction_bias=False,
+    )
+
+    _, ids = group_limited_gating(torch.tensor([[4.0, -9.0, 2.0, 2.0]]), None, 2, routing)
+
+    assert sorted(ids[0].tolist()) == [2, 3]

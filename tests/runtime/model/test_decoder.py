@@ -72,6 +72,30 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
         },
     ),
     ("mixtral_in_shards", Family.MIXTRAL, {}),
+    ("deepseek_v2_lite_in_shards", Family.DEEPSEEK_V2, {}),
+    (
+        "deepseek_v2_group_limited_biased",
+        Family.DEEPSEEK_V2,
+        {
+            "q_lora_rank": 14,
+            "topk_method": "group_limited_greedy",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    ("deepseek_v3_in_shards", Family.DEEPSEEK_V3, {}),
+    (
+        "deepseek_v3_biased_yarn_in_halves",
+        Family.DEEPSEEK_V3,
+        {
+            "attention_bias": True,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.5},
+        },
+    ),
     (
         "mixtral_3_of_7",
         Family.MIXTRAL,

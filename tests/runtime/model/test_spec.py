@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.spec import (
     AttentionSpec,
@@ -26,7 +27,13 @@ DENSE = LayerSpec(
 )
 SPARSE = replace(
     DENSE,
-    mlp=MoeMlpSpec(num_experts=6, experts_per_token=2, intermediate_size=40, renormalise=True),
+    mlp=MoeMlpSpec(
+        num_experts=6,
+        experts_per_token=2,
+        intermediate_size=40,
+        routing=SoftmaxRouting(renormalise=True),
+        shared=None,
+    ),
 )
 MODEL = ModelSpec(
     vocab_size=100,
