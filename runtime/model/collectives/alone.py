@@ -19,3 +19,6 @@ class Alone:
 
     def close(self) -> None:
         """See `Collectives`."""
+
+
+ALONE = Alone()

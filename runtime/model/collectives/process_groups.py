@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor
-from torch.distributed import (
+from torch.distributed.distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
     PrefixStore,
@@ -64,7 +64,7 @@ class NcclCollectives:
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`."""
         # Imported here: only builds of torch for CUDA have it.
-        from torch.distributed import ProcessGroupNCCL
+        from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
         self.rank = rank
         self.size = size

@@ -164,8 +164,8 @@ async def test_a_rank_that_never_comes_up_ends_the_engine_after_max_crashes(lost
     loads: list[int] = []
 
     def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        loads.append(rank)
-        if rank == lost:
+        loads.append(place.rank)
+        if place.rank == lost:
             raise RuntimeError("no such device")
         return BUILD(config, place)
 
@@ -182,7 +182,7 @@ async def test_a_rank_that_never_comes_up_ends_the_engine_after_max_crashes(lost
 
 async def test_what_one_rank_refuses_ends_the_engine_at_once() -> None:
     def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        if rank == 1:
+        if place.rank == 1:
             raise ConfigError("no room for a page")
         return BUILD(config, place)
 
