@@ -10,6 +10,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -24,6 +25,7 @@ _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.QWEN2: Qwen2Config,
     Family.QWEN3: Qwen3Config,
     Family.QWEN3_MOE: Qwen3MoeConfig,
+    Family.MISTRAL: MistralConfig,
     Family.MIXTRAL: MixtralConfig,
     Family.DEEPSEEK_V2: DeepseekV2Config,
     Family.DEEPSEEK_V3: DeepseekV3Config,
@@ -67,6 +69,7 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "moe_intermediate_size": 20,
         "norm_topk_prob": True,
     },
+    Family.MISTRAL: {"sliding_window": 20},
     Family.MIXTRAL: {"num_local_experts": 5, "num_experts_per_tok": 2},
     Family.DEEPSEEK_V2: {
         **_DEEPSEEK,

@@ -1,6 +1,7 @@
 """From a checkpoint folder to a decoder, tensor by tensor, fingerprinted on the way."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,7 @@ def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
-        # Old exports carry frequencies that the config fixes.
-        elif name not in may_repeat and not name.endswith("rotary_emb.inv_freq"):
+        elif name not in may_repeat and not _is_ignored(name, family, decoder.spec.num_layers):
             unexpected.append(name)
 
     if missing or unexpected:
@@ -127,6 +127,16 @@ def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
             )
     entries = sorted((name, *entry) for name, entry in described.items())
     return hashlib.sha256(repr(entries).encode()).digest()
+
+
+def _is_ignored(name: str, family: Family, num_layers: int) -> bool:
+    """Whether a checkpoint may have this tensor, though the decoder has not."""
+    # Old exports carry frequencies that the config fixes.
+    if name.endswith("rotary_emb.inv_freq"):
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    is_past_last = layer is not None and int(layer[1]) >= num_layers
+    return family.value.has_prediction_layers and is_past_last
 
 
 def _digest(tensor: Tensor) -> bytes:

@@ -33,6 +33,7 @@ _SIZES = (
     "n_shared_experts",
     "n_group",
     "topk_group",
+    "sliding_window",
 )
 """Fields that, where there are any, hold whole numbers from 1."""
 
@@ -64,7 +65,9 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     return CheckpointConfig(
         family=family,
         spec=spec,
-        max_position_embeddings=longest_context(config),
+        max_position_embeddings=longest_context(
+            (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
+        ),
         eos_token_ids=_read_eos_token_ids(folder, config),
     )
 

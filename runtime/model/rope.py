@@ -6,7 +6,14 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope, yarn_mscale
+from raydix.runtime.model.rope_spec import (
+    DefaultRope,
+    LinearRope,
+    Llama3Rope,
+    Rope,
+    YarnRope,
+    yarn_mscale,
+)
 
 
 class RotaryEmbedding:
@@ -32,6 +39,8 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     match rope:
         case DefaultRope():
             return 1.0 / powers, 1.0
+        case LinearRope():
+            return 1.0 / powers / rope.factor, 1.0
         case Llama3Rope():
             return _llama3(rope, 1.0 / powers), 1.0
         case YarnRope():

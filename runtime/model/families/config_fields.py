@@ -3,6 +3,8 @@
 All functions take the config as transformers reads it and raise CheckpointError.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from raydix.errors import CheckpointError
@@ -31,10 +33,8 @@ def read_norm(config: Any) -> NormSpec:
 def read_attention(
     config: Any, *, qkv_bias: bool, output_bias: bool, qk_norm: NormSpec | None
 ) -> AttentionSpec:
-    """Full attention, the same in all layers."""
-    rope = read_rope(config)
-    _require_full_attention(config)
-
+    """Attention over all tokens before, the same in all layers."""
+    rope = read_rope(config.rope_parameters, config.max_position_embeddings)
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_whole = isinstance(head_dim, int) and not isinstance(head_dim, bool)
@@ -66,16 +66,33 @@ def require_enough_experts(experts_per_token: int, num_experts: int) -> None:
         )
 
 
-def _require_full_attention(config: Any) -> None:
-    window = getattr(config, "sliding_window", None)
-    # Qwen2 and Qwen3 say per layer whether it uses the window; in Mixtral every layer does.
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    is_windowed = layer_types != {"full_attention"} or not hasattr(config, "layer_types")
+def window_in_all(config: Any, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """These layers with the config's window, if it has one."""
+    return _with_windows(config, layers, [config.sliding_window] * len(layers))
 
-    # A window that no context outgrows is never noticed.
-    context = longest_context(config)
-    if window is not None and is_windowed and window < context:
+
+def window_by_type(config: Any, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """These layers, of which those that `layer_types` names have the config's window."""
+    types = config.layer_types
+    if len(types) != len(layers) or not set(types) <= {"full_attention", "sliding_attention"}:
         raise CheckpointError(
-            f"The model uses a sliding window of {window} tokens, and its context is {context}; "
-            f"only full attention is supported. Use a model without a window."
+            f"layer_types is {types}; expected 'full_attention' or 'sliding_attention' for each of "
+            f"the {len(layers)} layers. {REMEDY}"
         )
+    windows = [config.sliding_window if each == "sliding_attention" else None for each in types]
+    return _with_windows(config, layers, windows)
+
+
+def _with_windows(
+    config: Any, layers: Sequence[LayerSpec], windows: Sequence[int | None]
+) -> tuple[LayerSpec, ...]:
+    ropes = [layer.attention.rope for layer in layers]
+    context = longest_context(ropes, config.max_position_embeddings)
+    return tuple(
+        # A window that no context outgrows is never noticed, and pages of full attention are
+        # found at every prefix.
+        layer
+        if window is None or window >= context
+        else replace(layer, attention=replace(layer.attention, window=window))
+        for layer, window in zip(layers, windows, strict=True)
+    )

@@ -131,11 +131,8 @@ def _read_spec(
 
 
 def _read_attention(config: Any, *, has_interleaved_pairs: bool) -> LatentAttentionSpec:
-    rope, rope_dim = read_rope(config), config.qk_rope_head_dim
-    if rope_dim % 2:
-        raise CheckpointError(
-            f"qk_rope_head_dim is {rope_dim}; expected an even number of dims. {REMEDY}"
-        )
+    rope = read_rope(config.rope_parameters, config.max_position_embeddings)
+    rope_dim = config.qk_rope_head_dim
     return LatentAttentionSpec(
         num_heads=config.num_attention_heads,
         q_lora_rank=config.q_lora_rank,
@@ -199,4 +196,5 @@ DEEPSEEK_V3 = FamilyDefinition(
     architecture="DeepseekV3ForCausalLM",
     read_spec=_read_v3,
     weight_names={**DECODER_NAMES, **_NAMES},
+    has_prediction_layers=True,
 )

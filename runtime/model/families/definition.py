@@ -22,3 +22,5 @@ class FamilyDefinition:
     """
     weight_names: Mapping[str, str]
     """What checkpoints call the decoder's weights: a table as in `weight_names`."""
+    has_prediction_layers: bool = False
+    """May checkpoints hold layers past the last, which guess tokens ahead? They are not loaded."""

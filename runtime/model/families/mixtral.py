@@ -9,6 +9,7 @@ from raydix.runtime.model.families.config_fields import (
     read_attention,
     read_norm,
     require_enough_experts,
+    window_in_all,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
@@ -35,7 +36,7 @@ def _read_spec(config: Any) -> ModelSpec:
         ),
         norm=read_norm(config),
     )
-    return make_spec(config, (layer,) * config.num_hidden_layers)
+    return make_spec(config, window_in_all(config, [layer] * config.num_hidden_layers))
 
 
 MIXTRAL = FamilyDefinition(

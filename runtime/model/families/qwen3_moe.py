@@ -9,6 +9,7 @@ from raydix.runtime.model.families.config_fields import (
     read_attention,
     read_norm,
     require_enough_experts,
+    window_in_all,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
@@ -25,11 +26,11 @@ _EXPERT_NAMES: Mapping[str, str] = {
 def _read_spec(config: Any) -> ModelSpec:
     norm, bias = read_norm(config), bool(config.attention_bias)
     attention = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm)
-    layers = tuple(
+    layers = [
         LayerSpec(attention=attention, mlp=_read_mlp(config, layer), norm=norm)
         for layer in range(config.num_hidden_layers)
-    )
-    return make_spec(config, layers)
+    ]
+    return make_spec(config, window_in_all(config, layers))
 
 
 def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:

@@ -4,6 +4,7 @@ from enum import Enum
 
 from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from raydix.runtime.model.families.llama import LLAMA
+from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
 from raydix.runtime.model.families.qwen2 import QWEN2
 from raydix.runtime.model.families.qwen3 import QWEN3
@@ -17,6 +18,7 @@ class Family(Enum):
     QWEN2 = QWEN2
     QWEN3 = QWEN3
     QWEN3_MOE = QWEN3_MOE
+    MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
     DEEPSEEK_V2 = DEEPSEEK_V2
     DEEPSEEK_V3 = DEEPSEEK_V3

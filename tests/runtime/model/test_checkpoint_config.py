@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 LLAMA3 = {
     "factor": 8.0,
@@ -88,15 +89,41 @@ def test_yarn_extends_the_context(tmp_path: Path) -> None:
     assert read_checkpoint_config(folder).max_position_embeddings == 8192
 
 
-def test_unused_sliding_window_is_accepted(tmp_path: Path) -> None:
-    off = {"sliding_window": 256, "use_sliding_window": False}
-    qwen2 = read_checkpoint_config(write_config(tmp_path, **QWEN2, **off)).spec.layers[0]
-    beyond = write_config(tmp_path, **MIXTRAL, sliding_window=2048)
-    mixtral = read_checkpoint_config(beyond).spec.layers[0]
+def read_windows(folder: Path) -> list[int | None]:
+    """The window of each layer."""
+    return [layer.attention.window for layer in read_checkpoint_config(folder).spec.layers]
 
-    assert qwen2.attention.qkv_bias
-    assert not qwen2.attention.output_bias
-    assert isinstance(mixtral.mlp, MoeMlpSpec)
+
+WINDOWS: dict[str, tuple[dict[str, Any], list[int | None]]] = {
+    "unused": ({**QWEN2, "sliding_window": 256, "use_sliding_window": False}, [None, None]),
+    "as long as the context": ({**MIXTRAL, "sliding_window": 2048}, [None, None]),
+    "that YaRN outgrows": (
+        {
+            **MIXTRAL,
+            "sliding_window": 2048,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 2048,
+            },
+        },
+        [2048, 2048],
+    ),
+    "of all layers": ({**MISTRAL, "sliding_window": 128}, [128, 128]),
+    "of none": ({**MISTRAL, "sliding_window": None}, [None, None]),
+    "of the later layers": (
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
+        [None, 128],
+    ),
+    "that Llama does not know": ({"sliding_window": 128}, [None, None]),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_window_is_read_layer_by_layer(name: str, tmp_path: Path) -> None:
+    overrides, windows = WINDOWS[name]
+
+    assert read_windows(write_config(tmp_path, **overrides)) == windows
 
 
 def test_each_layer_says_whether_it_has_experts(tmp_path: Path) -> None:
@@ -113,10 +140,10 @@ def test_each_layer_says_whether_it_has_experts(tmp_path: Path) -> None:
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "rope type": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    "window": ({**MIXTRAL, "sliding_window": 128}, "sliding window of 128"),
-    "window of some layers": (
-        {**QWEN2, "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
-        "sliding window of 128",
+    "window of nothing": ({**MIXTRAL, "sliding_window": 0}, "sliding_window is 0; expected"),
+    "layers of another type": (
+        {**QWEN2, "layer_types": ["full_attention", "chunked_attention"]},
+        "layer_types is .*chunked_attention",
     ),
     "architecture": ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "gpt2"),
     "other head": (
@@ -160,18 +187,6 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "too few experts": (
         {**MIXTRAL, "num_experts_per_tok": 5},
         "num_experts_per_tok is 5; expected at most",
-    ),
-    "window that YaRN outgrows": (
-        {
-            **MIXTRAL,
-            "sliding_window": 2048,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 2048,
-            },
-        },
-        "sliding window of 2048 tokens, and its context is 8192",
     ),
     "wrong type": ({"hidden_size": "wide"}, "hidden_size"),
 }

@@ -5,7 +5,7 @@ import pytest
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places, make_kv_layout
-from tests.runtime.model.test_spec import ATTENTION, DENSE, SPARSE
+from tests.runtime.model.test_spec import ATTENTION, DENSE, LATENT_ATTENTION, SPARSE
 
 LAYERS = (DENSE, SPARSE, DENSE, SPARSE, DENSE)
 
@@ -38,6 +38,16 @@ def test_layers_of_equal_windows_form_a_window_group() -> None:
         (GroupKind.FULL, (1,), None),
         (GroupKind.WINDOW, (2,), 9),
     ]
+
+
+def test_layers_of_latent_attention_form_a_group_of_one_vector_per_token() -> None:
+    latent = replace(DENSE, attention=LATENT_ATTENTION)
+
+    [full, group] = derive_kv_groups((DENSE, latent, latent))
+
+    assert (full.kind, full.layers) == (GroupKind.FULL, (0,))
+    assert (group.kind, group.layers) == (GroupKind.LATENT, (1, 2))
+    assert group.token_elements == 2 * (16 + 4)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.spec import (
     AttentionSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     MoeMlpSpec,
@@ -21,6 +22,19 @@ ATTENTION = AttentionSpec(
     qkv_bias=False,
     output_bias=False,
     qk_norm=None,
+)
+LATENT_ATTENTION = LatentAttentionSpec(
+    num_heads=4,
+    q_lora_rank=None,
+    kv_lora_rank=16,
+    qk_nope_head_dim=6,
+    qk_rope_head_dim=4,
+    v_head_dim=8,
+    rope=DefaultRope(theta=5000.0),
+    has_interleaved_pairs=True,
+    scale=10**-0.5,
+    bias=False,
+    norm=NORM,
 )
 DENSE = LayerSpec(
     attention=ATTENTION, mlp=DenseMlpSpec(intermediate_size=40, bias=False), norm=NORM
