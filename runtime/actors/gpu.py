@@ -144,9 +144,7 @@ class GpuActor:
 
         Raises CheckpointError or ConfigError.
         """
-        place = RankPlace(
-            rank=self._rank, device_index=self._device_index, meeting=self._meeting
-        )
+        place = RankPlace(rank=self._rank, device_index=self._device_index, meeting=self._meeting)
         self._loaded = await asyncio.to_thread(self._build_model, self._config, place)
         return self._loaded.report
 

@@ -52,9 +52,7 @@ def linear_parameters(
     return layer.requires_grad_(False)
 
 
-def output_parts(
-    output: nn.Linear, share: RankShare, whole_length: int
-) -> dict[str, WeightPart]:
+def output_parts(output: nn.Linear, share: RankShare, whole_length: int) -> dict[str, WeightPart]:
     """Parts of the projection back from this rank's heads, of `whole_length` features in all."""
     parts = {"output.weight": cut(output.weight, share, whole_length, dim=1)}
     if output.bias is not None:

@@ -54,7 +54,9 @@ def make_dummy_model(
     )
 
 
-def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _draw(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
     """The whole tensor of that name."""
     whole = torch.empty(shape, dtype=dtype, device=generator.device)
     if name.endswith("norm.weight"):

@@ -56,9 +56,7 @@ class LowRankQuery(nn.Module):
 
     def weights(self, heads: range, num_heads: int) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has; `heads` of `num_heads` are this rank's."""
-        down = {
-            f"q_down.{kind}": WeightPart(each) for kind, each in self.down.named_parameters()
-        }
+        down = {f"q_down.{kind}": WeightPart(each) for kind, each in self.down.named_parameters()}
         up = cut_heads(self.up.weight, heads, num_heads)
         return down | {"q_norm.weight": WeightPart(self.norm.weight), "q_up.weight": up}
 

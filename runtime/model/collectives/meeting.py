@@ -45,7 +45,9 @@ def meet(
     nccl = NcclCollectives(store, rank, size, device)
     obstacle = _obstacle(store, rank, size, device)
     if obstacle is not None:
-        logger.warning("rank %d sums by NCCL alone, which is slow for few tokens: %s", rank, obstacle)
+        logger.warning(
+            "rank %d sums by NCCL alone, which is slow for few tokens: %s", rank, obstacle
+        )
         return nccl
     return SymmetricCollectives(store, nccl, device, dtype)
 

@@ -101,5 +101,6 @@ class NcclCollectives:
 
 def beside_each_other(all_XV: Tensor, size: int) -> Tensor:
     """The rows of all ranks, one rank behind another, as one contiguous [R, size x V]."""
-    num_rows = all_XV.shape[0] // size
-    return all_XV.view(size, num_rows, -1).transpose(0, 1).reshape(num_rows, -1)
+    num_rows, num_columns = all_XV.shape[0] // size, all_XV.shape[1]
+    by_rank = all_XV.view(size, num_rows, num_columns)
+    return by_rank.transpose(0, 1).reshape(num_rows, size * num_columns)

@@ -35,9 +35,7 @@ class Lane:
             else ThreadPoolExecutor(self.size)
         )
         with pool:
-            futures = [
-                pool.submit(_be_rank, self, rank, file, body) for rank in range(self.size)
-            ]
+            futures = [pool.submit(_be_rank, self, rank, file, body) for rank in range(self.size)]
             return [future.result(WAIT_S) for future in futures]
 
 
