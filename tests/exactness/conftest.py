@@ -15,7 +15,6 @@ from tests.checkpoints import make_checkpoint
 from tests.exactness.engines import FULL_GRID_PLACES, PLACES
 from tests.exactness.reference import Reference, References
 
-
 _HEADS = {"num_attention_heads": 12}
 """Four ranks have three query heads each; of the 2 KV heads two ranks have the same one."""
 _LATENT_HEADS = {**_HEADS, "num_key_value_heads": 12}
