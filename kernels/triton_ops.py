@@ -105,7 +105,6 @@ class TritonOps:
         form: AttentionForm,
     ) -> Tensor:
         """See `ModelOps`."""
-        _require_plain(form)
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
         if rows.tiles_X4 is not None:
             paged_prefill(
@@ -114,7 +113,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 rows.tiles_X4,
-                scale=form.scale,
+                form=form,
                 out_TQD=out_TQD,
             )
 
@@ -125,18 +124,19 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 _decode_tiles(decode),
-                scale=form.scale,
-                num_splits=self._num_splits(decode, q_TQD.shape[0]),
+                form=form,
+                num_splits=self._num_splits(decode, q_TQD.shape[0], form.window),
                 out_TQD=out_TQD,
             )
         return out_TQD
 
-    def _num_splits(self, rows: DecodeRows, num_tokens: int) -> int:
+    def _num_splits(self, rows: DecodeRows, num_tokens: int, window: int | None) -> int:
         # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
         num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
-        return choose_num_splits(
-            num_tiles, self._num_kv_heads, rows.max_context_tokens, self._num_sms
-        )
+        visible_tokens = rows.max_context_tokens
+        if window is not None:
+            visible_tokens = min(visible_tokens, window + rows.tokens_per_tile - 1)
+        return choose_num_splits(num_tiles, self._num_kv_heads, visible_tokens, self._num_sms)
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
@@ -147,11 +147,3 @@ def _decode_tiles(rows: DecodeRows) -> DecodeTiles:
         num_tokens_B=rows.num_tokens_B,
         tokens_per_tile=rows.tokens_per_tile,
     )
-
-
-def _require_plain(form: AttentionForm) -> None:
-    if form.window is not None or form.soft_cap is not None or form.sinks_Q is not None:
-        raise ValueError(
-            f"The attention has window {form.window}, soft cap {form.soft_cap}, sinks "
-            f"{form.sinks_Q is not None}; the Triton kernels expect none of them."
-        )

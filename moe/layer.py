@@ -4,13 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import Routing
+from raydix.kernels.weight_part import WeightPart, cut
 from raydix.moe.experts import Experts
 from raydix.moe.router import Router
 
 
 class MoeLayer(nn.Module):
-    """Mixture-of-experts layer whose experts all live on this rank."""
+    """Mixture-of-experts layer; this rank has its share of every expert's intermediate size."""
 
     def __init__(
         self,
@@ -21,10 +23,13 @@ class MoeLayer(nn.Module):
         num_experts: int,
         experts_per_token: int,
         routing: Routing,
+        share: RankShare,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self._intermediate_size = intermediate_size
+        self._share = share
         self.router = Router(
             hidden_size,
             num_experts,
@@ -35,23 +40,31 @@ class MoeLayer(nn.Module):
             dtype=dtype,
         )
         self.experts = Experts(
-            hidden_size, num_experts, intermediate_size, ops, device=device, dtype=dtype
+            hidden_size,
+            num_experts,
+            share.length(intermediate_size),
+            ops,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, x_TC: Tensor) -> Tensor:
-        """[T, C] in, [T, C] out."""
+        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
         weights_TK, expert_ids_TK = self.router(x_TC)
         out_TC: Tensor = self.experts(x_TC, weights_TK, expert_ids_TK)
         return out_TC
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        share, size = self._share, self._intermediate_size
         weights = {f"router.{name}": each for name, each in self.router.weights().items()}
         for expert, gate_up_IC in enumerate(self.experts.gate_up_EIC):
             gate_IC, up_IC = gate_up_IC.chunk(2)
             weights |= {
-                f"experts.{expert}.gate.weight": gate_IC,
-                f"experts.{expert}.up.weight": up_IC,
-                f"experts.{expert}.down.weight": self.experts.down_ECI[expert],
+                f"experts.{expert}.gate.weight": cut(gate_IC, share, size),
+                f"experts.{expert}.up.weight": cut(up_IC, share, size),
+                f"experts.{expert}.down.weight": cut(
+                    self.experts.down_ECI[expert], share, size, dim=1
+                ),
             }
         return weights

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from raydix.errors import ConfigError
+from raydix.kernels.rank_share import RankShare
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
 
@@ -29,23 +30,15 @@ class KvShard:
             raise ConfigError(
                 f"rank {self.rank} of {self.num_ranks}; expected 0..{self.num_ranks - 1}."
             )
-        for group in self.layout.groups:
-            heads = group.num_kv_heads
-            is_latent = group.kind is GroupKind.LATENT
-            if not is_latent and heads % self.num_ranks and self.num_ranks % heads:
-                raise ConfigError(
-                    f"parallel.tp is {self.num_ranks}; {heads} kv heads cannot be divided among so "
-                    f"many ranks. Set parallel.tp to a divisor or a multiple of {heads}."
-                )
+        for group in range(len(self.layout.groups)):
+            self.heads(group)
 
     def heads(self, group: int) -> range:
         """The kv heads of a group that this rank keeps; a latent page counts as one head."""
         kv_group = self.layout.groups[group]
         if kv_group.kind is GroupKind.LATENT:
             return range(1)
-        num_heads = kv_group.num_kv_heads
-        first = self.rank * num_heads // self.num_ranks
-        return range(first, first + max(1, num_heads // self.num_ranks))
+        return RankShare(self.rank, self.num_ranks).kv_heads(kv_group.num_kv_heads)
 
     def is_shared(self, group: int) -> bool:
         """Whether pages of a group are equal on several ranks, which divide the copies."""

@@ -1,6 +1,7 @@
 import torch
 
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import SoftmaxRouting
 from raydix.moe.layer import MoeLayer
 
@@ -14,6 +15,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         num_experts=4,
         experts_per_token=2,
         routing=SoftmaxRouting(renormalise=True),
+        share=RankShare(),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
