@@ -146,6 +146,10 @@ class WatchedTransfers:
         """See `TransferEngine`."""
         self._inner.close()
 
+    def abandon_peers(self) -> None:
+        """See `TransferEngine`."""
+        self._inner.abandon_peers()
+
     def _end(self, done: TransferDone) -> None:
         self.windows.append(
             Window(

@@ -249,9 +249,12 @@ class GpuActor:
             link.close()
         for thread in self._threads:
             thread.join(FINISH_S)
-        # A peer that has stopped before a step can leave this rank in it.
+        # A peer that has stopped before a plan can leave this rank in its step or its loads.
         if self._model is not None:
             self._model.close()
+        transfers = self._transfers
+        if transfers is not None:
+            transfers.abandon_peers()
         for thread in self._threads:
             thread.join()
         with self._transfers_lock:
@@ -344,9 +347,18 @@ class GpuActor:
     def _forget_requests(self) -> None:
         """Drop every request, because the Scheduler that knew them is gone.
 
-        Its copies end first: the next Scheduler must find no page in motion.
+        Its copies end first: the next Scheduler must find no page in motion. If a peer has not
+        heard of the last plan and so never ends them, the ranks of the lane start afresh.
         """
-        self._drain()
+        is_alone = self._config.parallel.tp == 1
+        stuck = None if is_alone else threading.Timer(2 * FINISH_S, self._give_up)
+        if stuck is not None:
+            stuck.start()
+        try:
+            self._drain()
+        finally:
+            if stuck is not None:
+                stuck.cancel()
         if self._slots:
             assert self._model is not None
             self._model.runner.apply(

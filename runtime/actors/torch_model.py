@@ -25,6 +25,7 @@ from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.peer_pools import make_peer_pools
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 
@@ -97,7 +98,7 @@ def load_gpu_model(
 
     return LoadedGpuModel(
         report=_report(loaded, shard, num_pages),
-        prepare=partial(_prepare, config, loaded, shard, device, place.rank),
+        prepare=partial(_prepare, config, loaded, shard, device, place),
     )
 
 
@@ -106,28 +107,32 @@ def _prepare(
     loaded: LoadedModel,
     shard: KvShard,
     device: torch.device,
-    rank: int,
+    place: RankPlace,
     num_pages: tuple[int, ...],
 ) -> GpuModel:
     """See `LoadedGpuModel`."""
     # The thread may be another one than that which loaded.
     _enter_thread(device)
-    pools = make_pools(shard, num_pages, device)
+    file = None if place.meeting is None else Path(f"{place.meeting}-pools")
+    made = make_peer_pools(shard, num_pages, device, file)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, min(num_pages))
-    runner = _make_runner(config, loaded, pools, max_model_len, device)
+    runner = _make_runner(config, loaded, made.pools, max_model_len, device)
     runner.capture_graphs()
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         if device.type == "cuda":
-            return CudaTransfers(shard, pools, arena, on_done=on_done, on_error=on_error)
+            return CudaTransfers(
+                shard, made.pools, arena, on_done=on_done, on_error=on_error, peers=made.cuda
+            )
         return CpuTransfers(
             shard,
-            pools,
+            made.pools,
             arena,
             on_done=on_done,
             on_error=on_error,
             copy_delay_s=config.cache.l1.copy_delay_s,
-            seed=rank,
+            seed=place.rank,
+            peers=made.cpu,
         )
 
     return GpuModel(

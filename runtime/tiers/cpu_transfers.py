@@ -177,9 +177,7 @@ class CpuTransfers:
             if job is not None:
                 self._changed.wait_for(
                     lambda: (
-                        job.has_brought(layer)
-                        or self._error is not None
-                        or self._is_abandoned(job)
+                        job.has_brought(layer) or self._error is not None or self._is_abandoned(job)
                     )
                 )
                 self._raise_error()

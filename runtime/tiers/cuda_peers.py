@@ -102,9 +102,7 @@ class CudaPeers:
 
         for group in groups:
             layers = [copy.index for copy in run if copy.group == group]
-            part = PoolPart(
-                pool=self._pools[group], first_layer=layers[0], num_layers=len(layers)
-            )
+            part = PoolPart(pool=self._pools[group], first_layer=layers[0], num_layers=len(layers))
             if len(page_ids[group]):
                 push_pages(part, page_ids[group], self._peer_pools[group])
 
