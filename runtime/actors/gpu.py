@@ -24,6 +24,7 @@ from raydix.runtime.actors.gpu_model import (
     GpuModel,
     LoadedGpuModel,
     LoadReport,
+    RankPlace,
     StepOutput,
     StepTimer,
 )
@@ -42,11 +43,14 @@ logger = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 8
 """Steps that are enqueued and not yet reported; the Scheduler plans one ahead."""
+FINISH_S = 5.0
+"""How long a stopping rank waits for the end of its steps in flight, of which a peer may know less.
+"""
 RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
-BuildModel = Callable[[EngineConfig, int, int], LoadedGpuModel]
-"""Loads the model of that rank, on the CUDA device of that index or on the cpu."""
+BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
+"""Meets the other ranks of the lane and loads the rank's part of the model."""
 Dial = Callable[[threading.Event], BlockingLink]
 """Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
@@ -69,13 +73,13 @@ class _Step:
     timer: StepTimer | None
 
 
-def build_torch_model(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
     """Load the configured checkpoint."""
     # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
     # wait for it.
     from raydix.runtime.actors.torch_model import load_gpu_model
 
-    return load_gpu_model(config, rank, device_index)
+    return load_gpu_model(config, place)
 
 
 class GpuActor:
@@ -91,14 +95,19 @@ class GpuActor:
         name: str,
         rank: int,
         incarnation: int,
+        meeting: str | None = None,
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`name` is the engine's. A thread that cannot go on logs why and calls `on_fatal`."""
+        """`name` is the engine's; `meeting`: see `RankPlace`.
+
+        A thread that cannot go on logs why and calls `on_fatal`.
+        """
         self._config = config
         self._name = name
         self._rank = rank
         self._incarnation = incarnation
+        self._meeting = meeting
         self._build_model = build_model
         self._on_fatal = on_fatal
         self._device_index = rank
@@ -131,10 +140,12 @@ class GpuActor:
         self._device_index = index
 
     async def load(self) -> LoadReport:
-        """Load the weights. Raises CheckpointError or ConfigError."""
-        self._loaded = await asyncio.to_thread(
-            self._build_model, self._config, self._rank, self._device_index
-        )
+        """Wait for the other ranks of the lane, and load the weights.
+
+        Raises CheckpointError or ConfigError.
+        """
+        place = RankPlace(rank=self._rank, device_index=self._device_index, meeting=self._meeting)
+        self._loaded = await asyncio.to_thread(self._build_model, self._config, place)
         return self._loaded.report
 
     async def prepare(self, num_pages: tuple[int, ...]) -> None:
@@ -237,6 +248,14 @@ class GpuActor:
         if link is not None:
             link.close()
         for thread in self._threads:
+            thread.join(FINISH_S)
+        # A peer that has stopped before a plan can leave this rank in its step or its loads.
+        if self._model is not None:
+            self._model.close()
+        transfers = self._transfers
+        if transfers is not None:
+            transfers.abandon_peers()
+        for thread in self._threads:
             thread.join()
         with self._transfers_lock:
             self._end_transfers()
@@ -328,9 +347,18 @@ class GpuActor:
     def _forget_requests(self) -> None:
         """Drop every request, because the Scheduler that knew them is gone.
 
-        Its copies end first: the next Scheduler must find no page in motion.
+        Its copies end first: the next Scheduler must find no page in motion. If a peer has not
+        heard of the last plan and so never ends them, the ranks of the lane start afresh.
         """
-        self._drain()
+        is_alone = self._config.parallel.tp == 1
+        stuck = None if is_alone else threading.Timer(2 * FINISH_S, self._give_up)
+        if stuck is not None:
+            stuck.start()
+        try:
+            self._drain()
+        finally:
+            if stuck is not None:
+                stuck.cancel()
         if self._slots:
             assert self._model is not None
             self._model.runner.apply(
@@ -369,7 +397,10 @@ class GpuActor:
         try:
             body(*arguments)
         except Exception:
-            logger.exception("%r cannot go on", self)
+            if self._stop.is_set():
+                logger.info("%r stops within a step", self, exc_info=True)
+            else:
+                logger.exception("%r cannot go on", self)
             self._give_up()
 
     def _copies_failed(self, error: BaseException) -> None:

@@ -80,6 +80,19 @@ class HostTimer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where an incarnation of a rank runs, and how it finds the others of its lane."""
+
+    rank: int
+    device_index: int
+    """Of its CUDA device, among those that its process sees."""
+    meeting: str | None = None
+    """A file that the same incarnations of its lane's ranks name, and nobody else; None if it is
+    alone in its lane.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     """What a GPU actor tells the Supervisor once its weights are loaded."""
 
@@ -93,6 +106,10 @@ class LoadReport:
     eos_token_ids: tuple[int, ...]
 
 
+def _nothing() -> None:
+    """What is left to do at the end of a model that waits for nobody."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """A model with its pools and everything around it that depends on its device."""
@@ -103,6 +120,10 @@ class GpuModel:
     """None: the model keeps no KV."""
     enter_thread: Callable[[], None]
     """To be called once in each thread that drives the model."""
+    close: Callable[[], None] = _nothing
+    """To be called at the end, from any thread: a step in flight may fail, but waits no longer for
+    other ranks.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

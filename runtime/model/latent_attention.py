@@ -17,9 +17,17 @@ from torch import Tensor, nn
 
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.rank_share import RankShare
 from raydix.kernels.reference.kv_write import apply_rope
 from raydix.kernels.rotation import RopeTables
-from raydix.runtime.model.attention import AttentionBatch, GroupBatch, RmsNorm, linear_parameters
+from raydix.kernels.weight_part import WeightPart, cut_heads
+from raydix.runtime.model.attention import (
+    AttentionBatch,
+    GroupBatch,
+    RmsNorm,
+    linear_parameters,
+    output_parts,
+)
 from raydix.runtime.model.spec import LatentAttentionSpec, NormSpec
 
 
@@ -49,14 +57,15 @@ class LowRankQuery(nn.Module):
         down_TX = self._ops.linear(x_TC, self.down.weight, self.down.bias)
         return self._ops.linear(self.norm(down_TX), self.up.weight, None)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
-        down = {f"q_down.{kind}": each for kind, each in self.down.named_parameters()}
-        return down | {"q_norm.weight": self.norm.weight, "q_up.weight": self.up.weight}
+    def weights(self, heads: range, num_heads: int) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has; `heads` of `num_heads` are this rank's."""
+        down = {f"q_down.{kind}": WeightPart(each) for kind, each in self.down.named_parameters()}
+        up = cut_heads(self.up.weight, heads, num_heads)
+        return down | {"q_norm.weight": WeightPart(self.norm.weight), "q_up.weight": up}
 
 
 class LatentAttention(nn.Module):
-    """Latent attention of one layer.
+    """Latent attention of one layer, with the heads of one rank. Every rank has all latents.
 
     `layer_in_group` is its place in the group's pool, `rope` that of its tables in a batch's.
     """
@@ -69,6 +78,7 @@ class LatentAttention(nn.Module):
         ops: ModelOps,
         *,
         rope: int,
+        share: RankShare,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -77,8 +87,11 @@ class LatentAttention(nn.Module):
         self.layer_in_group = layer_in_group
         self.rope = rope
         self._ops = ops
+        self._share = share
+        self._heads = share.heads(spec.num_heads)
+        num_heads = len(self._heads)
 
-        query_size = spec.num_heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+        query_size = num_heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
         self.query: LowRankQuery | nn.Linear = (
             linear_parameters(query_size, hidden_size, bias=False, device=device, dtype=dtype)
             if spec.q_lora_rank is None
@@ -99,7 +112,7 @@ class LatentAttention(nn.Module):
         )
         self.latent_norm = RmsNorm(spec.norm, spec.kv_lora_rank, ops, device=device, dtype=dtype)
         self.kv_up = linear_parameters(
-            spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim),
+            num_heads * (spec.qk_nope_head_dim + spec.v_head_dim),
             spec.kv_lora_rank,
             bias=False,
             device=device,
@@ -107,25 +120,26 @@ class LatentAttention(nn.Module):
         )
         self.output = linear_parameters(
             hidden_size,
-            spec.num_heads * spec.v_head_dim,
+            num_heads * spec.v_head_dim,
             bias=spec.bias,
             device=device,
             dtype=dtype,
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        heads, num_heads = self._heads, self.spec.num_heads
         query = (
-            self.query.weights()
+            self.query.weights(heads, num_heads)
             if isinstance(self.query, LowRankQuery)
-            else {"q.weight": self.query.weight}
+            else {"q.weight": cut_heads(self.query.weight, heads, num_heads)}
         )
         return {
             **query,
-            **{f"latent.{kind}": each for kind, each in self.latent.named_parameters()},
-            "latent_norm.weight": self.latent_norm.weight,
-            "kv_up.weight": self.kv_up.weight,
-            **{f"output.{kind}": each for kind, each in self.output.named_parameters()},
+            **{f"latent.{kind}": WeightPart(each) for kind, each in self.latent.named_parameters()},
+            "latent_norm.weight": WeightPart(self.latent_norm.weight),
+            "kv_up.weight": cut_heads(self.kv_up.weight, heads, num_heads),
+            **output_parts(self.output, self._share, num_heads * self.spec.v_head_dim),
         }
 
     def forward(
@@ -137,7 +151,8 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """Write this step's latents, attend to each row's context, project back to [T, C].
 
-        `before_cache` runs before the layer touches the KV pool.
+        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
+        layer touches the KV pool.
         """
         nope_TQB, rope_TQE, latent_TD = self._project(x_TC, batch.ropes[self.rope])
         if before_cache is not None:
@@ -203,7 +218,8 @@ class LatentAttention(nn.Module):
             else self._ops.linear(x_TC, self.query.weight, None)
         )
         head_dims = (spec.qk_nope_head_dim, spec.qk_rope_head_dim)
-        nope_TQB, rope_TQE = queries_TX.unflatten(1, (-1, sum(head_dims))).split(head_dims, dim=-1)
+        queries_TQX = queries_TX.unflatten(1, (len(self._heads), sum(head_dims)))
+        nope_TQB, rope_TQE = queries_TQX.split(head_dims, dim=-1)
 
         latent_TD = self._ops.linear(x_TC, self.latent.weight, self.latent.bias)
         value_TA, key_TE = latent_TD.split((spec.kv_lora_rank, spec.qk_rope_head_dim), dim=-1)

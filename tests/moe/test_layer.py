@@ -2,6 +2,7 @@ import torch
 
 from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import SoftmaxRouting
 from raydix.moe.layer import MoeLayer
 
@@ -17,6 +18,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         routing=SoftmaxRouting(renormalise=True),
         glu=SiluGlu(),
         bias=False,
+        share=RankShare(),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

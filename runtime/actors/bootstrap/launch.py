@@ -30,6 +30,16 @@ from raydix.runtime.config.engine import EngineConfig
 _RAY_KILL_S = 0.5
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
+_GPU_ENVIRONMENT = {
+    # Every rank sees all devices of its host: peers map each other's memory. It chooses its own by
+    # index.
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    # The ranks of a lane are on one host, and find each other on its loopback device alone.
+    "NCCL_SOCKET_IFNAME": "lo",
+    # A crash within NVLink multicast can take the devices from everybody on the host.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
 
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
 
@@ -262,9 +272,5 @@ class RaySpawner:
         }
         if kind is ActorKind.GPU and self._device == "cuda":
             options["num_gpus"] = 1
-            # Every rank sees all devices of its host: peers map each other's memory. It chooses its
-            # own by index.
-            options["runtime_env"] = {
-                "env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-            }
+            options["runtime_env"] = {"env_vars": _GPU_ENVIRONMENT}
         return options
