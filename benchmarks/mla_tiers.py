@@ -239,20 +239,7 @@ def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) 
     replicated = {"baseline_name": "replicated"}
 
     return [
-        Figure(
-            name="bytes in L2 per token, replicated over shared",
-            value=host_bytes["replicated"] / host_bytes["shared"],
-            unit="1",
-            min_value=num_ranks,
-            max_value=num_ranks,
-        ),
-        Figure(
-            name="bytes in L2 per token",
-            value=host_bytes["shared"] / num_tokens,
-            unit="B",
-            baseline=host_bytes["replicated"] / num_tokens,
-            **replicated,
-        ),
+        *_host_figures(host_bytes, num_ranks, num_tokens),
         Figure(
             name="backup bytes of a rank, of all bytes of the prefix",
             value=backup_bytes / prefix_bytes,
@@ -285,6 +272,25 @@ def figures_of(ranks: list[dict[str, Loads]], layout: KvLayout, num_pages: int) 
             name="bytes that a rank loads itself, of all bytes of the prefix",
             value=max(rank["shared"].loaded_bytes for rank in ranks) / prefix_bytes,
             unit="1",
+        ),
+    ]
+
+
+def _host_figures(host_bytes: dict[str, int], num_ranks: int, num_tokens: int) -> list[Figure]:
+    return [
+        Figure(
+            name="bytes in L2 per token, replicated over shared",
+            value=host_bytes["replicated"] / host_bytes["shared"],
+            unit="1",
+            min_value=num_ranks,
+            max_value=num_ranks,
+        ),
+        Figure(
+            name="bytes in L2 per token",
+            value=host_bytes["shared"] / num_tokens,
+            unit="B",
+            baseline=host_bytes["replicated"] / num_tokens,
+            baseline_name="replicated",
         ),
     ]
 

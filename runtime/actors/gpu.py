@@ -20,6 +20,7 @@ from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import Rank
+from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_model import (
     GpuModel,
     LoadedGpuModel,
@@ -36,8 +37,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan, StepResult
-from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
-from raydix.runtime.tiers.transfers import TransferEngine
+from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +114,7 @@ class GpuActor:
 
         self._loaded: LoadedGpuModel | None = None
         self._model: GpuModel | None = None
-        self._arena: HostArena | None = None
-        self._transfers: TransferEngine | None = None
-        self._transfers_lock = threading.Lock()
-        """Held to start copies and to replace the engine, which two threads do."""
+        self._copies = ArenaCopies()
 
         self._link: BlockingLink | None = None
         self._stop = threading.Event()
@@ -214,30 +211,15 @@ class GpuActor:
         # The thread may be any of a pool's, which starts on the first device.
         self._model.enter_thread()
 
-        if self._arena is None or not self._arena.is_at(location):
-            if self._model.make_transfers is None:
-                raise AccountingError(f"{self!r} has no KV to copy")
-            arena = HostArena.attach(location)
-            with self._transfers_lock:
-                self._end_transfers()
-                self._arena = arena
-                self._transfers = self._model.make_transfers(
-                    arena, self._reports.add, self._copies_failed
-                )
-
-        return self._arena.location
-
-    def _end_transfers(self) -> None:
-        if self._transfers is not None:
-            self._transfers.close()
-            self._transfers = None
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        make_transfers = self._model.make_transfers
+        if make_transfers is None:
+            raise AccountingError(f"{self!r} has no KV to copy")
+        return self._copies.attach(
+            location, lambda arena: make_transfers(arena, self._reports.add, self._copies_failed)
+        )
 
     def _drain(self) -> None:
-        if self._transfers is not None:
-            self._transfers.drain()
+        self._copies.drain()
         self._reports.flush()
         self._steps.join()
 
@@ -252,13 +234,10 @@ class GpuActor:
         # A peer that has stopped before a plan can leave this rank in its step or its loads.
         if self._model is not None:
             self._model.close()
-        transfers = self._transfers
-        if transfers is not None:
-            transfers.abandon_peers()
+        self._copies.abandon_peers()
         for thread in self._threads:
             thread.join()
-        with self._transfers_lock:
-            self._end_transfers()
+        self._copies.close()
 
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
@@ -318,14 +297,8 @@ class GpuActor:
 
         # Begun before the rows, which wait for what these loads bring.
         if len(plan.loads) or len(plan.backups):
-            self._start_copies(plan)
+            self._copies.start(plan)
         self._steps.put(self._run_rows(plan, link))
-
-    def _start_copies(self, plan: StepPlan) -> None:
-        with self._transfers_lock:
-            if self._transfers is None:
-                raise AccountingError(f"plan {plan.step} copies pages; {self!r} has no arena")
-            self._transfers.start(plan.loads, plan.backups)
 
     def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
         if not len(plan.row_slots):
@@ -339,9 +312,9 @@ class GpuActor:
 
     def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
         """Wait for a load, which does not count as the step's own time."""
-        if self._transfers is not None:
+        if self._copies.engine is not None:
             timer.pause()
-            self._transfers.wait_layer(transfer_id, layer)
+            self._copies.engine.wait_layer(transfer_id, layer)
             timer.resume()
 
     def _forget_requests(self) -> None:

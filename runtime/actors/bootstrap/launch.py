@@ -39,6 +39,9 @@ _GPU_ENVIRONMENT = {
     # A crash within NVLink multicast can take the devices from everybody on the host.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # Streams in one hardware queue wait for each other: one that waits for a peer must not be in
+    # that of another for which the peer waits. This is as many queues as there are.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
