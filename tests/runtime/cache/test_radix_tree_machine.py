@@ -155,7 +155,7 @@ def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
         case 5 if num_running:
             checked.finish(int(rng.integers(num_running)))
         case 6:
-            checked.evict([int(rng.integers(0, 13)) for _ in checked.groups])
+            checked.evict([int(rng.integers(0, 13) * rng.integers(2)) for _ in checked.groups])
         case 7 if num_running:
             checked.heal(int(rng.integers(num_running)), int(rng.integers(9)), num_behind)
         case 8:
