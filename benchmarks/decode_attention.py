@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 
 BATCH, CONTEXT, KV_HEADS, GROUP, HEAD_DIM = 64, 8192, 8, 4, 128
@@ -43,7 +44,14 @@ def attention_tbps(page_size: int) -> float:
 
     time_ms = median_ms(
         lambda: paged_decode(
-            q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, num_splits=num_splits, out_TQD=out
+            q,
+            pool,
+            0,
+            tables,
+            tiles,
+            form=AttentionForm(scale=HEAD_DIM**-0.5),
+            num_splits=num_splits,
+            out_TQD=out,
         )
     )
     return pool[1:].numel() * pool.element_size() / time_ms / 1e9

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES, CopyEngine
 from raydix.kernels.page_copy import (
     CopyDirection,
@@ -201,7 +202,7 @@ class DecodeStep:
                 0,
                 self.tables,
                 self.tiles,
-                scale=HEAD_DIM**-0.5,
+                form=AttentionForm(scale=HEAD_DIM**-0.5),
                 num_splits=1,
                 out_TQD=self.out,
             )

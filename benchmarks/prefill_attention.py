@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.paged_prefill import paged_prefill, plan_tiles
 
@@ -46,7 +47,9 @@ def paged_tflops(context: int, page_size: int) -> float:
     row = PrefillRow(row=0, first_token=0, num_tokens=context, context_tokens=context)
     tiles = torch.from_numpy(plan_tiles([row], q.dtype)).cuda()
     time_ms = median_ms(
-        lambda: paged_prefill(q, pool, 0, tables, tiles, scale=HEAD_DIM**-0.5, out_TQD=out)
+        lambda: paged_prefill(
+            q, pool, 0, tables, tiles, form=AttentionForm(scale=HEAD_DIM**-0.5), out_TQD=out
+        )
     )
     return tflops(context, time_ms)
 

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -38,6 +38,7 @@ EXISTS_S = 1e-4
 COPY_BYTES_PER_S = 50e9
 ARRIVAL_S = 1e-4
 """The time between two requests."""
+OUTPUT_TOKEN = 5
 
 
 def transfer_ids(plan: StepPlan) -> list[int]:
@@ -47,19 +48,29 @@ def transfer_ids(plan: StepPlan) -> list[int]:
 
 
 class Engine:
-    """A Scheduler, its HostMemory, one rank, and storage that has every page."""
+    """A Scheduler, its HostMemory, one rank, and storage that has every page, or no storage."""
 
     def __init__(
-        self, settings: SchedulerSettings, *, l2_pages: int, storage_bytes_per_s: float
+        self,
+        settings: SchedulerSettings,
+        *,
+        l2_pages: int,
+        storage_bytes_per_s: float | None = None,
     ) -> None:
-        self._page_bytes = settings.layout.payload_bytes(0)
-        self._storage_bytes_per_s = storage_bytes_per_s
+        """`l2_pages`: room in L2, in pages of all KV groups together; 0 without L2.
+
+        `storage_bytes_per_s`: None without storage.
+        """
+        layout, groups = settings.layout, range(settings.num_groups)
+        self._page_bytes = [layout.payload_bytes(group) for group in groups]
+        self._storage_bytes_per_s = storage_bytes_per_s or 0.0
         self._core = SchedulerCore(settings)
-        geometry = plan_arena(settings.layout, l2_pages * settings.layout.host_page_bytes(0))
+        arena_bytes = max(1, l2_pages) * sum(layout.host_page_bytes(group) for group in groups)
+        has_storage = storage_bytes_per_s is not None
         self._host = HostMemoryCore(
-            geometry,
+            plan_arena(layout, arena_bytes),
             HostSettings(
-                page_size=settings.page_size, rule=make_rule(settings.layout), has_storage=True
+                page_size=settings.page_size, rule=make_rule(layout), has_storage=has_storage
             ),
         )
 
@@ -70,37 +81,68 @@ class Engine:
         self._host_due_s = float("-inf")
         self._core_due_s = float("-inf")
         self._num_open = 0
+        self._num_submitted = 0
         self.now_s = 0.0
         self.scheduler_s = 0.0
         """CPU seconds of the Scheduler's core."""
         self.sources: Counter[str] = Counter()
+        self.loaded_pages: Counter[int] = Counter()
+        """Pages that plans have loaded, by KV group."""
 
         self._to_core(events.RankAttached(rank=0, connection=LINK, incarnation=1, pid=1))
-        self._to_core(events.HostAttached(connection=LINK))
-        self._to_host(host_events.SchedulerAttached(LINK))
-        self._to_host(host_events.StorageAttached(LINK, STORAGE_PID))
+        if settings.has_host_memory:
+            self._to_core(events.HostAttached(connection=LINK))
+            self._to_host(host_events.SchedulerAttached(LINK))
+        if has_storage:
+            self._to_host(host_events.StorageAttached(LINK, STORAGE_PID))
 
     def submit_all(self, num_requests: int, num_tokens: int, *, max_tokens: int) -> None:
         """Requests with prompts of their own arrive one soon after the other."""
         draw = np.random.default_rng(0)
         for index in range(num_requests):
-            message = SubmitRequest(
-                asking=AskingId(index),
-                request_id=RequestId(f"r{index}"),
-                token_ids=int32_array(draw.integers(0, 30_000, num_tokens)),
-                sampling=DeviceSampling(seed=0),
-                max_tokens=max_tokens,
-            )
-            event = events.ClientMessage(client_id=CLIENT, message=message)
-            self._num_open += 1
-            self._after((index + 1) * ARRIVAL_S, partial(self._to_core, event))
+            tokens = draw.integers(0, 30_000, num_tokens)
+            self.submit(tokens, max_tokens=max_tokens, after_s=(index + 1) * ARRIVAL_S)
+
+    def submit(
+        self, token_ids: Iterable[int], *, max_tokens: int, after_s: float = ARRIVAL_S
+    ) -> None:
+        """One request arrives; every token of its answer is OUTPUT_TOKEN."""
+        message = SubmitRequest(
+            asking=AskingId(self._num_submitted),
+            request_id=RequestId(f"r{self._num_submitted}"),
+            token_ids=int32_array(token_ids),
+            sampling=DeviceSampling(seed=0),
+            max_tokens=max_tokens,
+        )
+        self._num_submitted += 1
+        self._num_open += 1
+        event = events.ClientMessage(client_id=CLIENT, message=message)
+        self._after(after_s, partial(self._to_core, event))
 
     def run(self) -> None:
         """Go on until every request has ended."""
         while self._num_open:
-            time_s, _, action = heapq.heappop(self._queue)
-            self.now_s = max(self.now_s, time_s)
-            action()
+            self._go_on()
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Let so much time pass, in which backups end."""
+        end_s = self.now_s + seconds
+        while self._queue and self._queue[0][0] <= end_s:
+            self._go_on()
+        self.now_s = end_s
+
+    def flush_l1(self) -> None:
+        """Drop what L1 holds."""
+        self._to_core(events.FlushL1())
+
+    def host_stats(self) -> dict[str, int | str]:
+        """Figures of L2."""
+        return self._host.stats()
+
+    def _go_on(self) -> None:
+        time_s, _, action = heapq.heappop(self._queue)
+        self.now_s = max(self.now_s, time_s)
+        action()
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._serial), action))
@@ -140,13 +182,15 @@ class Engine:
         self._steps_free_s = max(self.now_s, self._steps_free_s) + (
             STEP_S if len(plan.row_slots) else 0.0
         )
-        tokens = int32_array([5] * int((plan.row_output_positions >= 0).sum()))
+        tokens = int32_array([OUTPUT_TOKEN] * int((plan.row_output_positions >= 0).sum()))
         result = StepResult(rank=0, step=plan.step, token_ids=tokens, compute_s=STEP_S)
         self._after(self._steps_free_s - self.now_s, lambda: self._report(result))
 
         copies = transfer_ids(plan)
         if copies:
-            num_bytes = len(plan.loads) * self._page_bytes
+            loaded = Counter(plan.loads.groups.tolist())
+            self.loaded_pages.update(loaded)
+            num_bytes = sum(count * self._page_bytes[group] for group, count in loaded.items())
             seconds = max(1e-3, num_bytes / COPY_BYTES_PER_S)
             done = TransfersDone(
                 rank=0, transfer_ids=int32_array(copies), num_bytes=num_bytes, seconds=seconds
@@ -182,9 +226,8 @@ class Engine:
             return
         num_objects = len(order.keys) // KEY_BYTES
         is_read = isinstance(order, ReadObjects)
-        takes_s = (
-            num_objects * self._page_bytes / self._storage_bytes_per_s if is_read else EXISTS_S
-        )
+        num_bytes = num_objects * self._page_bytes[order.group]
+        takes_s = num_bytes / self._storage_bytes_per_s if is_read else EXISTS_S
 
         # Storage carries out one order at a time.
         self._storage_free_s = max(self.now_s, self._storage_free_s) + takes_s

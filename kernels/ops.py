@@ -17,9 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
-from raydix.kernels.reference import activation, experts, kv_write, norm, paged_attention, sampling
+from raydix.kernels.expert_biases import ExpertBiases
+from raydix.kernels.glu_form import GluForm
+from raydix.kernels.reference import (
+    activation,
+    experts,
+    kv_write,
+    latent_attention,
+    norm,
+    paged_attention,
+    sampling,
+)
 from raydix.kernels.rotation import QkNorm, RopeTables
+from raydix.kernels.routing import GroupLimitedRouting
 from raydix.kernels.sampling_columns import SamplingColumns
 
 logger = logging.getLogger(__name__)
@@ -54,8 +66,8 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.norm.rms_norm`."""
 
-    def silu_mul(self, gate_up_TI: Tensor) -> Tensor:
-        """See `reference.activation.silu_mul`."""
+    def glu(self, gate_up_TI: Tensor, form: GluForm) -> Tensor:
+        """See `reference.activation.glu`."""
 
     def rotate_and_write_kv(
         self,
@@ -91,9 +103,30 @@ class ModelOps(Protocol):
         layer: int,
         block_tables_RN: Tensor,
         rows: AttentionRows,
-        scale: float,
+        form: AttentionForm,
     ) -> Tensor:
         """See `reference.paged_attention.paged_attention`.
+
+        `rows.tiles_X4` comes from `plan_tiles`.
+        """
+
+    def write_latent(
+        self, latent_TD: Tensor, pool_PLSD: Tensor, layer: int, slot_mapping_T: Tensor
+    ) -> None:
+        """See `reference.latent_attention.write_latent`."""
+
+    def latent_attention(
+        self,
+        q_TQD: Tensor,
+        pool_PLSD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: AttentionRows,
+        *,
+        scale: float,
+        value_dim: int,
+    ) -> Tensor:
+        """See `reference.latent_attention.latent_attention`.
 
         `rows.tiles_X4` comes from `plan_tiles`.
         """
@@ -103,6 +136,15 @@ class ModelOps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """See `reference.experts.topk_gating`; the ids may be int32."""
 
+    def group_limited_gating(
+        self,
+        router_logits_TE: Tensor,
+        correction_bias_E: Tensor | None,
+        num_experts_per_token: int,
+        routing: GroupLimitedRouting,
+    ) -> tuple[Tensor, Tensor]:
+        """See `reference.experts.group_limited_gating`."""
+
     def fused_experts(
         self,
         x_TC: Tensor,
@@ -110,6 +152,9 @@ class ModelOps(Protocol):
         down_ECI: Tensor,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
+        *,
+        form: GluForm,
+        biases: ExpertBiases | None,
     ) -> Tensor:
         """See `reference.experts.fused_experts`."""
 
@@ -121,10 +166,13 @@ class ReferenceOps:
     extension_tokens = 16
     linear = staticmethod(functional.linear)
     rms_norm = staticmethod(norm.rms_norm)
-    silu_mul = staticmethod(activation.silu_mul)
+    glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
     paged_attention = staticmethod(paged_attention.paged_attention)
+    write_latent = staticmethod(latent_attention.write_latent)
+    latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(experts.topk_gating)
+    group_limited_gating = staticmethod(experts.group_limited_gating)
     fused_experts = staticmethod(experts.fused_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)
@@ -141,15 +189,17 @@ def choose_ops(
     num_query_heads: int,
     num_kv_heads: int,
     expert_sizes: Sequence[int],
+    latent_dims: Sequence[int] = (),
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU
+    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none.
+    `latent_dims`: sizes of the latents that it caches; empty if it has none. Where a GPU
     has to do without Triton, the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
-    obstacle = _obstacle(dtype, expert_sizes)
+    obstacle = _obstacle(dtype, expert_sizes, latent_dims)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
         return ReferenceOps()
@@ -159,12 +209,16 @@ def choose_ops(
     return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
 
 
-def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
+def _obstacle(
+    dtype: torch.dtype, expert_sizes: Sequence[int], latent_dims: Sequence[int]
+) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
+    if latent_dims:
+        return "there is no Triton kernel for latent attention."
 
     if any(
         size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes

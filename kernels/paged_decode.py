@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
 """Split-KV attention of a few query tokens per row over paged keys and values.
 
-The keys of a row are divided into splits, each read by its own program for all query heads of a KV
-head at once; a second kernel weighs the splits (Flash-Decoding). Lengths and tables are read on the
-device, so the launches of a bucket can be captured in a CUDA graph and replayed.
+The keys of a row that its window shows are divided into splits, each read by its own program for
+all query heads of a KV head at once; a second kernel weighs the splits (Flash-Decoding). Lengths
+and tables are read on the device, so the launches of a bucket can be captured in a CUDA graph and
+replayed.
 
 Legend: T tokens of the step, B tiles (a few query tokens of one row), R rows of the block tables, N
 pages of a block table, Q query heads, D head dim, P pages, L layers of the KV group, H KV heads, S
@@ -17,7 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raydix.kernels.paged_inputs import LOG2_E, check_paged_inputs
+from raydix.kernels.attention_form import AttentionForm
+from raydix.kernels.attention_scores import (
+    check_form,
+    first_maximum_and_total,
+    scaled_scores,
+    score_scales,
+)
+from raydix.kernels.paged_inputs import check_paged_inputs
 
 MAX_SPLITS = 64
 MAX_TILE_ROWS = 128
@@ -44,17 +52,17 @@ class DecodeTiles:
 
 
 def choose_num_splits(
-    num_tiles: int, num_kv_heads: int, max_context_tokens: int, num_sms: int
+    num_tiles: int, num_kv_heads: int, max_visible_tokens: int, num_sms: int
 ) -> int:
     """Splits for a bucket of batches, a power of two that gives every multiprocessor work.
 
-    No split is needlessly short or long.
+    max_visible_tokens: the most keys that a tile sees. No split is needlessly short or long.
     """
     to_fill = min(
         _PROGRAMS_PER_SM * num_sms // max(num_tiles * num_kv_heads, 1),
-        max_context_tokens // _MIN_SPLIT_TOKENS,
+        max_visible_tokens // _MIN_SPLIT_TOKENS,
     )
-    to_balance = -(-max_context_tokens // _MAX_SPLIT_TOKENS)
+    to_balance = -(-max_visible_tokens // _MAX_SPLIT_TOKENS)
     wanted = max(to_fill, to_balance, 1)
     return min(1 << (wanted.bit_length() - 1), MAX_SPLITS)
 
@@ -66,16 +74,18 @@ def paged_decode(
     block_tables_RN: Tensor,
     tiles: DecodeTiles,
     *,
-    scale: float,
+    form: AttentionForm,
     num_splits: int,
     out_TQD: Tensor,
 ) -> None:
     """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
-    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32. The
-    softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32;
+    pages wholly behind the window are not read. The softmax is in float32. Raises ValueError if a
+    shape, dtype or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
+    check_form(form, q_TQD.shape[1])
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     _check_tiles(tiles, q_TQD.shape[1] // num_heads)
     if not 1 <= num_splits <= MAX_SPLITS:
@@ -88,7 +98,9 @@ def paged_decode(
     group = num_query_heads // num_heads
     block_rows = max(16, triton.next_power_of_2(tiles.tokens_per_tile * group))
     block_dim = max(16, triton.next_power_of_2(head_dim))
+    is_wide = block_dim > 128
     num_slots = num_tiles * tiles.tokens_per_tile
+    scale_log2, cap_log2 = score_scales(form)
     partial_XTQD = q_TQD.new_empty(
         (num_splits, num_slots, num_query_heads, head_dim), dtype=torch.float32
     )
@@ -104,6 +116,7 @@ def paged_decode(
         tiles.num_tokens_B,
         out_TQD if num_splits == 1 else partial_XTQD,
         lse_XTQ,
+        form.sinks_Q,
         q_TQD.stride(0),
         q_TQD.stride(1),
         out_TQD.stride(0),
@@ -111,7 +124,9 @@ def paged_decode(
         pool_PLH2SD.stride(0),
         layer * pool_PLH2SD.stride(1),
         block_tables_RN.stride(0),
-        scale * LOG2_E,
+        scale_log2,
+        cap_log2,
+        form.window,
         QUERY_HEADS=num_query_heads,
         GROUP=group,
         TILE_TOKENS=tiles.tokens_per_tile,
@@ -119,11 +134,11 @@ def paged_decode(
         DIM=head_dim,
         BLOCK_DIM=block_dim,
         BLOCK_ROWS=block_rows,
-        BLOCK_KEYS=32 if is_float32 else 64,
+        BLOCK_KEYS=_block_keys(is_float32, is_wide),
         PRECISION="ieee" if is_float32 else None,
         IS_WHOLE=num_splits == 1,
-        STAGES=2 if is_float32 else 3,
-        num_warps=4,
+        STAGES=2 if is_float32 or is_wide else 3,
+        num_warps=8 if is_wide and block_rows > 32 else 4,
     )
     if num_splits > 1:
         _combine_splits[(num_slots, num_query_heads)](
@@ -142,6 +157,13 @@ def paged_decode(
             BLOCK_DIM=block_dim,
             num_warps=4,
         )
+
+
+def _block_keys(is_float32: bool, is_wide: bool) -> int:
+    """Keys at a time; shared memory holds two or three stages of them."""
+    if is_float32:
+        return 16 if is_wide else 32
+    return 64
 
 
 def _check_tiles(tiles: DecodeTiles, group: int) -> None:
@@ -181,6 +203,7 @@ def _decode_split(
     counts_ptr,
     out_ptr,
     lse_ptr,
+    sinks_ptr,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -189,6 +212,8 @@ def _decode_split(
     layer_offset,
     table_stride,
     scale_log2,
+    cap_log2,
+    window,
     QUERY_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
@@ -223,16 +248,27 @@ def _decode_split(
     # The last key that each query sees; rows of padding see what the last token sees.
     last_key = context - tl.maximum(count - token, 1)
 
-    split_keys = tl.cdiv(tl.cdiv(context, BLOCK_KEYS), tl.num_programs(1)) * BLOCK_KEYS
-    start = split * split_keys
+    first_key = 0
+    if window is not None:
+        first_key = tl.maximum(context - count + 1 - window, 0)
+    first_block = first_key // BLOCK_KEYS
+    num_blocks = tl.cdiv(context, BLOCK_KEYS) - first_block
+    split_keys = tl.cdiv(num_blocks, tl.num_programs(1)) * BLOCK_KEYS
+    start = first_block * BLOCK_KEYS + split * split_keys
     stop = tl.minimum(start + split_keys, context)
-    maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    maximum, total = first_maximum_and_total(sinks_ptr, query_head, float("-inf"), BLOCK_ROWS)
+    if sinks_ptr is not None:
+        # A sink joins once, as a key of the first split.
+        maximum = tl.where(split == 0, maximum, float("-inf"))
+        total = tl.where(split == 0, total, 0.0)
     acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     head_ptr = pool_ptr + layer_offset + head.to(tl.int64) * (2 * PAGE * DIM)
     for begin in tl.range(start, stop, BLOCK_KEYS, num_stages=STAGES):
         key = begin + tl.arange(0, BLOCK_KEYS)
         is_key = key < stop
+        if window is not None:
+            # A page before the window may be any page, with NaN in it.
+            is_key &= key >= first_key
         if PAGE >= BLOCK_KEYS:
             page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
             slot_ptr = (
@@ -245,10 +281,13 @@ def _decode_split(
         is_kv = is_key[:, None] & is_dim[None, :]
         k = tl.load(kv_ptr, mask=is_kv, other=0.0)
         v = tl.load(kv_ptr + PAGE * DIM, mask=is_kv, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        scores = tl.where(
-            is_key[None, :] & (key[None, :] <= last_key[:, None]), scores, float("-inf")
+        scores = scaled_scores(
+            tl.dot(q, tl.trans(k), input_precision=PRECISION), scale_log2, cap_log2
         )
+        is_visible = is_key[None, :] & (key[None, :] <= last_key[:, None])
+        if window is not None:
+            is_visible &= key[None, :] > last_key[:, None] - window
+        scores = tl.where(is_visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         # A query may see no key of a split at all: then the maximum stays -inf, and -inf - -inf
         # would be NaN.

@@ -7,8 +7,6 @@ heads, S slots per page, R rows of the block tables, N pages of a block table.
 import torch
 from torch import Tensor
 
-LOG2_E = 1.4426950408889634
-
 
 def check_paged_inputs(
     q_TQD: Tensor, pool_PLH2SD: Tensor, layer: int, block_tables_RN: Tensor, out_TQD: Tensor

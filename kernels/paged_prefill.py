@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
 """Causal attention of many query tokens per row over pages (FlashAttention-2 order).
 
-Each program takes a tile of one row's queries and one query head, and walks the row's pages up to
-the tile's last token. Keys and values of the step itself are read from their pages too, so they
-must have been written before.
+Each program takes a tile of one row's queries and one query head, and walks the row's pages from
+the first that its window shows, if it has one, up to the tile's last token. Keys and values of the
+step itself are read from their pages too, so they must have been written before.
 
 Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a block table, Q query
 heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page.
@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import PrefillRow
-from raydix.kernels.paged_inputs import LOG2_E, check_paged_inputs
+from raydix.kernels.attention_scores import (
+    check_form,
+    first_maximum_and_total,
+    scaled_scores,
+    score_scales,
+)
+from raydix.kernels.paged_inputs import check_paged_inputs
 
 TILE_TOKENS = 128
 _FLOAT32_TILE_TOKENS = 32
@@ -70,16 +77,17 @@ def paged_prefill(
     block_tables_RN: Tensor,
     tiles_X4: Tensor,
     *,
-    scale: float,
+    form: AttentionForm,
     out_TQD: Tensor,
 ) -> None:
     """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
-    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32.
-    tiles_X4: `plan_tiles` on the device. The softmax is in float32. Raises ValueError if a shape,
-    dtype or stride differs.
+    q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32;
+    pages wholly behind the window are not read. tiles_X4: `plan_tiles` on the device. The softmax
+    is in float32. Raises ValueError if a shape, dtype or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
+    check_form(form, q_TQD.shape[1])
     if tiles_X4.dtype != torch.int32 or tiles_X4.shape[1:] != (4,) or not tiles_X4.is_contiguous():
         raise ValueError(
             f"The tiles are {tiles_X4.dtype} {tuple(tiles_X4.shape)}; expected contiguous int32 "
@@ -90,7 +98,10 @@ def paged_prefill(
     if num_tiles == 0:
         return
     is_float32 = q_TQD.dtype == torch.float32
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    is_wide = block_dim > _BOX_DIM
     block_keys = 32 if is_float32 else 64
+    scale_log2, cap_log2 = score_scales(form)
     key_blocks = _key_blocks(pool_PLH2SD, block_keys)
     _prefill_tile[(num_query_heads, num_tiles)](
         q_TQD,
@@ -99,6 +110,7 @@ def paged_prefill(
         block_tables_RN,
         tiles_X4,
         out_TQD,
+        form.sinks_Q,
         q_TQD.stride(0),
         q_TQD.stride(1),
         out_TQD.stride(0),
@@ -106,20 +118,22 @@ def paged_prefill(
         layer,
         num_layers,
         block_tables_RN.stride(0),
-        scale * LOG2_E,
+        scale_log2,
+        cap_log2,
+        form.window,
         KV_HEADS=num_heads,
         GROUP=num_query_heads // num_heads,
         PAGE=page_size,
         DIM=head_dim,
-        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_DIM=block_dim,
         BLOCK_ROWS=tile_tokens(q_TQD.dtype),
         BLOCK_KEYS=block_keys,
         PRECISION="ieee" if is_float32 else None,
-        STAGES=2 if is_float32 or key_blocks is not None else 3,
+        STAGES=2 if is_float32 or is_wide or key_blocks is not None else 3,
         num_warps=4 if is_float32 else 8,
         # Two programs per multiprocessor: one multiplies during the other's softmax. 0.82 of SDPA;
-        # 0.60 without.
-        maxnreg=None if is_float32 else 128,
+        # 0.60 without. Wide heads need the registers of both.
+        maxnreg=None if is_float32 or is_wide else 128,
     )
 
 
@@ -144,6 +158,7 @@ def _load_kv(
     pool_ptr,
     table_ptr,
     begin,
+    first_key,
     stop,
     head_row,
     page_rows,
@@ -155,12 +170,15 @@ def _load_kv(
 ):
     """Keys and values [BLOCK_KEYS, BLOCK_DIM] from `begin` on.
 
-    If IS_MASKED, those past `stop` are zero. Rows are those of the pool seen as [P * L * H * 2 * S,
-    D]. A page's last owner may have left NaN past `stop`, which a weight of zero would not silence.
+    If IS_MASKED, those before `first_key` and past `stop` are zero. Rows are those of the pool seen
+    as [P * L * H * 2 * S, D]. There, pages are strange or hold what their last owner left: a weight
+    of zero would not silence NaN.
     """
     key = begin + tl.arange(0, BLOCK_KEYS)
     dim = tl.arange(0, BLOCK_DIM)
     is_key = key < stop
+    if first_key is not None:
+        is_key &= key >= first_key
     if PAGE >= BLOCK_KEYS:
         page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
         rows = page * page_rows + head_row + begin % PAGE + tl.arange(0, BLOCK_KEYS)
@@ -185,14 +203,28 @@ def _load_kv(
 
 
 @triton.jit
-def _attend(
-    q, k, v, scores_mask, state, scale_log2, IS_MASKED: tl.constexpr, PRECISION: tl.constexpr
-):
-    """One step of the online softmax; `state` is (maximum, total, acc), maxima in units of log2."""
+def _visible(begin, positions, window, BLOCK_KEYS: tl.constexpr):
+    """Which keys of the block that starts at `begin` the queries at `positions` see."""
+    key = begin + tl.arange(0, BLOCK_KEYS)[None, :]
+    is_visible = key <= positions[:, None]
+    if window is not None:
+        is_visible &= key > positions[:, None] - window
+    return is_visible
+
+
+@triton.jit
+def _attend(q, k, v, is_visible, state, scale_log2, cap_log2, PRECISION: tl.constexpr):
+    """One step of the online softmax; `state` is (maximum, total, acc), maxima in units of log2.
+
+    is_visible: None where every query sees all keys.
+    """
     maximum, total, acc = state
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if IS_MASKED:
-        scores = tl.where(scores_mask, scores, float("-inf"))
+    if cap_log2 is not None:
+        scores = scaled_scores(scores, scale_log2, cap_log2)
+        scale_log2 = 1.0
+    if is_visible is not None:
+        scores = tl.where(is_visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale_log2)
     weights = tl.exp2(scores * scale_log2 - new_maximum[:, None])
     decay = tl.exp2(maximum - new_maximum)
@@ -209,6 +241,7 @@ def _prefill_tile(
     tables_ptr,
     tiles_ptr,
     out_ptr,
+    sinks_ptr,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -217,6 +250,8 @@ def _prefill_tile(
     num_layers,
     table_stride,
     scale_log2,
+    cap_log2,
+    window,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
@@ -244,12 +279,40 @@ def _prefill_tile(
     page_rows = num_layers * (KV_HEADS * 2 * PAGE)
     head_row = (layer * KV_HEADS + query_head // GROUP) * (2 * PAGE)
 
-    maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    # A query may see no key of its first blocks; a maximum of -inf would make NaN of that.
+    maximum, total = first_maximum_and_total(
+        sinks_ptr, query_head, -1e30 if window is not None else float("-inf"), BLOCK_ROWS
+    )
     acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     # Blocks that every query of the tile sees whole need no mask.
     whole = (first_position + 1) // BLOCK_KEYS * BLOCK_KEYS
-    for begin in tl.range(0, whole, BLOCK_KEYS, num_stages=STAGES):
+    first_key = None
+    first_whole = 0
+    if window is not None:
+        first_key = tl.maximum(first_position + 1 - window, 0)
+        first_whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK_KEYS) * BLOCK_KEYS
+        first_whole = tl.minimum(first_whole, whole)
+        first_block = first_key // BLOCK_KEYS * BLOCK_KEYS
+        for begin in tl.range(first_block, first_whole, BLOCK_KEYS, num_stages=1):
+            k, v = _load_kv(
+                pool_ptr,
+                table_ptr,
+                begin,
+                first_key,
+                stop,
+                head_row,
+                page_rows,
+                PAGE,
+                DIM,
+                BLOCK_DIM,
+                BLOCK_KEYS,
+                True,
+            )
+            is_visible = _visible(begin, first_position + row, window, BLOCK_KEYS)
+            maximum, total, acc = _attend(
+                q, k, v, is_visible, (maximum, total, acc), scale_log2, cap_log2, PRECISION
+            )
+    for begin in tl.range(first_whole, whole, BLOCK_KEYS, num_stages=STAGES):
         if key_blocks is not None:
             block_row = tl.load(table_ptr + begin // PAGE) * page_rows + head_row + begin % PAGE
             k = key_blocks.load([block_row, 0])
@@ -259,6 +322,7 @@ def _prefill_tile(
                 pool_ptr,
                 table_ptr,
                 begin,
+                None,
                 stop,
                 head_row,
                 page_rows,
@@ -269,13 +333,14 @@ def _prefill_tile(
                 False,
             )
         maximum, total, acc = _attend(
-            q, k, v, None, (maximum, total, acc), scale_log2, False, PRECISION
+            q, k, v, None, (maximum, total, acc), scale_log2, cap_log2, PRECISION
         )
     for begin in tl.range(whole, stop, BLOCK_KEYS, num_stages=1):
         k, v = _load_kv(
             pool_ptr,
             table_ptr,
             begin,
+            first_key,
             stop,
             head_row,
             page_rows,
@@ -285,9 +350,9 @@ def _prefill_tile(
             BLOCK_KEYS,
             True,
         )
-        is_visible = (begin + tl.arange(0, BLOCK_KEYS))[None, :] <= (first_position + row)[:, None]
+        is_visible = _visible(begin, first_position + row, window, BLOCK_KEYS)
         maximum, total, acc = _attend(
-            q, k, v, is_visible, (maximum, total, acc), scale_log2, True, PRECISION
+            q, k, v, is_visible, (maximum, total, acc), scale_log2, cap_log2, PRECISION
         )
 
     result = acc / total[:, None]

@@ -17,6 +17,12 @@ class RopeTables:
     positions_T: Tensor | None
     """int32 or int64, each token's row in the tables; None: X is T and the rows are the tokens'."""
 
+    def of_tokens(self) -> tuple[Tensor, Tensor]:
+        """Cos and sin of each token, [T, D]."""
+        if self.positions_T is None:
+            return self.cos_XD, self.sin_XD
+        return self.cos_XD[self.positions_T], self.sin_XD[self.positions_T]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QkNorm:

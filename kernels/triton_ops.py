@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from raydix.kernels import kv_write
-from raydix.kernels.activation import silu_mul
+from raydix.kernels.activation import glu
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.expert_biases import ExpertBiases
+from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
+from raydix.kernels.reference import experts, latent_attention
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
@@ -32,9 +36,11 @@ class TritonOps:
 
     is_capturable = True
     rms_norm = staticmethod(rms_norm)
-    silu_mul = staticmethod(silu_mul)
+    glu = staticmethod(glu)
+    write_latent = staticmethod(latent_attention.write_latent)
+    latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(topk_gating)
-    fused_experts = staticmethod(fused_experts)
+    group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
 
@@ -97,7 +103,7 @@ class TritonOps:
         layer: int,
         block_tables_RN: Tensor,
         rows: AttentionRows,
-        scale: float,
+        form: AttentionForm,
     ) -> Tensor:
         """See `ModelOps`."""
         out_TQD = torch.empty(q_TQD.shape, dtype=q_TQD.dtype, device=q_TQD.device)
@@ -108,7 +114,7 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 rows.tiles_X4,
-                scale=scale,
+                form=form,
                 out_TQD=out_TQD,
             )
 
@@ -119,18 +125,38 @@ class TritonOps:
                 layer,
                 block_tables_RN,
                 _decode_tiles(decode),
-                scale=scale,
-                num_splits=self._num_splits(decode, q_TQD.shape[0]),
+                form=form,
+                num_splits=self._num_splits(decode, q_TQD.shape[0], form.window),
                 out_TQD=out_TQD,
             )
         return out_TQD
 
-    def _num_splits(self, rows: DecodeRows, num_tokens: int) -> int:
+    def fused_experts(
+        self,
+        x_TC: Tensor,
+        gate_up_EIC: Tensor,
+        down_ECI: Tensor,
+        weights_TK: Tensor,
+        expert_ids_TK: Tensor,
+        *,
+        form: GluForm,
+        biases: ExpertBiases | None,
+    ) -> Tensor:
+        """See `ModelOps`."""
+        if not isinstance(form, SiluGlu) or biases is not None:
+            raise ValueError(
+                f"Experts are {form}, with biases: {biases is not None}; the Triton kernels expect "
+                f"SiluGlu without biases."
+            )
+        return fused_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+
+    def _num_splits(self, rows: DecodeRows, num_tokens: int, window: int | None) -> int:
         # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
         num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
-        return choose_num_splits(
-            num_tiles, self._num_kv_heads, rows.max_context_tokens, self._num_sms
-        )
+        visible_tokens = rows.max_context_tokens
+        if window is not None:
+            visible_tokens = min(visible_tokens, window + rows.tokens_per_tile - 1)
+        return choose_num_splits(num_tiles, self._num_kv_heads, visible_tokens, self._num_sms)
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:

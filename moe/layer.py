@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.routing import Routing
 from raydix.moe.experts import Experts
 from raydix.moe.router import Router
 
@@ -19,7 +21,9 @@ class MoeLayer(nn.Module):
         *,
         num_experts: int,
         experts_per_token: int,
-        renormalise: bool,
+        routing: Routing,
+        glu: GluForm,
+        bias: bool,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -29,12 +33,20 @@ class MoeLayer(nn.Module):
             num_experts,
             experts_per_token,
             ops,
-            renormalise=renormalise,
+            routing=routing,
+            bias=bias,
             device=device,
             dtype=dtype,
         )
         self.experts = Experts(
-            hidden_size, num_experts, intermediate_size, ops, device=device, dtype=dtype
+            hidden_size,
+            num_experts,
+            intermediate_size,
+            ops,
+            glu=glu,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, x_TC: Tensor) -> Tensor:
@@ -45,12 +57,7 @@ class MoeLayer(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
-        weights: dict[str, Tensor] = {"router.weight": self.router.weight_EC}
-        for expert, gate_up_IC in enumerate(self.experts.gate_up_EIC):
-            gate_IC, up_IC = gate_up_IC.chunk(2)
-            weights |= {
-                f"experts.{expert}.gate.weight": gate_IC,
-                f"experts.{expert}.up.weight": up_IC,
-                f"experts.{expert}.down.weight": self.experts.down_ECI[expert],
-            }
-        return weights
+        return {
+            **{f"router.{name}": each for name, each in self.router.weights().items()},
+            **{f"experts.{name}": each for name, each in self.experts.weights().items()},
+        }

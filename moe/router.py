@@ -1,13 +1,20 @@
 """The router: which experts a token visits, and with what weight."""
 
+from typing import assert_never
+
 import torch
 from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.routing import GroupLimitedRouting, Routing, SoftmaxRouting
 
 
 class Router(nn.Module):
-    """Scores every expert for each token. `weight_EC`: [experts, hidden]."""
+    """Scores every expert for each token.
+
+    `weight_EC`: [experts, hidden]. `bias_E`: added to the scores, if there is one.
+    `correction_bias_E`: float32, for routings that have one.
+    """
 
     def __init__(
         self,
@@ -16,21 +23,53 @@ class Router(nn.Module):
         experts_per_token: int,
         ops: ModelOps,
         *,
-        renormalise: bool,
+        routing: Routing,
+        bias: bool,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.experts_per_token = experts_per_token
-        self.renormalise = renormalise
+        self.routing = routing
         self._ops = ops
+
+        self.correction_bias_E: nn.Parameter | None = None
+        if isinstance(routing, GroupLimitedRouting):
+            # Rounded logits of many experts are often equal, so these models score in float32.
+            dtype = torch.float32
+            if routing.has_correction_bias:
+                self.correction_bias_E = nn.Parameter(
+                    torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
+                )
         self.weight_EC = nn.Parameter(
             torch.empty(num_experts, hidden_size, device=device, dtype=dtype), requires_grad=False
         )
+        self.bias_E: nn.Parameter | None = None
+        if bias:
+            self.bias_E = nn.Parameter(
+                torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
+            )
 
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights_TK float32, logical expert_ids_TK int)."""
-        logits_TE = self._ops.linear(x_TC, self.weight_EC, None)
-        return self._ops.topk_gating(
-            logits_TE, self.experts_per_token, renormalise=self.renormalise
-        )
+        logits_TE = self._ops.linear(x_TC.to(self.weight_EC.dtype), self.weight_EC, self.bias_E)
+        match self.routing:
+            case SoftmaxRouting(renormalise=renormalise):
+                return self._ops.topk_gating(
+                    logits_TE, self.experts_per_token, renormalise=renormalise
+                )
+            case GroupLimitedRouting() as routing:
+                return self._ops.group_limited_gating(
+                    logits_TE, self.correction_bias_E, self.experts_per_token, routing
+                )
+            case _:
+                assert_never(self.routing)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters, by what checkpoints call them."""
+        weights: dict[str, Tensor] = {"weight": self.weight_EC}
+        if self.bias_E is not None:
+            weights["bias"] = self.bias_E
+        if self.correction_bias_E is not None:
+            weights["e_score_correction_bias"] = self.correction_bias_E
+        return weights

@@ -52,9 +52,7 @@ def rotate_and_write_kv(
         (qkv_TXD.shape[1] - 2 * num_heads, num_heads, num_heads), dim=1
     )
 
-    cos_TD, sin_TD = rope.cos_XD, rope.sin_XD
-    if rope.positions_T is not None:
-        cos_TD, sin_TD = cos_TD[rope.positions_T], sin_TD[rope.positions_T]
+    cos_TD, sin_TD = rope.of_tokens()
 
     if norm is not None:
         q_TQD, k_THD = (

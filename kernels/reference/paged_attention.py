@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 
 QUERY_BLOCK = 256
@@ -22,11 +23,12 @@ def paged_attention(
     layer: int,
     block_tables_RN: Tensor,
     rows: AttentionRows,
-    scale: float,
+    form: AttentionForm,
 ) -> Tensor:
     """Causal attention of every row over its cached tokens, of which this step's are the last.
 
-    block_tables_RN: int, one row per request. The softmax is in float32. Returns [T, Q, D].
+    block_tables_RN: int, one row per request. Pages wholly behind `form.window` are not read, so
+    their entries may be any page of the pool. The softmax is in float32. Returns [T, Q, D].
     """
     out_TQD = torch.empty_like(q_TQD)
     for decode in rows.decode:
@@ -39,18 +41,15 @@ def paged_attention(
                 layer,
                 tables_BN,
                 decode.context_tokens_B,
-                scale,
+                form,
             )
 
     tiles = [tile for decode in rows.decode for tile in _tiles(decode)]
     for row in (*rows.prefill, *tiles):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
-        num_pages = -(-row.context_tokens // pool_PLH2SD.shape[4])
-        k_1HSD, v_1HSD = _gather_pages(
-            pool_PLH2SD, layer, block_tables_RN[row.row : row.row + 1, :num_pages]
+        out_TQD[tokens] = _prefill_attention(
+            q_TQD[tokens], pool_PLH2SD, layer, block_tables_RN[row.row], row.context_tokens, form
         )
-        k_HSD, v_HSD = k_1HSD[0, :, : row.context_tokens], v_1HSD[0, :, : row.context_tokens]
-        out_TQD[tokens] = _prefill_attention(q_TQD[tokens], k_HSD, v_HSD, scale)
     return out_TQD
 
 
@@ -89,70 +88,108 @@ def _decode_attention(
     layer: int,
     tables_BN: Tensor,
     context_tokens_B: Tensor,
-    scale: float,
+    form: AttentionForm,
 ) -> Tensor:
     """One query per row, rows padded to one length."""
     page_size, head_dim = pool_PLH2SD.shape[4:]
-    batch, num_pages = tables_BN.shape
-    # Padding has a weight of zero, but zero times a NaN that a page's last owner left is NaN. So
-    # pages past a row's end are read as its first one, and the rest of its last page is cleared.
-    last_page_B = (context_tokens_B - 1) // page_size
-    pages_N = torch.arange(num_pages, device=tables_BN.device)
-    tables_BN = torch.where(pages_N <= last_page_B[:, None], tables_BN, tables_BN[:, :1])
+    first_page_B = torch.zeros_like(context_tokens_B)
+    if form.window is not None:
+        first_page_B = (context_tokens_B - form.window).clamp_min(0) // page_size
+        tables_BN = _window_tables(tables_BN, first_page_B, form.window, page_size)
+
     k_BHSD, v_BHSD = _gather_pages(pool_PLH2SD, layer, tables_BN)
-    _clear_page_ends(v_BHSD, last_page_B, context_tokens_B, page_size)
-    is_padding_BS = torch.arange(k_BHSD.shape[2], device=q_BQD.device) >= context_tokens_B[:, None]
-    q_BHGD = q_BQD.view(batch, k_BHSD.shape[1], -1, head_dim)
-    scores_BHGS = (q_BHGD @ k_BHSD.transpose(2, 3)).float() * scale
-    scores_BHGS = scores_BHGS.masked_fill_(is_padding_BS[:, None, None], float("-inf"))
-    out_BHGD = scores_BHGS.softmax(-1).to(q_BQD.dtype) @ v_BHSD
-    return out_BHGD.reshape(batch, -1, head_dim)
+    offsets_S = torch.arange(k_BHSD.shape[2], device=q_BQD.device)
+    positions_BS = first_page_B[:, None] * page_size + offsets_S
+    is_hidden_BS = positions_BS >= context_tokens_B[:, None]
+    if form.window is not None:
+        is_hidden_BS |= positions_BS < (context_tokens_B - form.window)[:, None]
+    # What is hidden has a weight of zero, but zero times a NaN that a page's last owner left is
+    # NaN.
+    v_BHSD.masked_fill_(is_hidden_BS[:, None, :, None], 0.0)
+
+    batch, num_heads, _, _ = k_BHSD.shape
+    q_BHGD = q_BQD.view(batch, num_heads, -1, head_dim)
+    scores_BHGS = _scores(q_BHGD, k_BHSD, form)
+    scores_BHGS = scores_BHGS.masked_fill_(is_hidden_BS[:, None, None], float("-inf"))
+    weights_BHGS = _weights(scores_BHGS.flatten(1, 2), form.sinks_Q).view_as(scores_BHGS)
+    return (weights_BHGS.to(q_BQD.dtype) @ v_BHSD).reshape(batch, -1, head_dim)
 
 
-def _clear_page_ends(
-    v_BHSD: Tensor, last_page_B: Tensor, context_tokens_B: Tensor, page_size: int
-) -> None:
-    """Zero each row's last page past the row's end, in place."""
-    batch, num_heads, _, head_dim = v_BHSD.shape
-    offsets_S = torch.arange(page_size, device=v_BHSD.device)
-    is_past_BS = last_page_B[:, None] * page_size + offsets_S >= context_tokens_B[:, None]
-    pages_BHNSD = v_BHSD.view(batch, num_heads, -1, page_size, head_dim)
-    index_B1111 = last_page_B.view(-1, 1, 1, 1, 1).expand(-1, num_heads, 1, page_size, head_dim)
-    last_BH1SD = pages_BHNSD.gather(2, index_B1111).masked_fill_(
-        is_past_BS[:, None, None, :, None], 0.0
-    )
-    pages_BHNSD.scatter_(2, index_B1111, last_BH1SD)
+def _window_tables(tables_BN: Tensor, first_page_B: Tensor, window: int, page_size: int) -> Tensor:
+    """The part of each row's table that holds its window, moved to the front."""
+    # A window that starts with the last slot of a page touches the most pages.
+    num_pages = min((window + page_size - 2) // page_size + 1, tables_BN.shape[1])
+    pages_BN = first_page_B[:, None] + torch.arange(num_pages, device=tables_BN.device)
+    return tables_BN.gather(1, pages_BN.clamp_max(tables_BN.shape[1] - 1))
 
 
-def _prefill_attention(q_TQD: Tensor, k_HSD: Tensor, v_HSD: Tensor, scale: float) -> Tensor:
-    num_tokens, num_query_heads, head_dim = q_TQD.shape
-    num_heads, context, _ = k_HSD.shape
-    group = num_query_heads // num_heads
-    key_positions_S = torch.arange(context, device=q_TQD.device)
+def _prefill_attention(
+    q_TQD: Tensor,
+    pool_PLH2SD: Tensor,
+    layer: int,
+    table_N: Tensor,
+    context_tokens: int,
+    form: AttentionForm,
+) -> Tensor:
+    """The queries of one row, which are the last of its context."""
     out_TQD = torch.empty_like(q_TQD)
+    page_size, num_tokens = pool_PLH2SD.shape[4], q_TQD.shape[0]
     for start, stop in _blocks(num_tokens, QUERY_BLOCK):
-        # Key positions past the block's last query are visible to none of it.
-        visible = context - num_tokens + stop
-        q_HXD = (
-            q_TQD[start:stop]
-            .view(-1, num_heads, group, head_dim)
-            .permute(1, 2, 0, 3)
-            .reshape(num_heads, -1, head_dim)
-        )
-        scores_HXS = (q_HXD @ k_HSD[:, :visible].transpose(1, 2)).float() * scale
-        scores_HGTS = scores_HXS.view(num_heads, group, stop - start, visible)
-        is_future_TS = (
-            key_positions_S[:visible] > key_positions_S[visible - (stop - start) : visible, None]
-        )
-        weights_HGTS = (
-            scores_HGTS.masked_fill(is_future_TS, float("-inf")).softmax(-1).to(q_TQD.dtype)
-        )
-        out_HXD = weights_HGTS.view(num_heads, -1, visible) @ v_HSD[:, :visible]
-        out_HGTD = out_HXD.view(num_heads, group, stop - start, head_dim)
-        out_TQD[start:stop] = out_HGTD.permute(2, 0, 1, 3).reshape(
-            stop - start, num_query_heads, head_dim
+        # Keys that no query of the block sees: those past its last, those behind its first's
+        # window.
+        first_query = context_tokens - num_tokens + start
+        end = context_tokens - num_tokens + stop
+        begin = 0 if form.window is None else max(first_query - form.window + 1, 0)
+
+        first_page = begin // page_size
+        pages_N = table_N[first_page : -(-end // page_size)]
+        k_1HSD, v_1HSD = _gather_pages(pool_PLH2SD, layer, pages_N[None])
+        seen = slice(begin - first_page * page_size, end - first_page * page_size)
+        out_TQD[start:stop] = _block_attention(
+            q_TQD[start:stop], k_1HSD[0, :, seen], v_1HSD[0, :, seen], form
         )
     return out_TQD
+
+
+def _block_attention(q_TQD: Tensor, k_HSD: Tensor, v_HSD: Tensor, form: AttentionForm) -> Tensor:
+    """Queries whose positions are the last of the keys'."""
+    num_tokens, num_query_heads, head_dim = q_TQD.shape
+    num_heads, num_keys, _ = k_HSD.shape
+    group = num_query_heads // num_heads
+    keys_S = torch.arange(num_keys, device=q_TQD.device)
+    queries_T1 = keys_S[num_keys - num_tokens :, None]
+    is_hidden_TS = keys_S > queries_T1
+    if form.window is not None:
+        is_hidden_TS |= keys_S <= queries_T1 - form.window
+
+    q_HXD = (
+        q_TQD.view(-1, num_heads, group, head_dim)
+        .permute(1, 2, 0, 3)
+        .reshape(num_heads, -1, head_dim)
+    )
+    scores_QTS = _scores(q_HXD, k_HSD, form).view(num_query_heads, num_tokens, num_keys)
+    scores_QTS = scores_QTS.masked_fill_(is_hidden_TS, float("-inf"))
+    sinks_Q1 = None if form.sinks_Q is None else form.sinks_Q[:, None]
+    weights_QTS = _weights(scores_QTS, sinks_Q1).to(q_TQD.dtype)
+    out_HXD = weights_QTS.view(num_heads, -1, num_keys) @ v_HSD
+    out_QTD = out_HXD.view(num_query_heads, num_tokens, head_dim)
+    return out_QTD.transpose(0, 1)
+
+
+def _scores(q: Tensor, k: Tensor, form: AttentionForm) -> Tensor:
+    """Scaled and capped scores in float32 of queries [..., X, D] and keys [..., S, D]."""
+    scores = (q @ k.transpose(-1, -2)).float() * form.scale
+    if form.soft_cap is None:
+        return scores
+    return (scores / form.soft_cap).tanh_() * form.soft_cap
+
+
+def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of the last dimension; `sinks`: a logit for each of the others."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sinks = sinks.float().expand(scores.shape[:-1])[..., None]
+    return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
 
 
 def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Full attention over paged KV.
+"""Attention over paged KV.
 
 Legend: T tokens of the step, R rows, C hidden, X heads of queries, keys and values x D, Q query
 heads, D head dim, P pages, L layers of the group, H KV heads, S slots per page, N pages of a block
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rotation import QkNorm, RopeTables
@@ -21,8 +22,8 @@ from raydix.runtime.model.spec import AttentionSpec, NormSpec
 class GroupBatch:
     """What one KV group contributes to a step."""
 
-    pool_PLH2SD: Tensor
-    """The cache itself; page 0 is padding."""
+    pool: Tensor
+    """The cache itself, as of `make_pools`; page 0 is padding."""
     block_tables_RN: Tensor
     """int32, page ids per row."""
     slot_mapping_T: Tensor
@@ -34,7 +35,8 @@ class AttentionBatch:
     """Rows of a step, their positions and, per KV group, where their keys and values lie."""
 
     rows: AttentionRows
-    rope: RopeTables
+    ropes: tuple[RopeTables, ...]
+    """One for each of the decoder's rotary embeddings, in their order."""
     groups: tuple[GroupBatch, ...]
 
 
@@ -57,8 +59,9 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self._ops = ops
+        own_dtype = torch.float32 if spec.is_float32 else dtype
         self.weight = nn.Parameter(
-            torch.empty(size, device=device, dtype=dtype), requires_grad=False
+            torch.empty(size, device=device, dtype=own_dtype), requires_grad=False
         )
 
     def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
@@ -66,8 +69,11 @@ class RmsNorm(nn.Module):
         return self._ops.rms_norm(x_TC, self.weight, self.eps, residual_TC=residual_TC)
 
 
-class FullAttention(nn.Module):
-    """Grouped-query attention of one layer; `layer_in_group` is its place in the group's pool."""
+class Attention(nn.Module):
+    """Grouped-query attention of one layer.
+
+    `layer_in_group` is its place in the group's pool, `rope` that of its tables in a batch's.
+    """
 
     def __init__(
         self,
@@ -76,14 +82,15 @@ class FullAttention(nn.Module):
         layer_in_group: int,
         ops: ModelOps,
         *,
+        rope: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.layer_in_group = layer_in_group
+        self.rope = rope
         self._ops = ops
-        self._scale = spec.head_dim**-0.5
 
         query_size, kv_size = self._row_counts()
         self.qkv = linear_parameters(
@@ -100,6 +107,15 @@ class FullAttention(nn.Module):
             self.q_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
             self.k_norm = RmsNorm(norm, size, ops, device=device, dtype=dtype)
 
+        self.sinks_Q: nn.Parameter | None = None
+        if spec.has_sinks:
+            self.sinks_Q = nn.Parameter(
+                torch.empty(spec.num_heads, device=device, dtype=dtype), requires_grad=False
+            )
+        self._form = AttentionForm(
+            scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks_Q=self.sinks_Q
+        )
+
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
         query_size, kv_size = self._row_counts()
@@ -111,6 +127,8 @@ class FullAttention(nn.Module):
             weights |= {f"{name}.{kind}": part for name, part in zip("qkv", parts, strict=True)}
         if self.q_norm is not None and self.k_norm is not None:
             weights |= {"q_norm.weight": self.q_norm.weight, "k_norm.weight": self.k_norm.weight}
+        if self.sinks_Q is not None:
+            weights["sinks"] = self.sinks_Q
         return weights
 
     def forward(
@@ -128,12 +146,13 @@ class FullAttention(nn.Module):
         if before_cache is not None:
             before_cache()
 
-        pool_PLH2SD, layer = group.pool_PLH2SD, self.layer_in_group
+        pool_PLH2SD, layer = group.pool, self.layer_in_group
+        rope = batch.ropes[self.rope]
         q_TQD = self._ops.rotate_and_write_kv(
-            qkv_TX, batch.rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
+            qkv_TX, rope, self._norm(), pool_PLH2SD, layer, group.slot_mapping_T
         )
         out_TQD = self._ops.paged_attention(
-            q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._scale
+            q_TQD, pool_PLH2SD, layer, group.block_tables_RN, batch.rows, self._form
         )
         return self._ops.linear(out_TQD.flatten(1), self.output.weight, self.output.bias)
 

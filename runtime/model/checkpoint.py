@@ -1,6 +1,7 @@
 """From a checkpoint folder to a decoder, tensor by tensor, fingerprinted on the way."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_NAMED = 5
+
+_Description = tuple[tuple[int, ...], str, bytes]
+"""Shape, dtype and digest of a tensor as it is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +101,13 @@ def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
 
     missing = set(targets)
     unexpected: list[str] = []
-    described: dict[str, tuple[tuple[int, ...], str, bytes]] = {}
-    for name, tensor in _tensors(folder):
-        described[name] = (tuple(tensor.shape), str(tensor.dtype), _digest(tensor))
+    described: dict[str, _Description] = {}
+    stored = _describe(_tensors(folder), described)
+    for name, tensor in family.value.restore(stored):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
-        # Old exports carry frequencies that the config fixes.
-        elif name not in may_repeat and not name.endswith("rotary_emb.inv_freq"):
+        elif name not in may_repeat and not _is_ignored(name, family, decoder.spec.num_layers):
             unexpected.append(name)
 
     if missing or unexpected:
@@ -119,6 +122,25 @@ def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
             )
     entries = sorted((name, *entry) for name, entry in described.items())
     return hashlib.sha256(repr(entries).encode()).digest()
+
+
+def _is_ignored(name: str, family: Family, num_layers: int) -> bool:
+    """Whether a checkpoint may have this tensor, though the decoder has not."""
+    # Old exports carry frequencies that the config fixes.
+    if name.endswith("rotary_emb.inv_freq"):
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    is_past_last = layer is not None and int(layer[1]) >= num_layers
+    return family.value.has_prediction_layers and is_past_last
+
+
+def _describe(
+    tensors: Iterator[tuple[str, Tensor]], described: dict[str, _Description]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass the tensors on, and put into `described` what the fingerprint says of each."""
+    for name, tensor in tensors:
+        described[name] = (tuple(tensor.shape), str(tensor.dtype), _digest(tensor))
+        yield name, tensor
 
 
 def _digest(tensor: Tensor) -> bytes:

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.moe.layer import MoeLayer
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.model.attention import AttentionBatch, FullAttention, RmsNorm, linear_parameters
+from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm, linear_parameters
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
+from raydix.runtime.model.latent_attention import LatentAttention
 from raydix.runtime.model.rope import RotaryEmbedding
+from raydix.runtime.model.rope_spec import Rope
 from raydix.runtime.model.spec import (
     AttentionSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     MoeMlpSpec,
@@ -25,7 +28,7 @@ from raydix.runtime.model.spec import (
 
 
 class DenseMlp(nn.Module):
-    """SwiGLU feed-forward; gate and up rows are stacked in one matrix."""
+    """Gated feed-forward; gate and up rows are stacked in one matrix."""
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class DenseMlp(nn.Module):
     ) -> None:
         super().__init__()
         self._ops = ops
+        self._glu = spec.glu
         size, bias = spec.intermediate_size, spec.bias
         self.gate_up = linear_parameters(
             2 * size, hidden_size, bias=bias, device=device, dtype=dtype
@@ -47,7 +51,8 @@ class DenseMlp(nn.Module):
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in, [T, C] out."""
         gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        return self._ops.linear(self._ops.silu_mul(gate_up_TI), self.down.weight, self.down.bias)
+        hidden_TI = self._ops.glu(gate_up_TI, self._glu)
+        return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
@@ -59,8 +64,27 @@ class DenseMlp(nn.Module):
         return weights
 
 
+class SharedExpertsMlp(nn.Module):
+    """Routed experts, and those that every token visits: their outputs are added."""
+
+    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
+        super().__init__()
+        self.routed = routed
+        self.shared = shared
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in, [T, C] out."""
+        out_TC: Tensor = self.routed(x_TC)
+        return out_TC + self.shared(x_TC)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views of the parameters, one for each tensor that a checkpoint has."""
+        shared = {f"shared.{name}": each for name, each in self.shared.weights().items()}
+        return self.routed.weights() | shared
+
+
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residual connections. `group`: its KV group."""
+    """Normed attention and feed-forward with residual connections. `group`: its KV group."""
 
     def __init__(
         self,
@@ -69,6 +93,7 @@ class DecoderLayer(nn.Module):
         place: KvPlace,
         ops: ModelOps,
         *,
+        rope: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -76,11 +101,24 @@ class DecoderLayer(nn.Module):
         self.group = place.group
 
         self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.attention = FullAttention(
-            spec.attention, hidden_size, place.layer_in_group, ops, device=device, dtype=dtype
+        self.attention = _make_attention(
+            spec.attention,
+            hidden_size,
+            place.layer_in_group,
+            ops,
+            rope=rope,
+            device=device,
+            dtype=dtype,
         )
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
         self.mlp = _make_mlp(spec.mlp, hidden_size, ops, device=device, dtype=dtype)
+
+        self.attention_post_norm: RmsNorm | None = None
+        self.mlp_post_norm: RmsNorm | None = None
+        if spec.post_norm is not None:
+            norm = spec.post_norm
+            self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+            self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -92,7 +130,7 @@ class DecoderLayer(nn.Module):
         """Return the feed-forward's output [T, C], which the next norm is to add to `residual_TC`.
 
         `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
-        in the first layer. For `before_cache` see `FullAttention`.
+        in the first layer. For `before_cache` see `Attention`.
         """
         normed_TC = (
             self.attention_norm(residual_TC)
@@ -101,14 +139,22 @@ class DecoderLayer(nn.Module):
         )
 
         x_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
+        if self.attention_post_norm is not None:
+            x_TC = self.attention_post_norm(x_TC)
+
         out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
-        return out_TC
+        return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the parameters, one for each tensor that a checkpoint has."""
+        norms = {
+            "attention_norm": self.attention_norm,
+            "attention_post_norm": self.attention_post_norm,
+            "mlp_norm": self.mlp_norm,
+            "mlp_post_norm": self.mlp_post_norm,
+        }
         return {
-            "attention_norm.weight": self.attention_norm.weight,
-            "mlp_norm.weight": self.mlp_norm.weight,
+            **{f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None},
             **{f"attention.{name}": each for name, each in self.attention.weights().items()},
             **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
         }
@@ -136,16 +182,24 @@ class Decoder(nn.Module):
         self.device = device
         self.dtype = dtype
         self.embedding = self._vocabulary_matrix()
-        places = kv_places(kv_groups)
+        places, ropes = kv_places(kv_groups), _distinct_ropes(spec)
         self.layers = nn.ModuleList(
-            DecoderLayer(layer, spec.hidden_size, places[i], ops, device=device, dtype=dtype)
+            DecoderLayer(
+                layer,
+                spec.hidden_size,
+                places[i],
+                ops,
+                rope=ropes.index(_rope_of(layer)),
+                device=device,
+                dtype=dtype,
+            )
             for i, layer in enumerate(spec.layers)
         )
         self.norm = RmsNorm(spec.final_norm, spec.hidden_size, ops, device=device, dtype=dtype)
         # Tied weights are one parameter under two names.
         self.head = self.embedding if spec.tied_embeddings else self._vocabulary_matrix()
-        attention = _shared_attention(spec)
-        self.rotary = RotaryEmbedding(attention.rope, attention.head_dim, device)
+        self.rotaries = tuple(RotaryEmbedding(rope, size, device) for rope, size in ropes)
+        """The distinct ones, in the order of their first layers."""
 
     def forward(
         self,
@@ -158,7 +212,7 @@ class Decoder(nn.Module):
         `token_ids_T`: int. Keys and values go to the pools of `batch`. `on_layer(i)` is called
         before layer i reads or writes cached KV.
         """
-        residual_TC = self.embedding[token_ids_T]
+        residual_TC = self._embed(token_ids_T)
         x_TC: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index))
@@ -185,7 +239,16 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
-        return self.ops.linear(hidden_RC, self.head, None)
+        logits_RV = self.ops.linear(hidden_RC, self.head, None)
+        cap = self.spec.logits_soft_cap
+        return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
+
+    def _embed(self, token_ids_T: Tensor) -> Tensor:
+        embedded_TC = self.embedding[token_ids_T]
+        scale = self.spec.embedding_scale
+        if scale is None:
+            return embedded_TC
+        return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
 
     def _vocabulary_matrix(self) -> nn.Parameter:
         shape = (self.spec.vocab_size, self.spec.hidden_size)
@@ -205,17 +268,41 @@ def make_decoder(
 
     `split_kv_groups_at`: see `derive_kv_groups`.
     """
-    attention = _shared_attention(spec)
+    num_heads, num_kv_heads = _head_counts(spec)
     ops = choose_ops(
         device,
         dtype,
-        num_query_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
+        num_query_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         expert_sizes=_expert_sizes(spec),
+        latent_dims=_latent_dims(spec),
     )
 
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
     return Decoder(spec, kv_groups, ops, device=device, dtype=dtype)
+
+
+def _make_attention(
+    spec: AttentionSpec | LatentAttentionSpec,
+    hidden_size: int,
+    layer_in_group: int,
+    ops: ModelOps,
+    *,
+    rope: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Attention | LatentAttention:
+    match spec:
+        case AttentionSpec():
+            return Attention(
+                spec, hidden_size, layer_in_group, ops, rope=rope, device=device, dtype=dtype
+            )
+        case LatentAttentionSpec():
+            return LatentAttention(
+                spec, hidden_size, layer_in_group, ops, rope=rope, device=device, dtype=dtype
+            )
+        case _:
+            assert_never(spec)
 
 
 def _make_mlp(
@@ -225,29 +312,66 @@ def _make_mlp(
     *,
     device: torch.device,
     dtype: torch.dtype,
-) -> DenseMlp | MoeLayer:
+) -> DenseMlp | MoeLayer | SharedExpertsMlp:
     match spec:
         case DenseMlpSpec():
             return DenseMlp(spec, hidden_size, ops, device=device, dtype=dtype)
         case MoeMlpSpec():
-            return MoeLayer(
+            routed = MoeLayer(
                 hidden_size,
                 spec.intermediate_size,
                 ops,
                 num_experts=spec.num_experts,
                 experts_per_token=spec.experts_per_token,
-                renormalise=spec.renormalise,
+                routing=spec.routing,
+                glu=spec.glu,
+                bias=spec.bias,
                 device=device,
                 dtype=dtype,
             )
+            if spec.shared is None:
+                return routed
+            shared = DenseMlp(spec.shared, hidden_size, ops, device=device, dtype=dtype)
+            return SharedExpertsMlp(routed, shared)
         case _:
             assert_never(spec)
 
 
-def _shared_attention(spec: ModelSpec) -> AttentionSpec:
-    """The attention of all layers: they use one rotary table and one choice of operations."""
-    (attention,) = {layer.attention for layer in spec.layers}
-    return attention
+def _head_counts(spec: ModelSpec) -> tuple[int, int]:
+    """Query and KV heads, of which all layers have as many: they use one choice of operations."""
+    (counts,) = {_head_counts_of(each.attention) for each in spec.layers}
+    return counts
+
+
+def _head_counts_of(attention: AttentionSpec | LatentAttentionSpec) -> tuple[int, int]:
+    match attention:
+        case AttentionSpec():
+            return attention.num_heads, attention.num_kv_heads
+        case LatentAttentionSpec():
+            return attention.num_heads, 1
+        case _:
+            assert_never(attention)
+
+
+def _distinct_ropes(spec: ModelSpec) -> list[tuple[Rope, int]]:
+    """Rotary embeddings and how many dimensions they rotate, in the order of first layers."""
+    return list(dict.fromkeys(_rope_of(layer) for layer in spec.layers))
+
+
+def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
+    match attention := layer.attention:
+        case AttentionSpec():
+            return attention.rope, attention.head_dim
+        case LatentAttentionSpec():
+            return attention.rope, attention.qk_rope_head_dim
+        case _:
+            assert_never(attention)
+
+
+def _latent_dims(spec: ModelSpec) -> tuple[int, ...]:
+    """The sizes of cached latents, if there are any."""
+    latents = [each.attention for each in spec.layers]
+    return tuple({each.latent_dim for each in latents if isinstance(each, LatentAttentionSpec)})
 
 
 def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:

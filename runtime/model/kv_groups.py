@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
-from raydix.runtime.model.spec import AttentionSpec, LayerSpec
+from raydix.runtime.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -57,11 +57,16 @@ def kv_places(groups: Sequence[KvGroup]) -> dict[int, KvPlace]:
     }
 
 
-def _group_without_layers(attention: AttentionSpec) -> KvGroup:
+def _group_without_layers(attention: AttentionSpec | LatentAttentionSpec) -> KvGroup:
     """What layers must agree on to share a group."""
+    if isinstance(attention, LatentAttentionSpec):
+        return KvGroup(
+            kind=GroupKind.LATENT, layers=(), num_kv_heads=1, head_dim=attention.latent_dim
+        )
     return KvGroup(
-        kind=GroupKind.FULL,
+        kind=GroupKind.FULL if attention.window is None else GroupKind.WINDOW,
         layers=(),
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
+        window=attention.window,
     )

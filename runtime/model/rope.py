@@ -6,7 +6,14 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope
+from raydix.runtime.model.rope_spec import (
+    DefaultRope,
+    LinearRope,
+    Llama3Rope,
+    Rope,
+    YarnRope,
+    yarn_mscale,
+)
 
 
 class RotaryEmbedding:
@@ -32,6 +39,8 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     match rope:
         case DefaultRope():
             return 1.0 / powers, 1.0
+        case LinearRope():
+            return 1.0 / powers / rope.factor, 1.0
         case Llama3Rope():
             return _llama3(rope, 1.0 / powers), 1.0
         case YarnRope():
@@ -74,9 +83,5 @@ def _yarn_attention_factor(rope: YarnRope) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
-    return _mscale(rope.factor, 1.0)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor, 1.0)

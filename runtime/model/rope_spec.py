@@ -1,7 +1,7 @@
 """What a checkpoint's config says about rotary embedding, checked against what there is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,14 @@ class DefaultRope:
     """Rotary embedding without scaling."""
 
     theta: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearRope:
+    """All frequencies are divided by `factor`."""
+
+    theta: float
+    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +51,19 @@ class YarnRope:
     truncate: bool
 
 
-Rope = DefaultRope | Llama3Rope | YarnRope
+Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
 
 
-def read_rope(config: Any) -> Rope:
-    """The rotary embedding of a config, as transformers reads it. Raises CheckpointError."""
-    parameters = config.rope_parameters
+def yarn_mscale(factor: float, weight: float) -> float:
+    """What YaRN makes of attention's temperature when it stretches positions by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def read_rope(parameters: object, max_positions: int) -> Rope:
+    """The rotary embedding that these parameters describe, as transformers reads them.
+
+    `max_positions`: `max_position_embeddings` of the config. Raises CheckpointError.
+    """
     if not isinstance(parameters, Mapping):
         raise CheckpointError(
             f"The rotary parameters are {parameters!r}; expected an object of them. {REMEDY}"
@@ -63,25 +78,29 @@ def read_rope(config: Any) -> Rope:
     match parameters.get("rope_type"):
         case "default":
             return DefaultRope(theta=theta)
+        case "linear":
+            return LinearRope(theta=theta, factor=positive(parameters, "factor"))
         case "llama3":
             return _llama3(theta, parameters)
         case "yarn":
-            return _yarn(theta, parameters, config.max_position_embeddings)
+            return _yarn(theta, parameters, max_positions)
         case other:
             raise CheckpointError(
-                f"rope_type is {other!r}; supported are 'default', 'llama3' and 'yarn'."
+                f"rope_type is {other!r}; supported are 'default', 'linear', 'llama3' and 'yarn'."
             )
 
 
-def longest_context(config: Any) -> int:
-    """Tokens of the longest context that the model knows. Raises CheckpointError."""
-    max_positions: int = config.max_position_embeddings
-    match read_rope(config):
-        case YarnRope() as yarn:
-            # Configs often keep the length before scaling in max_position_embeddings.
-            return max(max_positions, int(yarn.factor * yarn.original_max_positions))
-        case _:
-            return max_positions
+def longest_context(ropes: Iterable[Rope], max_positions: int) -> int:
+    """Tokens of the longest context that a model with these rotary embeddings knows.
+
+    Configs often keep the length before YaRN's scaling in `max_position_embeddings`.
+    """
+    scaled = (
+        int(rope.factor * rope.original_max_positions)
+        for rope in ropes
+        if isinstance(rope, YarnRope)
+    )
+    return max(max_positions, *scaled, 0)
 
 
 def positive(parameters: Mapping[str, Any], name: str) -> float:

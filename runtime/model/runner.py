@@ -90,8 +90,7 @@ class _StepInputs:
 class ModelRunner:
     """Runs plans on one device, in order. Owns: the request slots. The pools belong to the caller.
 
-    `pools`: one [pages + 1, layers, kv heads, 2, page size, head dim] tensor per KV group, zeroed;
-    page 0 is padding.
+    `pools`: one zeroed tensor per KV group, as of `make_pools`; page 0 is padding.
     """
 
     def __init__(
@@ -108,9 +107,8 @@ class ModelRunner:
         self._pools = pools
         self._device = device
 
-        self._rope_XD = decoder.rotary.tables(
-            torch.arange(max_model_len, device=device), decoder.dtype
-        )
+        positions_X = torch.arange(max_model_len, device=device)
+        self._ropes = [rotary.tables(positions_X, decoder.dtype) for rotary in decoder.rotaries]
         self._captured: CapturedSteps | None = None
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
@@ -275,18 +273,18 @@ class ModelRunner:
         self, rows: AttentionRows, positions_T: Tensor, page_index_T: Tensor, page_offset_T: Tensor
     ) -> AttentionBatch:
         groups = []
-        for pool_PLH2SD, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
+        for pool, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
             pages_T = table_XN.view(-1)[page_index_T]
             slot_mapping_T = torch.add(page_offset_T, pages_T, alpha=self.slots.page_size)
             groups.append(
-                GroupBatch(
-                    pool_PLH2SD=pool_PLH2SD, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T
-                )
+                GroupBatch(pool=pool, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T)
             )
 
-        cos_XD, sin_XD = self._rope_XD
-        rope = RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
-        return AttentionBatch(rows=rows, rope=rope, groups=tuple(groups))
+        ropes = tuple(
+            RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
+            for cos_XD, sin_XD in self._ropes
+        )
+        return AttentionBatch(rows=rows, ropes=ropes, groups=tuple(groups))
 
     def _replay(
         self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows

@@ -1,16 +1,32 @@
 """Rows of requests over a poisoned pool, and what attention must give for them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
 from raydix.kernels.reference import paged_attention as reference
 
 LAYER, NUM_LAYERS = 1, 2
+FORMS: dict[str, dict[str, Any]] = {
+    "window of one token": {"window": 1},
+    "window that ends inside a page": {"window": 37},
+    "window of whole pages": {"window": 64},
+    "window beyond all contexts": {"window": 10_000},
+    "soft cap": {"soft_cap": 0.7},
+    "sinks": {"has_sinks": True},
+    "all at once": {"window": 50, "soft_cap": 0.9, "has_sinks": True},
+}
+"""Options of `PagedRows`."""
 
 
 class PagedRows:
-    """Rows of given contexts, whose last `num_tokens` are queries; unused slots hold NaN."""
+    """Rows of given contexts, whose last `num_tokens` are queries.
+
+    Unused slots hold NaN, and so does page 0, which stands for pages behind the window.
+    """
 
     def __init__(
         self,
@@ -20,6 +36,9 @@ class PagedRows:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         """`shape`: KV heads, query heads per KV head, head dim, page size."""
         num_heads, group, self.dim, page_size = shape
@@ -28,9 +47,13 @@ class PagedRows:
         tables_RN = (torch.randperm(num_pages) + 1).view(len(contexts), max_pages)
         pool = torch.randn(num_pages + 1, NUM_LAYERS, num_heads, 2, page_size, self.dim)
         pool[0] = torch.nan
-        for table_N, context in zip(tables_RN, contexts, strict=True):
+        for row, (table_N, context) in enumerate(zip(tables_RN, contexts, strict=True)):
             slots = torch.arange(context, max_pages * page_size)
             pool[table_N[slots // page_size], :, :, :, slots % page_size] = torch.nan
+
+            if window is not None:
+                first_position = context - num_tokens[row]
+                table_N[: max(first_position + 1 - window, 0) // page_size] = 0
 
         firsts = [sum(num_tokens[:row]) for row in range(len(num_tokens))]
         self.rows = tuple(
@@ -40,7 +63,13 @@ class PagedRows:
             for row, context in enumerate(contexts)
         )
 
-        self.scale = self.dim**-0.5
+        sinks_Q = torch.linspace(-2, 2, num_heads * group)
+        self.form = AttentionForm(
+            scale=self.dim**-0.5,
+            window=window,
+            soft_cap=soft_cap,
+            sinks_Q=sinks_Q.to(device, dtype) if has_sinks else None,
+        )
         self.pool_PLH2SD = pool.to(device, dtype)
         self.tables_RN = tables_RN.to(device, torch.int32)
         self.q_TQD = torch.randn(sum(num_tokens), num_heads * group, self.dim).to(device, dtype)
@@ -54,7 +83,7 @@ class PagedRows:
             LAYER,
             self.tables_RN,
             AttentionRows(prefill=self.rows, decode=()),
-            self.scale,
+            self.form,
         )
 
         is_float32 = self.q_TQD.dtype == torch.float32

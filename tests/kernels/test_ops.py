@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.ops import ModelOps, ReferenceOps, choose_ops
 from raydix.kernels.reference import paged_attention as reference
@@ -33,8 +34,11 @@ def test_what_triton_cannot_do_is_left_to_pytorch_and_said(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(dtype: torch.dtype) -> None:
+def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(
+    dtype: torch.dtype, window: int | None
+) -> None:
     torch.manual_seed(0)
     device = torch.device("cuda")
     pool = torch.randn(
@@ -66,10 +70,11 @@ def test_attention_serves_decode_prefill_and_extension_rows_in_one_step(dtype: t
         tokens_per_tile=ops.extension_tokens,
     )
     rows = AttentionRows(prefill=prefill, decode=(decode, extensions), tiles_X4=tiles_X4)
+    form = AttentionForm(scale=DIM**-0.5, window=window)
 
-    out = ops.paged_attention(q, pool, 1, tables, rows, DIM**-0.5)
+    out = ops.paged_attention(q, pool, 1, tables, rows, form)
 
-    expected = reference.paged_attention(q.float(), pool.float(), 1, tables, rows, DIM**-0.5)
+    expected = reference.paged_attention(q.float(), pool.float(), 1, tables, rows, form)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     assert extensions_4Y.shape[1] == 2
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)

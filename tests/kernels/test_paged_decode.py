@@ -1,10 +1,13 @@
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.paged_decode import MAX_SPLITS, DecodeTiles, choose_num_splits, paged_decode
-from tests.kernels.paged_rows import LAYER, PagedRows
+from tests.kernels.paged_rows import FORMS, LAYER, PagedRows
 
 CONTEXTS, NUM_TOKENS = (70, 5, 130, 64, 1), (7, 1, 3, 5, 1)
 
@@ -21,7 +24,7 @@ def decode(rows: PagedRows, tiles: DecodeTiles, num_splits: int) -> None:
         LAYER,
         rows.tables_RN,
         tiles,
-        scale=rows.scale,
+        form=rows.form,
         num_splits=num_splits,
         out_TQD=rows.out_TQD,
     )
@@ -66,6 +69,27 @@ def test_several_queries_of_a_row_are_causal(
     rows.assert_out()
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("num_tokens", [1, 8])
+@pytest.mark.parametrize("page_size", [64, 16])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_keys_weigh_as_the_form_says(
+    device: torch.device, form: dict[str, Any], page_size: int, num_tokens: int, num_splits: int
+) -> None:
+    rows = PagedRows(
+        (2, 3, 32, page_size),
+        (250, 5, 130, 1),
+        (num_tokens, min(num_tokens, 5), num_tokens, 1),
+        dtype=torch.float32,
+        device=device,
+        **form,
+    )
+
+    decode(rows, tiles_of(rows, num_tokens), num_splits)
+
+    rows.assert_out()
+
+
 def test_tokens_outside_the_tiles_and_rows_without_context_are_left_alone(
     device: torch.device,
 ) -> None:
@@ -97,9 +121,36 @@ def test_bfloat16_is_as_exact_as_its_rounding(
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_reads_new_lengths_and_tables() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens_per_tile", [1, 16])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_windows_caps_and_sinks_fit_all_head_dims(
+    dim: int, tokens_per_tile: int, dtype: torch.dtype
+) -> None:
     rows = PagedRows(
-        (2, 4, 64, 16), CONTEXTS, (1, 1, 1, 1, 1), dtype=torch.float32, device=torch.device("cuda")
+        (2, 8, dim, 64),
+        (700, 5, 130, 1),
+        (tokens_per_tile, min(tokens_per_tile, 5), tokens_per_tile, 1),
+        dtype=dtype,
+        device=torch.device("cuda"),
+        **FORMS["all at once"],
+    )
+
+    decode(rows, tiles_of(rows, tokens_per_tile), 2)
+
+    rows.assert_out()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [{}, FORMS["all at once"]], ids=["plain", "all at once"])
+def test_a_captured_graph_reads_new_lengths_and_tables(form: dict[str, Any]) -> None:
+    rows = PagedRows(
+        (2, 4, 64, 16),
+        CONTEXTS,
+        (1, 1, 1, 1, 1),
+        dtype=torch.float32,
+        device=torch.device("cuda"),
+        **form,
     )
     tiles = tiles_of(rows, 1)
     contexts_B, tables_RN = tiles.context_tokens_B.clone(), rows.tables_RN.clone()
@@ -159,3 +210,19 @@ def test_an_impossible_number_of_splits_is_refused(num_splits: int) -> None:
 
     with pytest.raises(ValueError, match="num_splits"):
         decode(rows, tiles_of(rows, 1), num_splits)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"soft_cap": 0.0}, "soft cap is 0"),
+        ({"sinks_Q": torch.zeros(3)}, "Sinks are"),
+    ],
+)
+def test_an_impossible_form_is_refused(change: dict[str, Any], message: str) -> None:
+    rows = PagedRows((1, 2, 16, 4), (9, 6), (1, 1), dtype=torch.float32, device=torch.device("cpu"))
+    rows.form = AttentionForm(scale=1.0, **change)
+
+    with pytest.raises(ValueError, match=message):
+        decode(rows, tiles_of(rows, 1), 1)

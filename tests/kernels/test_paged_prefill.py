@@ -1,11 +1,14 @@
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.paged_prefill import TILE_TOKENS, is_extension, paged_prefill, plan_tiles
-from tests.kernels.paged_rows import LAYER, PagedRows
+from tests.kernels.paged_rows import FORMS, LAYER, PagedRows
 
 CONTEXTS, NUM_TOKENS = (70, 5, 130, 64, 1), (70, 1, 37, 5, 1)
 
@@ -23,7 +26,7 @@ def prefill(rows: PagedRows) -> None:
         LAYER,
         rows.tables_RN,
         tiles_X4,
-        scale=rows.scale,
+        form=rows.form,
         out_TQD=rows.out_TQD,
     )
 
@@ -37,6 +40,48 @@ def test_queries_see_their_prefix_and_what_precedes_them(
     device: torch.device, shape: tuple[int, int, int, int]
 ) -> None:
     rows = PagedRows(shape, CONTEXTS, NUM_TOKENS, dtype=torch.float32, device=device)
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
+@pytest.mark.parametrize("page_size", [64, 16])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_keys_weigh_as_the_form_says(
+    device: torch.device, form: dict[str, Any], page_size: int
+) -> None:
+    rows = PagedRows(
+        (2, 3, 32, page_size),
+        (250, 5, 130, 1),
+        (100, 5, 37, 1),
+        dtype=torch.float32,
+        device=device,
+        **form,
+    )
+
+    prefill(rows)
+
+    rows.assert_out()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [50, 300])
+@pytest.mark.parametrize(
+    "shape", [(2, 8, 64, 64), (2, 4, 128, 64), (2, 2, 256, 64), (1, 2, 256, 16)]
+)
+def test_windows_caps_and_sinks_fit_all_head_dims(
+    shape: tuple[int, int, int, int], window: int, dtype: torch.dtype
+) -> None:
+    rows = PagedRows(
+        shape,
+        (700, 5, 1300, 256, 129),
+        (300, 1, 1300, 130, 129),
+        dtype=dtype,
+        device=torch.device("cuda"),
+        **FORMS["all at once"] | {"window": window},
+    )
 
     prefill(rows)
 
@@ -116,6 +161,6 @@ def test_impossible_inputs_are_refused(change: dict[str, torch.Tensor], message:
             1,
             inputs["block_tables_RN"],
             inputs["tiles_X4"],
-            scale=1.0,
+            form=AttentionForm(scale=1.0),
             out_TQD=inputs["out_TQD"],
         )

@@ -1,6 +1,8 @@
 import torch
 
+from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.moe.layer import MoeLayer
 
 
@@ -12,7 +14,9 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         ReferenceOps(),
         num_experts=4,
         experts_per_token=2,
-        renormalise=True,
+        routing=SoftmaxRouting(renormalise=True),
+        glu=SiluGlu(),
+        bias=False,
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
+    read_glu,
     read_norm,
     require_enough_experts,
+    window_in_all,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
@@ -29,11 +32,13 @@ def _read_spec(config: Any) -> ModelSpec:
             num_experts=config.num_local_experts,
             experts_per_token=config.num_experts_per_tok,
             intermediate_size=config.intermediate_size,
-            renormalise=True,
+            routing=SoftmaxRouting(renormalise=True),
+            shared=None,
+            glu=read_glu(config.hidden_act),
         ),
         norm=read_norm(config),
     )
-    return make_spec(config, (layer,) * config.num_hidden_layers)
+    return make_spec(config, window_in_all(config, [layer] * config.num_hidden_layers))
 
 
 MIXTRAL = FamilyDefinition(

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
+    read_glu,
+    read_mlp,
     read_norm,
     require_enough_experts,
+    window_in_all,
 )
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES, QK_NORM_NAMES
@@ -24,11 +28,11 @@ _EXPERT_NAMES: Mapping[str, str] = {
 def _read_spec(config: Any) -> ModelSpec:
     norm, bias = read_norm(config), bool(config.attention_bias)
     attention = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm)
-    layers = tuple(
+    layers = [
         LayerSpec(attention=attention, mlp=_read_mlp(config, layer), norm=norm)
         for layer in range(config.num_hidden_layers)
-    )
-    return make_spec(config, layers)
+    ]
+    return make_spec(config, window_in_all(config, layers))
 
 
 def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
@@ -38,14 +42,16 @@ def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
         and (layer + 1) % config.decoder_sparse_step == 0
     )
     if not is_sparse:
-        return DenseMlpSpec(intermediate_size=config.intermediate_size, bias=False)
+        return read_mlp(config, bias=False)
 
     require_enough_experts(config.num_experts_per_tok, config.num_experts)
     return MoeMlpSpec(
         num_experts=config.num_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
-        renormalise=config.norm_topk_prob,
+        routing=SoftmaxRouting(renormalise=config.norm_topk_prob),
+        shared=None,
+        glu=read_glu(config.hidden_act),
     )
 
 

@@ -2,7 +2,11 @@
 
 from enum import Enum
 
+from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
+from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
+from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
 from raydix.runtime.model.families.qwen2 import QWEN2
 from raydix.runtime.model.families.qwen3 import QWEN3
@@ -16,4 +20,11 @@ class Family(Enum):
     QWEN2 = QWEN2
     QWEN3 = QWEN3
     QWEN3_MOE = QWEN3_MOE
+    MISTRAL = MISTRAL
     MIXTRAL = MIXTRAL
+    DEEPSEEK_V2 = DEEPSEEK_V2
+    DEEPSEEK_V3 = DEEPSEEK_V3
+    GEMMA2 = GEMMA2
+    GEMMA3 = GEMMA3
+    GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
+    GPT_OSS = GPT_OSS

@@ -3,11 +3,13 @@ import math
 import pytest
 import torch
 
+from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.reference import paged_attention as reference
 from raydix.kernels.reference.kv_write import write_kv
 
 PAGE, HEADS, GROUP, DIM, LAYERS = 4, 2, 3, 6, 2
+FORM = AttentionForm(scale=DIM**-0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -15,27 +17,52 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def naive_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm = FORM
+) -> torch.Tensor:
     """Attend one query and head at a time.
 
     q [T, Q, D] are the last T of the S tokens of k and v [S, H, D].
     """
     out = torch.empty_like(q)
     for t in range(q.shape[0]):
-        visible = k.shape[0] - q.shape[0] + t + 1
+        stop = k.shape[0] - q.shape[0] + t + 1
+        start = 0 if form.window is None else max(stop - form.window, 0)
         for head in range(q.shape[1]):
-            keys, values = k[:visible, head // GROUP], v[:visible, head // GROUP]
-            out[t, head] = (keys @ q[t, head] / math.sqrt(DIM)).softmax(-1) @ values
+            keys, values = k[start:stop, head // GROUP], v[start:stop, head // GROUP]
+            scores = keys @ q[t, head] / math.sqrt(DIM)
+            if form.soft_cap is not None:
+                scores = form.soft_cap * torch.tanh(scores / form.soft_cap)
+            weights = scores.exp()
+            sink = 0.0 if form.sinks_Q is None else form.sinks_Q[head].exp()
+            out[t, head] = weights @ values / (weights.sum() + sink)
     return out
 
 
+FORMS = {
+    "plain": FORM,
+    "window of one token": AttentionForm(scale=DIM**-0.5, window=1),
+    "window that ends inside pages": AttentionForm(scale=DIM**-0.5, window=6),
+    "window of whole pages": AttentionForm(scale=DIM**-0.5, window=2 * PAGE),
+    "window beyond all contexts": AttentionForm(scale=DIM**-0.5, window=100),
+    "soft cap": AttentionForm(scale=DIM**-0.5, soft_cap=0.7),
+    "all at once": AttentionForm(
+        scale=DIM**-0.5, window=5, soft_cap=0.9, sinks_Q=torch.linspace(-2, 2, HEADS * GROUP)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("num_tokens", [(5, 1, 1, 9), (1, 1, 1, 1), (7, 2, 3, 2)])
 @pytest.mark.parametrize("query_block", [2, 256])
 def test_paged_attention_matches_the_definition(
-    num_tokens: tuple[int, ...], query_block: int, monkeypatch: pytest.MonkeyPatch
+    form: AttentionForm,
+    num_tokens: tuple[int, ...],
+    query_block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference, "QUERY_BLOCK", query_block)
-    contexts = (11, 4, 17, 9)
+    contexts = (11, 3, 17, 9)
     pool = torch.full((40, LAYERS, HEADS, 2, PAGE, DIM), torch.nan)
     tables = (torch.randperm(39)[: 4 * 6] + 1).view(4, 6).int()
     k = [torch.randn(context, HEADS, DIM) for context in contexts]
@@ -45,11 +72,16 @@ def test_paged_attention_matches_the_definition(
         slots = tables[row, positions // PAGE].long() * PAGE + positions % PAGE
         write_kv(k[row], v[row], pool, 1, slots)
     q = torch.randn(sum(num_tokens), HEADS * GROUP, DIM)
+    if form.window is not None:
+        # Pages behind the window have left: their entries name the padding page, which holds NaN.
+        for row, context in enumerate(contexts):
+            first = max(context - num_tokens[row] - form.window + 1, 0)
+            tables[row, : first // PAGE] = 0
 
-    out = reference.paged_attention(q, pool, 1, tables, make_rows(num_tokens, contexts), DIM**-0.5)
+    out = reference.paged_attention(q, pool, 1, tables, make_rows(num_tokens, contexts), form)
 
     expected = [
-        naive_attention(part, k[row], v[row]) for row, part in enumerate(q.split(num_tokens))
+        naive_attention(part, k[row], v[row], form) for row, part in enumerate(q.split(num_tokens))
     ]
     torch.testing.assert_close(out, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
@@ -72,11 +104,11 @@ def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
     )
 
     out = reference.paged_attention(
-        q, pool, 1, tables, AttentionRows(prefill=(), decode=(tiles,)), DIM**-0.5
+        q, pool, 1, tables, AttentionRows(prefill=(), decode=(tiles,)), FORM
     )
 
     expected = reference.paged_attention(
-        q, pool, 1, tables, AttentionRows(prefill=whole, decode=()), DIM**-0.5
+        q, pool, 1, tables, AttentionRows(prefill=whole, decode=()), FORM
     )
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 

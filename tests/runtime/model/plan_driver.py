@@ -115,7 +115,7 @@ class PlanDriver:
                 slots=int32_array([slot]),
                 starts=int32_array([0]),
                 counts=int32_array([len(pages)]),
-                page_ids=int32_array(self._page_ids(group, pages)),
+                page_ids=int32_array(self.page_ids(group, pages)),
             )
             for group in range(len(self.pools))
         )
@@ -129,7 +129,8 @@ class PlanDriver:
             pages=pages,
         )
 
-    def _page_ids(self, group: int, pages: Sequence[int]) -> list[int]:
+    def page_ids(self, group: int, pages: Sequence[int]) -> list[int]:
+        """What a group calls the pages of a request."""
         return [self.num_pages + 1 - page if group else page for page in pages]
 
     def remove(self, request: DrivenRequest) -> None:

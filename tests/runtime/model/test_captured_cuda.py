@@ -35,6 +35,7 @@ LAYER = LayerSpec(
         num_heads=8,
         num_kv_heads=2,
         head_dim=64,
+        scale=64**-0.5,
         rope=DefaultRope(theta=10_000.0),
         qkv_bias=False,
         output_bias=False,

@@ -7,7 +7,7 @@ import pytest
 from raydix.errors import CheckpointError
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope
+from raydix.runtime.model.rope_spec import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 
 BASE: dict[str, Any] = {
@@ -25,7 +25,16 @@ BASE: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -88,15 +97,41 @@ def test_yarn_extends_the_context(tmp_path: Path) -> None:
     assert read_checkpoint_config(folder).max_position_embeddings == 8192
 
 
-def test_unused_sliding_window_is_accepted(tmp_path: Path) -> None:
-    off = {"sliding_window": 256, "use_sliding_window": False}
-    qwen2 = read_checkpoint_config(write_config(tmp_path, **QWEN2, **off)).spec.layers[0]
-    beyond = write_config(tmp_path, **MIXTRAL, sliding_window=2048)
-    mixtral = read_checkpoint_config(beyond).spec.layers[0]
+def read_windows(folder: Path) -> list[int | None]:
+    """The window of each layer."""
+    return [layer.attention.window for layer in read_checkpoint_config(folder).spec.layers]
 
-    assert qwen2.attention.qkv_bias
-    assert not qwen2.attention.output_bias
-    assert isinstance(mixtral.mlp, MoeMlpSpec)
+
+WINDOWS: dict[str, tuple[dict[str, Any], list[int | None]]] = {
+    "unused": ({**QWEN2, "sliding_window": 256, "use_sliding_window": False}, [None, None]),
+    "as long as the context": ({**MIXTRAL, "sliding_window": 2048}, [None, None]),
+    "that YaRN outgrows": (
+        {
+            **MIXTRAL,
+            "sliding_window": 2048,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 2048,
+            },
+        },
+        [2048, 2048],
+    ),
+    "of all layers": ({**MISTRAL, "sliding_window": 128}, [128, 128]),
+    "of none": ({**MISTRAL, "sliding_window": None}, [None, None]),
+    "of the later layers": (
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
+        [None, 128],
+    ),
+    "that Llama does not know": ({"sliding_window": 128}, [None, None]),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_window_is_read_layer_by_layer(name: str, tmp_path: Path) -> None:
+    overrides, windows = WINDOWS[name]
+
+    assert read_windows(write_config(tmp_path, **overrides)) == windows
 
 
 def test_each_layer_says_whether_it_has_experts(tmp_path: Path) -> None:
@@ -110,13 +145,36 @@ def test_each_layer_says_whether_it_has_experts(tmp_path: Path) -> None:
     assert spec.layers[3].mlp == DenseMlpSpec(intermediate_size=40, bias=False)
 
 
+def test_gemma_3_of_the_old_style_has_two_ropes(tmp_path: Path) -> None:
+    text = {
+        **{name: value for name, value in BASE.items() if name != "eos_token_id"},
+        **GEMMA3,
+        "num_hidden_layers": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 1024,
+        "sliding_window_pattern": 3,
+    }
+
+    config = read_checkpoint_config(
+        write_config(tmp_path, **WITH_VISION, text_config=text, eos_token_id=[1, 5])
+    )
+
+    layers = [layer.attention for layer in config.spec.layers]
+    assert [layer.window for layer in layers] == [1024, 1024, None] * 2
+    assert layers[0].rope == DefaultRope(theta=1e4)
+    assert layers[2].rope == LinearRope(theta=1e6, factor=8.0)
+    assert config.eos_token_ids == (1, 5)
+
+
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "rope type": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    "window": ({**MIXTRAL, "sliding_window": 128}, "sliding window of 128"),
-    "window of some layers": (
-        {**QWEN2, "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
-        "sliding window of 128",
+    "window of nothing": ({**MIXTRAL, "sliding_window": 0}, "sliding_window is 0; expected"),
+    "layers of another type": (
+        {**QWEN2, "layer_types": ["full_attention", "chunked_attention"]},
+        "layer_types is .*chunked_attention",
     ),
     "architecture": ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "gpt2"),
     "other head": (
@@ -124,6 +182,15 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "LlamaForSequenceClassification",
     ),
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    "quantised otherwise": (
+        {**GPT_OSS, "quantization_config": {"quant_method": "gptq"}},
+        r"quantised \(gptq\); supported for gpt_oss: unquantised weights, mxfp4",
+    ),
+    "quantised as another family is": (
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        r"quantised \(mxfp4\); supported for llama: unquantised weights\.",
+    ),
+    "experts without a limit": ({**GPT_OSS, "swiglu_limit": 0.0}, "swiglu_limit is 0.0; expected"),
     "activation": ({"hidden_act": "gelu"}, "gelu"),
     "odd head dim": ({**QWEN2, "hidden_size": 28}, "head_dim is 7"),
     "uneven groups": ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
@@ -161,17 +228,22 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {**MIXTRAL, "num_experts_per_tok": 5},
         "num_experts_per_tok is 5; expected at most",
     ),
-    "window that YaRN outgrows": (
-        {
-            **MIXTRAL,
-            "sliding_window": 2048,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 2048,
-            },
-        },
-        "sliding window of 2048 tokens, and its context is 8192",
+    "attention to later tokens": (
+        {**GEMMA3, "use_bidirectional_attention": True, "sliding_window": 128},
+        "use_bidirectional_attention is true",
+    ),
+    "capped scores of Gemma 3": (
+        {**GEMMA3, "attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping is 50.0; Gemma 3 has none",
+    ),
+    "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
+    "language model of no size": (
+        {**WITH_VISION, "text_config": {"hidden_size": 0}},
+        "hidden_size is 0; expected",
+    ),
+    "vision without a language model": (
+        {**WITH_VISION, "text_config": None},
+        "config of the language model is None",
     ),
     "wrong type": ({"hidden_size": "wide"}, "hidden_size"),
 }

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raydix.ids import RequestId, Slot
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.decoder import Decoder, make_decoder
@@ -28,6 +29,7 @@ DENSE = LayerSpec(
         num_heads=6,
         num_kv_heads=2,
         head_dim=16,
+        scale=16**-0.5,
         rope=DefaultRope(theta=10_000.0),
         qkv_bias=False,
         output_bias=False,
@@ -38,7 +40,13 @@ DENSE = LayerSpec(
 )
 SPARSE = replace(
     DENSE,
-    mlp=MoeMlpSpec(num_experts=6, experts_per_token=2, intermediate_size=40, renormalise=True),
+    mlp=MoeMlpSpec(
+        num_experts=6,
+        experts_per_token=2,
+        intermediate_size=40,
+        routing=SoftmaxRouting(renormalise=True),
+        shared=None,
+    ),
 )
 SPEC = ModelSpec(
     vocab_size=300,

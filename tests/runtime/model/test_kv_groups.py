@@ -5,7 +5,7 @@ import pytest
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places, make_kv_layout
-from tests.runtime.model.test_spec import ATTENTION, DENSE, SPARSE
+from tests.runtime.model.test_spec import ATTENTION, DENSE, LATENT_ATTENTION, SPARSE
 
 LAYERS = (DENSE, SPARSE, DENSE, SPARSE, DENSE)
 
@@ -23,6 +23,31 @@ def test_layers_that_cache_otherwise_form_another_group() -> None:
     groups = derive_kv_groups((DENSE, wide, DENSE, wide, wide))
 
     assert [(group.layers, group.head_dim) for group in groups] == [((0, 2), 8), ((1, 3, 4), 16)]
+
+
+def test_layers_of_equal_windows_form_a_window_group() -> None:
+    narrow, wide = (
+        replace(DENSE, attention=replace(ATTENTION, window=window)) for window in (6, 9)
+    )
+    capped = replace(DENSE, attention=replace(ATTENTION, window=6, soft_cap=2.0, has_sinks=True))
+
+    groups = derive_kv_groups((narrow, DENSE, wide, capped))
+
+    assert [(group.kind, group.layers, group.window) for group in groups] == [
+        (GroupKind.WINDOW, (0, 3), 6),
+        (GroupKind.FULL, (1,), None),
+        (GroupKind.WINDOW, (2,), 9),
+    ]
+
+
+def test_layers_of_latent_attention_form_a_group_of_one_vector_per_token() -> None:
+    latent = replace(DENSE, attention=LATENT_ATTENTION)
+
+    [full, group] = derive_kv_groups((DENSE, latent, latent))
+
+    assert (full.kind, full.layers) == (GroupKind.FULL, (0,))
+    assert (group.kind, group.layers) == (GroupKind.LATENT, (1, 2))
+    assert group.token_elements == 2 * (16 + 4)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.spec import (
     AttentionSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     MoeMlpSpec,
@@ -15,17 +17,37 @@ ATTENTION = AttentionSpec(
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
+    scale=8**-0.5,
     rope=DefaultRope(theta=5000.0),
     qkv_bias=False,
     output_bias=False,
     qk_norm=None,
+)
+LATENT_ATTENTION = LatentAttentionSpec(
+    num_heads=4,
+    q_lora_rank=None,
+    kv_lora_rank=16,
+    qk_nope_head_dim=6,
+    qk_rope_head_dim=4,
+    v_head_dim=8,
+    rope=DefaultRope(theta=5000.0),
+    has_interleaved_pairs=True,
+    scale=10**-0.5,
+    bias=False,
+    norm=NORM,
 )
 DENSE = LayerSpec(
     attention=ATTENTION, mlp=DenseMlpSpec(intermediate_size=40, bias=False), norm=NORM
 )
 SPARSE = replace(
     DENSE,
-    mlp=MoeMlpSpec(num_experts=6, experts_per_token=2, intermediate_size=40, renormalise=True),
+    mlp=MoeMlpSpec(
+        num_experts=6,
+        experts_per_token=2,
+        intermediate_size=40,
+        routing=SoftmaxRouting(renormalise=True),
+        shared=None,
+    ),
 )
 MODEL = ModelSpec(
     vocab_size=100,

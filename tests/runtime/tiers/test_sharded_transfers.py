@@ -9,6 +9,8 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.tiers.tier_pair import LAYOUT, NO_COPIES, Tiers
 
+LATENT = 2
+"""A group of LAYOUT."""
 MakeTiers = Callable[[int, int], Tiers]
 
 
@@ -30,7 +32,7 @@ def make_tiers(request: pytest.FixtureRequest) -> Iterator[MakeTiers]:
     assert [tiers.errors for tiers in made] == [[] for _ in made]
 
 
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("group", [0, 1, 2])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_what_many_ranks_write_one_rank_reads_and_back(
     make_tiers: MakeTiers, group: int, num_ranks: int
@@ -68,3 +70,14 @@ def test_a_rank_keeps_its_run_of_heads_in_every_layer(make_tiers: MakeTiers) -> 
 
     kept, expected = second.pools[0][4], whole.pools[0][3][:, 1:]
     assert (kept.view(torch.int32) == expected.contiguous().view(torch.int32)).all()
+
+
+def test_every_rank_keeps_latents_whole(make_tiers: MakeTiers) -> None:
+    whole, second = make_tiers(0, 1), make_tiers(1, 2)
+    host_page = whole.arena.geometry.pages_per_slab
+    original = whole.fill_host_page(host_page, LATENT)
+
+    second.engine.start(second.copies(1, [(4, host_page)], LATENT), NO_COPIES)
+    second.finish()
+
+    assert second.page(4, LATENT) == original

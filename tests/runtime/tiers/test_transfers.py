@@ -59,6 +59,24 @@ def test_a_pool_page_is_the_canonical_page(tiers: Tiers) -> None:
     assert np.array_equal(tiers.pools[0][2].cpu().numpy(), expected)
 
 
+def test_a_latent_page_is_the_canonical_page_and_survives_the_way_up_and_down(
+    tiers: Tiers,
+) -> None:
+    """Layer, token, dim: the first of these varies slowest."""
+    latent, slab_pages = 2, tiers.arena.geometry.pages_per_slab
+    expected = np.arange(2 * 4 * 12, dtype=np.float32).reshape(2, 4, 12)
+    tiers.arena.payload(HostPageId(slab_pages), latent)[:] = expected.tobytes()
+
+    tiers.engine.start(tiers.copies(1, [(2, slab_pages)], latent), NO_COPIES)
+    [loaded] = tiers.finish()
+    tiers.engine.start(NO_COPIES, tiers.copies(2, [(2, slab_pages + 1)], latent))
+    tiers.finish()
+
+    assert np.array_equal(tiers.pools[latent][2].cpu().numpy(), expected)
+    assert loaded.num_bytes == expected.nbytes
+    assert tiers.host_page(slab_pages + 1, latent) == expected.tobytes()
+
+
 def test_copies_leave_headers_and_neighbours_alone(tiers: Tiers) -> None:
     headers = [bytes(tiers.arena.page(HostPageId(page), 0)[:64]) for page in range(4)]
     neighbours = [tiers.fill_host_page(page, 0) for page in (0, 2)]

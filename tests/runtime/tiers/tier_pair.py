@@ -26,6 +26,7 @@ LAYOUT = KvLayout(
     groups=(
         KvGroup(kind=GroupKind.FULL, layers=(0, 2, 3), num_kv_heads=2, head_dim=8),
         KvGroup(kind=GroupKind.WINDOW, layers=(1,), num_kv_heads=1, head_dim=8, window=8),
+        KvGroup(kind=GroupKind.LATENT, layers=(4, 5), num_kv_heads=1, head_dim=12),
     ),
 )
 NUM_PAGES = 12

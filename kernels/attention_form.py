@@ -1,0 +1,22 @@
+"""How one layer's attention weighs what it sees.
+
+Legend: Q query heads.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionForm:
+    """How one layer weighs what it sees. The softmax is in float32."""
+
+    scale: float
+    """Multiplies q . k."""
+    window: int | None = None
+    """A query at position p sees keys p - window + 1 .. p; None: all keys up to p."""
+    soft_cap: float | None = None
+    """Scores become soft_cap * tanh(score / soft_cap), after `scale`."""
+    sinks_Q: Tensor | None = None
+    """Per query head a logit that joins the softmax's denominator and has no value."""
