@@ -43,8 +43,26 @@ SHAPES: dict[str, dict[str, object]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    "latent_l61": {
+        **_COMMON,
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 61,
+        "intermediate_size": 2048,
+        "num_nextn_predict_layers": 0,
+    },
 }
-"""Qwen3 with 16 layers (64 KiB of KV per token), and Qwen3-30B-A3B cut to 12 layers."""
+"""Qwen3 with 16 layers (64 KiB of KV per token), Qwen3-30B-A3B cut to 12 layers, and attention of
+DeepSeek-V3 in all its layers (69 KiB per token), with small dense feed-forwards."""
 
 
 def write_config(shape: str, folder: Path) -> Path:

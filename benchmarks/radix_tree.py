@@ -84,7 +84,7 @@ class Replay:
         times["match"].append(perf_counter() - started)
 
         started = perf_counter()
-        lock = tree.lock(match, now_s=self._now_s)
+        lock = tree.lock(match, match.num_pages, now_s=self._now_s)
         times["lock"].append(perf_counter() - started)
 
         rest = packed[match.num_pages * self._page_size * 4 :]
@@ -122,7 +122,7 @@ class Replay:
         if num_missing <= 0:
             return
         started = perf_counter()
-        victims = self.tree.evict(num_missing)
+        victims = self.tree.evict((num_missing,))
         elapsed = perf_counter() - started
         self.times["evict"].append(elapsed)
         self.times["evict_per_victim"].append(elapsed / len(victims))
@@ -248,7 +248,7 @@ def time_steps(eviction: str) -> list[Figure]:
             continue
 
         started = perf_counter()
-        tree.evict(1)
+        tree.evict((1,))
         times["evict_1"].append(perf_counter() - started)
 
         while tree.num_inspected_pages < NUM_STEP_LEAVES // 16:
@@ -272,7 +272,7 @@ def time_steps(eviction: str) -> list[Figure]:
 def _put_leaf(tree: RadixTree, number: int) -> None:
     """One request of one page that no other shares."""
     packed = pack_tokens([number])
-    lock = tree.lock(tree.match(root_key(), packed), now_s=float(number))
+    lock = tree.lock(tree.match(root_key(), packed), 0, now_s=float(number))
     page_ids = (int32_array([number + 1]),)
     tree.insert(
         lock, packed, page_ids, bytes(KEY_BYTES), segment=Segment.PROMPT, now_s=float(number)
@@ -289,7 +289,7 @@ def time_tails(page_size: int) -> list[Figure]:
     seconds = []
     for _ in range(num_pages):
         started = perf_counter()
-        replay.tree.evict(1)
+        replay.tree.evict((1,))
         seconds.append(perf_counter() - started)
     return [
         Figure(name="tail_of_128k_tokens_p50", value=median(seconds) * 1e6, unit="us"),

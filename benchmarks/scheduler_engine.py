@@ -14,6 +14,7 @@ from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import RequestDelta, SubmitRequest
@@ -68,7 +69,9 @@ class Engine:
         has_storage = storage_bytes_per_s is not None
         self._host = HostMemoryCore(
             plan_arena(layout, arena_bytes),
-            HostSettings(page_size=settings.page_size, has_storage=has_storage),
+            HostSettings(
+                page_size=settings.page_size, rule=make_rule(layout), has_storage=has_storage
+            ),
         )
 
         self._queue: list[tuple[float, int, Callable[[], None]]] = []

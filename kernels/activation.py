@@ -1,22 +1,30 @@
 # mypy: disable-error-code="no-untyped-def"
-"""SwiGLU's activation.
+"""The activation of a gated feed-forward.
 
 Legend: T tokens of the step, I intermediate.
 """
+
+from typing import assert_never
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
+
 _BLOCK = 1024
+_SILU = tl.constexpr(0)
+_GELU_TANH = tl.constexpr(1)
+_CLAMPED = tl.constexpr(2)
 
 
-def silu_mul(gate_up_TI: Tensor) -> Tensor:
-    """SwiGLU's gate: silu of the first half of the last dimension times its second half.
+def glu(gate_up_TI: Tensor, form: GluForm) -> Tensor:
+    """The hidden layer of a feed-forward, from gate and up in the halves of the last dimension.
 
-    Rounded where `reference.activation.silu_mul` rounds. bf16 or float32, contiguous in the last
-    dimension. Raises ValueError if a shape, dtype or stride differs.
+    Rounded where `reference.activation.glu` rounds, but that a clamped one rounds once. bf16 or
+    float32, contiguous in the last dimension. Raises ValueError if a shape, dtype or stride
+    differs.
     """
     if gate_up_TI.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"Gate and up are {gate_up_TI.dtype}; expected bfloat16 or float32.")
@@ -28,15 +36,46 @@ def silu_mul(gate_up_TI: Tensor) -> Tensor:
 
     num_tokens, size = gate_up_TI.shape[0], gate_up_TI.shape[1] // 2
     out_TI = torch.empty((num_tokens, size), dtype=gate_up_TI.dtype, device=gate_up_TI.device)
+    kind, slope, limit = glu_constants(form)
     if num_tokens:
-        _silu_mul[(num_tokens, triton.cdiv(size, _BLOCK))](
-            gate_up_TI, out_TI, gate_up_TI.stride(0), size, BLOCK=_BLOCK, num_warps=4
+        _glu[(num_tokens, triton.cdiv(size, _BLOCK))](
+            gate_up_TI,
+            out_TI,
+            gate_up_TI.stride(0),
+            size,
+            KIND=kind,
+            SLOPE=slope,
+            LIMIT=limit,
+            BLOCK=_BLOCK,
+            num_warps=4,
         )
     return out_TI
 
 
+def glu_constants(form: GluForm) -> tuple[int, float, float]:
+    """What `activate` takes: its kind, slope and limit."""
+    match form:
+        case SiluGlu():
+            return _SILU.value, 1.0, 0.0
+        case GeluTanhGlu():
+            return _GELU_TANH.value, 1.0, 0.0
+        case ClampedGlu():
+            return _CLAMPED.value, form.slope, form.limit
+        case _:
+            assert_never(form)
+
+
 @triton.jit
-def _silu_mul(gate_up_ptr, out_ptr, stride, size, BLOCK: tl.constexpr):
+def _glu(
+    gate_up_ptr,
+    out_ptr,
+    stride,
+    size,
+    KIND: tl.constexpr,
+    SLOPE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One block of one token; the activation is rounded before the product."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -45,5 +84,28 @@ def _silu_mul(gate_up_ptr, out_ptr, stride, size, BLOCK: tl.constexpr):
     gate = tl.load(gate_ptr, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + size, mask=is_column, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out_ptr + token * size + column, (activated * up).to(dtype), mask=is_column)
+    if KIND == _CLAMPED:
+        out = activate(gate, KIND, SLOPE, LIMIT) * offset_up(up, KIND, LIMIT)
+    else:
+        out = activate(gate, KIND, SLOPE, LIMIT).to(dtype).to(tl.float32) * up
+    tl.store(out_ptr + token * size + column, out.to(dtype), mask=is_column)
+
+
+@triton.jit
+def activate(gate, KIND: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr):
+    """The activated gate, in float32."""
+    if KIND == _GELU_TANH:
+        # tanh(x) is 2 * sigmoid(2 * x) - 1; the factor is sqrt(2 / pi).
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        return gate / (1.0 + tl.exp(-2.0 * inner))
+    if KIND == _CLAMPED:
+        gate = tl.minimum(gate, LIMIT)
+    return gate / (1.0 + tl.exp(-SLOPE * gate))
+
+
+@triton.jit
+def offset_up(up, KIND: tl.constexpr, LIMIT: tl.constexpr):
+    """What the activated gate is multiplied by, in float32."""
+    if KIND == _CLAMPED:
+        return tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+    return up

@@ -27,8 +27,9 @@ def rotate_and_write_kv(
 
     qkv_TX: [T, (Q + 2 x H) x D], queries first, then keys, then values; only the queries change.
     slot_mapping_T: int32 or int64, page * S + offset; -1 writes nothing. All else bf16 or all
-    float32; rounds where the twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError
-    if a shape, dtype or stride differs.
+    float32, but for the weights of the norm, which may be float32 beside bf16; rounds where the
+    twins `rms_norm`, `apply_rope` and `write_kv` round. Raises ValueError if a shape, dtype or
+    stride differs.
     """
     num_query_heads = _check_inputs(qkv_TX, pool_PLH2SD, layer, slot_mapping_T)
     _check_tables(qkv_TX, pool_PLH2SD.shape[5], rope, norm)
@@ -131,11 +132,14 @@ def _check_tables(qkv_TX: Tensor, head_dim: int, rope: RopeTables, norm: QkNorm 
 
     weights = [] if norm is None else [norm.q_weight_D, norm.k_weight_D]
     if any(
-        w.dtype != qkv_TX.dtype or w.shape != (head_dim,) or not w.is_contiguous() for w in weights
+        w.dtype not in (qkv_TX.dtype, torch.float32)
+        or w.shape != (head_dim,)
+        or not w.is_contiguous()
+        for w in weights
     ):
         raise ValueError(
             f"Norm weights are {[(w.dtype, tuple(w.shape)) for w in weights]}; expected contiguous "
-            f"{qkv_TX.dtype} [{head_dim}]."
+            f"{qkv_TX.dtype} or float32 [{head_dim}]."
         )
 
 
@@ -214,20 +218,21 @@ def _norm_and_rotate(
     if weight_ptr is not None:
         dim = tl.arange(0, BLOCK_HALF)
         is_dim = dim < half
-        first_weight = tl.load(weight_ptr + dim, mask=is_dim, other=0.0).to(tl.float32)[None, :]
-        second_weight = tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0).to(tl.float32)[
-            None, :
-        ]
+        first_weight = tl.load(weight_ptr + dim, mask=is_dim, other=0.0)[None, :]
+        second_weight = tl.load(weight_ptr + half + dim, mask=is_dim, other=0.0)[None, :]
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[
             :, None
         ]
-        first = (first_weight * (first * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        second = (
-            (second_weight * (second * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        )
+        first = _weigh(first * scale, first_weight).to(dtype).to(tl.float32)
+        second = _weigh(second * scale, second_weight).to(dtype).to(tl.float32)
 
     first_cos, second_cos = (first * cos).to(dtype), (second * cos).to(dtype)
     first_sin, second_sin = (first * sin).to(dtype), (second * sin).to(dtype)
     rotated_first = (first_cos.to(tl.float32) - second_sin.to(tl.float32)).to(dtype)
     rotated_second = (second_cos.to(tl.float32) + first_sin.to(tl.float32)).to(dtype)
     return rotated_first, rotated_second
+
+
+@triton.jit
+def _weigh(x, weight):
+    return weight.to(tl.float32) * x.to(weight.dtype).to(tl.float32)

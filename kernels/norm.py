@@ -19,15 +19,17 @@ def rms_norm(
     """Normalise the last dimension, rounding where `reference.norm.rms_norm` rounds; [T, C].
 
     With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised. All
-    bf16 or all float32, contiguous in C. Raises ValueError if a shape, dtype or stride differs.
+    bf16 or all float32, contiguous in C; the weight may be float32 beside bf16. Raises ValueError
+    if a shape, dtype or stride differs.
     """
     rows = [x_TC] if residual_TC is None else [x_TC, residual_TC]
     if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(
-        t.dtype != x_TC.dtype for t in (*rows, weight_C)
+        t.dtype != x_TC.dtype for t in rows
     ):
+        raise ValueError(f"Rows are {[t.dtype for t in rows]}; expected one of bfloat16, float32.")
+    if weight_C.dtype not in (x_TC.dtype, torch.float32):
         raise ValueError(
-            f"Rows {[t.dtype for t in rows]}, weight {weight_C.dtype}; expected one of bfloat16, "
-            f"float32."
+            f"The weight is {weight_C.dtype}; expected {x_TC.dtype}, that of the rows, or float32."
         )
     if x_TC.dim() != 2 or any(t.shape != x_TC.shape or t.stride(1) != 1 for t in rows):
         raise ValueError(
@@ -84,6 +86,6 @@ def _rms_norm(
         x = rounded.to(tl.float32)
 
     scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
-    weight = tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32)
-    out = weight * (x * scale).to(dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=is_column, other=0.0)
+    out = weight.to(tl.float32) * (x * scale).to(weight.dtype).to(tl.float32)
     tl.store(out_ptr + token * SIZE + column, out.to(dtype), mask=is_column)

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
     activation,
     experts,
@@ -64,8 +65,8 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.norm.rms_norm`."""
 
-    def silu_mul(self, gate_up_TI: Tensor) -> Tensor:
-        """See `reference.activation.silu_mul`."""
+    def glu(self, gate_up_TI: Tensor, form: GluForm) -> Tensor:
+        """See `reference.activation.glu`."""
 
     def rotate_and_write_kv(
         self,
@@ -150,6 +151,7 @@ class ModelOps(Protocol):
         down_ECI: Tensor,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
+        form: GluForm,
     ) -> Tensor:
         """See `reference.experts.fused_experts`."""
 
@@ -161,7 +163,7 @@ class ReferenceOps:
     extension_tokens = 16
     linear = staticmethod(functional.linear)
     rms_norm = staticmethod(norm.rms_norm)
-    silu_mul = staticmethod(activation.silu_mul)
+    glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
     paged_attention = staticmethod(paged_attention.paged_attention)
     write_latent = staticmethod(latent_attention.write_latent)

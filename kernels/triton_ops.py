@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from raydix.kernels import kv_write
-from raydix.kernels.activation import silu_mul
+from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
@@ -34,12 +35,11 @@ class TritonOps:
 
     is_capturable = True
     rms_norm = staticmethod(rms_norm)
-    silu_mul = staticmethod(silu_mul)
+    glu = staticmethod(glu)
     write_latent = staticmethod(latent_attention.write_latent)
     latent_attention = staticmethod(latent_attention.latent_attention)
     topk_gating = staticmethod(topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
-    fused_experts = staticmethod(fused_experts)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
 
@@ -129,6 +129,20 @@ class TritonOps:
                 out_TQD=out_TQD,
             )
         return out_TQD
+
+    def fused_experts(
+        self,
+        x_TC: Tensor,
+        gate_up_EIC: Tensor,
+        down_ECI: Tensor,
+        weights_TK: Tensor,
+        expert_ids_TK: Tensor,
+        form: GluForm,
+    ) -> Tensor:
+        """See `ModelOps`."""
+        if not isinstance(form, SiluGlu):
+            raise ValueError(f"Experts are {form}; the Triton kernels expect SiluGlu.")
+        return fused_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
 
     def _num_splits(self, rows: DecodeRows, num_tokens: int, window: int | None) -> int:
         # Of captured tiles those that the step's tokens cannot fill are skipped on the device.

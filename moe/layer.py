@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import Routing
@@ -24,6 +25,7 @@ class MoeLayer(nn.Module):
         experts_per_token: int,
         routing: Routing,
         share: RankShare,
+        glu: GluForm,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -44,6 +46,7 @@ class MoeLayer(nn.Module):
             num_experts,
             share.length(intermediate_size),
             ops,
+            glu=glu,
             device=device,
             dtype=dtype,
         )

@@ -31,23 +31,18 @@ class Router(nn.Module):
         self.experts_per_token = experts_per_token
         self.routing = routing
         self._ops = ops
-        is_group_limited = isinstance(routing, GroupLimitedRouting)
 
-        # Rounded logits of many experts are often equal, so these models score in float32.
-        self.weight_EC = nn.Parameter(
-            torch.empty(
-                num_experts,
-                hidden_size,
-                device=device,
-                dtype=torch.float32 if is_group_limited else dtype,
-            ),
-            requires_grad=False,
-        )
         self.correction_bias_E: nn.Parameter | None = None
-        if is_group_limited and routing.has_correction_bias:
-            self.correction_bias_E = nn.Parameter(
-                torch.empty(num_experts, device=device, dtype=torch.float32), requires_grad=False
-            )
+        if isinstance(routing, GroupLimitedRouting):
+            # Rounded logits of many experts are often equal, so these models score in float32.
+            dtype = torch.float32
+            if routing.has_correction_bias:
+                self.correction_bias_E = nn.Parameter(
+                    torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
+                )
+        self.weight_EC = nn.Parameter(
+            torch.empty(num_experts, hidden_size, device=device, dtype=dtype), requires_grad=False
+        )
 
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights_TK float32, logical expert_ids_TK int)."""

@@ -1,6 +1,6 @@
 """Small random checkpoints of every family, and what transformers generates from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,9 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -20,7 +23,23 @@ from transformers import (
 
 from raydix.runtime.model.families.table import Family
 
-_CONFIGS: dict[Family, type[PreTrainedConfig]] = {
+
+def _with_vision(**fields: Any) -> PreTrainedConfig:
+    """A Gemma 3 whose language model has these fields, beside a tiny tower for images."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    return Gemma3Config(
+        text_config=Gemma3TextConfig(**fields).to_dict(),
+        vision_config={"model_type": "siglip_vision_model", **vision, **sizes},
+        initializer_range=fields["initializer_range"],
+        tie_word_embeddings=fields["tie_word_embeddings"],
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+_CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.LLAMA: LlamaConfig,
     Family.QWEN2: Qwen2Config,
     Family.QWEN3: Qwen3Config,
@@ -29,6 +48,9 @@ _CONFIGS: dict[Family, type[PreTrainedConfig]] = {
     Family.MIXTRAL: MixtralConfig,
     Family.DEEPSEEK_V2: DeepseekV2Config,
     Family.DEEPSEEK_V3: DeepseekV3Config,
+    Family.GEMMA2: Gemma2Config,
+    Family.GEMMA3: Gemma3TextConfig,
+    Family.GEMMA3_WITH_VISION: _with_vision,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -57,6 +79,17 @@ _DEEPSEEK = {
     "topk_group": 2,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 20,
+}
+_GEMMA3 = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 10,
+    "sliding_window": 20,
+    "sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+    },
 }
 _PER_FAMILY: dict[Family, dict[str, Any]] = {
     Family.LLAMA: {},
@@ -91,7 +124,19 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "num_mtp_layers": 0,
     },
+    Family.GEMMA2: {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": True,
+    },
+    Family.GEMMA3: _GEMMA3,
+    Family.GEMMA3_WITH_VISION: _GEMMA3,
 }
+_OFFSET_NORMS = (Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION)
+"""Their norms have weights around zero, the others' around one."""
 MIN_TOP2_GAP = 1e-3
 """Below this difference of the reference's two largest logits, rounding may choose either token."""
 LOGITS_TOLERANCE = 3e-5
@@ -113,7 +158,8 @@ def make_checkpoint(
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.7, 1.3)
+                centre = 0.0 if family in _OFFSET_NORMS else 1.0
+                parameter.uniform_(centre - 0.3, centre + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raydix.kernels.reference.activation import silu_mul
+from raydix.kernels.glu_form import GluForm
+from raydix.kernels.reference.activation import glu
 from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
 DENSE_EXPERT_TOKENS = 64
@@ -74,15 +75,20 @@ def _scores(logits_TE: Tensor, scoring: Scoring) -> Tensor:
 
 
 def fused_experts(
-    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+    x_TC: Tensor,
+    gate_up_EIC: Tensor,
+    down_ECI: Tensor,
+    weights_TK: Tensor,
+    expert_ids_TK: Tensor,
+    form: GluForm,
 ) -> Tensor:
-    """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
+    """Weighted sum of the chosen experts' outputs, [T, C].
 
     gate_up_EIC holds gate rows, then up rows. Past DENSE_EXPERT_TOKENS tokens the host waits for
     the device.
     """
     if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
-        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form)
 
     num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
     order_X = expert_ids_TK.flatten().argsort(stable=True)
@@ -91,7 +97,7 @@ def fused_experts(
     sorted_XC = x_TC[tokens_X]
     outputs = [
         functional.linear(
-            silu_mul(functional.linear(part_XC, gate_up_EIC[expert])), down_ECI[expert]
+            glu(functional.linear(part_XC, gate_up_EIC[expert]), form), down_ECI[expert]
         )
         for expert, part_XC in enumerate(sorted_XC.split(counts))
         if counts[expert]
@@ -103,11 +109,16 @@ def fused_experts(
 
 
 def _dense_experts(
-    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+    x_TC: Tensor,
+    gate_up_EIC: Tensor,
+    down_ECI: Tensor,
+    weights_TK: Tensor,
+    expert_ids_TK: Tensor,
+    form: GluForm,
 ) -> Tensor:
     num_experts, num_tokens = gate_up_EIC.shape[0], x_TC.shape[0]
     gate_up_ETI = x_TC.expand(num_experts, -1, -1) @ gate_up_EIC.transpose(1, 2)
-    out_TEC = (silu_mul(gate_up_ETI) @ down_ECI.transpose(1, 2)).transpose(0, 1)
+    out_TEC = (glu(gate_up_ETI, form) @ down_ECI.transpose(1, 2)).transpose(0, 1)
     weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(
         1, expert_ids_TK, weights_TK
     )

@@ -12,10 +12,12 @@ def rms_norm(
 ) -> Tensor:
     """Scale the last dimension to unit root mean square, in float32, then by `weight_C`.
 
+    The first product is rounded to the dtype of `weight_C`: a float32 weight leaves one rounding.
     With `residual_TC`: it becomes `residual_TC + x_TC` in place, and that sum is normalised.
     """
     if residual_TC is not None:
         x_TC = residual_TC.add_(x_TC)
     x32_TC = x_TC.float()
     variance_T1 = x32_TC.pow(2).mean(-1, keepdim=True)
-    return weight_C * (x32_TC * torch.rsqrt(variance_T1 + eps)).to(x_TC.dtype)
+    normed_TC = (x32_TC * torch.rsqrt(variance_T1 + eps)).to(weight_C.dtype)
+    return (weight_C * normed_TC).to(x_TC.dtype)

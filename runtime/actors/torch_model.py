@@ -15,8 +15,10 @@ from raydix.runtime.actors.gpu_model import (
     RankPlace,
 )
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
+from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dummy import make_dummy_model
@@ -113,7 +115,9 @@ def _prepare(
     # The thread may be another one than that which loaded.
     _enter_thread(device)
     pools = make_pools(shard, num_pages, device)
-    max_model_len = config.max_model_len(loaded.max_position_embeddings, min(num_pages))
+    is_chunked = config.scheduler.chunked_prefill_tokens is not None
+    num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
+    max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
     runner = _make_runner(config, loaded, pools, max_model_len, device)
     runner.capture_graphs()
 
@@ -201,13 +205,13 @@ def _warm_up(
 def _num_pages(
     config: EngineConfig, shard: KvShard, step_bytes: int, device: torch.device
 ) -> tuple[int, ...]:
-    """Pages of each KV group that there is room for: a page of the chain takes one in each."""
-    num_groups = len(shard.layout.groups)
-    l1 = config.cache.l1
+    """Pages of each KV group that there is room for."""
+    layout, l1 = shard.layout, config.cache.l1
+    page_bytes = [shard.page_bytes(group) for group in range(len(layout.groups))]
     if l1.num_pages is not None:
         if device.type == "cpu":
-            _require_memory(l1.num_pages, shard)
-        return (l1.num_pages,) * num_groups
+            _require_memory(config, layout, page_bytes, l1.num_pages)
+        return pool_pages(config, layout, l1.num_pages)
     assert l1.memory_fraction is not None, "the configuration has one of the two"
     torch.cuda.empty_cache()
     total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -215,7 +219,7 @@ def _num_pages(
     free_bytes = (
         int(l1.memory_fraction * total_bytes) - torch.cuda.memory_reserved(device) - step_bytes
     )
-    num_pages = free_bytes // (shard.layout.page_size * shard.token_bytes) - 1
+    num_pages = largest_pools(config, layout, page_bytes, free_bytes)
     if num_pages < 1:
         raise ConfigError(
             f"cache.l1.memory_fraction {l1.memory_fraction} of {total_bytes} bytes leaves "
@@ -223,18 +227,20 @@ def _num_pages(
             "after the weights and the largest steps; expected room for a page. Raise it, or use "
             "a smaller model."
         )
-    return (num_pages,) * num_groups
+    return pool_pages(config, layout, num_pages)
 
 
-def _require_memory(num_pages: int, shard: KvShard) -> None:
+def _require_memory(
+    config: EngineConfig, layout: KvLayout, page_bytes: Sequence[int], num_pages: int
+) -> None:
     """Ask first, because the system hands out memory that it may not have."""
-    page_bytes = shard.layout.page_size * shard.token_bytes
     available = available_memory_bytes()
-    if num_pages * page_bytes > available:
+    most = largest_pools(config, layout, page_bytes, available)
+    if num_pages > most:
         raise ConfigError(
-            f"cache.l1.num_pages is {num_pages}; at {page_bytes} bytes a page that is more than "
-            f"the {available} bytes "
-            f"that are available. Set cache.l1.num_pages to at most {available // page_bytes}."
+            f"cache.l1.num_pages is {num_pages}; at {sum(page_bytes)} bytes a page of all layers "
+            f"that is more than the {available} bytes that are available. Set cache.l1.num_pages "
+            f"to at most {most}."
         )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup
+from raydix.runtime.config.kv_layout import KvGroup
+from raydix.runtime.config.kv_layout import window_pages as window_pages
 from raydix.runtime.messages.host import PageSource
 
 Availability = bytes
@@ -27,11 +28,6 @@ class KvMatch:
     """Per group `num_pages - starts[g]` values, each L1, L2 or L3."""
 
 
-def window_pages(window: int, page_size: int) -> int:
-    """Pages before a page boundary that the next token sees through a window of `window` tokens."""
-    return -(-(window - 1) // page_size)
-
-
 def match_groups(
     groups: Sequence[KvGroup], availability: Sequence[Availability], *, page_size: int
 ) -> KvMatch:
@@ -46,17 +42,27 @@ def match_groups(
             f"{len(groups)} groups have maps of lengths {[len(pages) for pages in availability]}"
         )
 
+    reaches = [group.reach(page_size) for group in groups]
+    gaps = [pages.translate(_PAGES_AND_GAPS) for pages in availability]
+    num_pages = longest_prefix(reaches, gaps, num_pages)
+
+    starts = tuple([0 if needed is None else max(0, num_pages - needed) for needed in reaches])
+    sources = tuple([pages[s:num_pages] for pages, s in zip(availability, starts, strict=True)])
+    return KvMatch(num_pages=num_pages, starts=starts, sources=sources)
+
+
+def longest_prefix(reaches: Sequence[int | None], gaps: Sequence[bytes], max_pages: int) -> int:
+    """The last end up to `max_pages` at which every group has what it needs.
+
+    `reaches`: see `KvLayout.reaches`. `gaps`: per group a 0 for each page that it has, else a 1.
+    """
+    num_pages = max_pages
     windows: list[tuple[bytes, int]] = []
-    num_needed: list[int | None] = []  # None: all pages
-    for group, pages in zip(groups, availability, strict=True):
-        gaps = pages.translate(_PAGES_AND_GAPS)
-        if group.kind is GroupKind.WINDOW:
-            window = _pages_of_window(group, page_size)
-            num_needed.append(window)
-            windows.append((gaps, window))
+    for group_gaps, reach in zip(gaps, reaches, strict=True):
+        if reach is not None:
+            windows.append((group_gaps, reach))
         else:
-            num_needed.append(None)
-            gap = gaps.find(_GAP, 0, num_pages)
+            gap = group_gaps.find(_GAP, 0, num_pages)
             num_pages = num_pages if gap < 0 else gap
 
     # A window may shorten the prefix to an end that suits no earlier one, so all are asked again
@@ -64,23 +70,12 @@ def match_groups(
     earlier = None
     while windows and num_pages != earlier:
         earlier = num_pages
-        for gaps, window in windows:
-            num_pages = _longest_prefix(gaps, window, num_pages)
-
-    starts = tuple([0 if needed is None else max(0, num_pages - needed) for needed in num_needed])
-    sources = tuple([pages[s:num_pages] for pages, s in zip(availability, starts, strict=True)])
-    return KvMatch(num_pages=num_pages, starts=starts, sources=sources)
+        for group_gaps, window in windows:
+            num_pages = _longest_windowed(group_gaps, window, num_pages)
+    return num_pages
 
 
-def _pages_of_window(group: KvGroup, page_size: int) -> int:
-    if group.window is None:
-        raise ValueError(
-            f"a WINDOW group of layers {group.layers} has no window; expected a number of tokens"
-        )
-    return window_pages(group.window, page_size)
-
-
-def _longest_prefix(gaps: bytes, num_needed: int, max_pages: int) -> int:
+def _longest_windowed(gaps: bytes, num_needed: int, max_pages: int) -> int:
     """The last n up to `max_pages` before which `num_needed` pages, or all n, have no gap.
 
     `gaps` holds `_PAGE` and `_GAP`.

@@ -27,8 +27,8 @@ def no_pages(num_groups: int) -> PageIds:
 class PagePools:
     """Owns: one `PagePool` per KV group.
 
-    A run of pages is taken from all groups or from none. Counts are those of the group that has the
-    least, as that is what bounds a run.
+    Pages are taken from all groups or from none. Counts are those of the group that has the least,
+    as that is what bounds a run of pages of every group.
     """
 
     def __init__(self, num_pages: Sequence[int]) -> None:
@@ -68,11 +68,12 @@ class PagePools:
         """A figure of each group's pool."""
         return tuple([what(pool) for pool in self._pools])
 
-    def allocate(self, num_pages: int) -> PageIds | None:
-        """Take a run of `num_pages` free pages; None, and no change, if a group has fewer."""
-        if num_pages > self.num_free:
+    def allocate(self, num_pages: Sequence[int]) -> PageIds | None:
+        """Take so many free pages of each group; None, and no change, if one has fewer."""
+        if any(num > pool.num_free for num, pool in zip(num_pages, self._pools, strict=True)):
             return None
-        taken = [pool.allocate(num_pages) for pool in self._pools]
+        pairs = zip(num_pages, self._pools, strict=True)
+        taken = [pool.allocate(num) for num, pool in pairs]
         return tuple([page_ids for page_ids in taken if page_ids is not None])
 
     def release(self, page_ids: PageIds, *, after_step: int) -> None:

@@ -1,6 +1,6 @@
 """The structural invariants of a radix tree."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
@@ -9,7 +9,7 @@ from raydix.runtime.cache.radix_node import RadixNode
 
 
 def collect_nodes(
-    roots: Mapping[PageKey, RadixNode], page_bytes: int, num_groups: int
+    roots: Mapping[PageKey, RadixNode], page_bytes: int, reaches: Sequence[int | None]
 ) -> list[RadixNode]:
     """All nodes but the roots. Raises AccountingError unless they form trees and share no page."""
     nodes: list[RadixNode] = []
@@ -26,14 +26,16 @@ def collect_nodes(
         pending = [root]
         while pending:
             node = pending.pop()
-            check_node(node, page_bytes, num_groups)
+            check_node(node, page_bytes, len(reaches))
             nodes.extend(node.children.values())
             pending.extend(node.children.values())
 
-    for group in range(num_groups):
+    for group, reach in enumerate(reaches):
         page_ids = [page for node in nodes for page in node.page_ids[group].tolist() if page]
         if len(set(page_ids)) != len(page_ids):
             raise AccountingError(f"group {group}: a page is cached twice")
+        if reach is None and len(page_ids) != sum(node.num_pages for node in nodes):
+            raise AccountingError(f"group {group}: a chain lacks pages that all who use it need")
     return nodes
 
 

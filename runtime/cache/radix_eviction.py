@@ -1,24 +1,38 @@
 """Which pages of a radix tree are locked, and in which order the others go."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import EvictionOrder, PolicyKey
 from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, Victim
+from raydix.runtime.cache.radix_windows import RadixWindows
 
 
 class RadixEviction:
     """Owns: how many pages of a forest are locked, and the order of the leaves that are not.
 
-    A page goes in all KV groups at once. A leaf loses its last pages first, so that in every group
-    a chain loses its tail before its head.
+    A leaf loses its last pages first, in all KV groups at once, so that a chain loses its tail
+    before its head. WINDOW groups alone may lose pages anywhere (see `RadixWindows`); a leaf of
+    which that leaves nothing to any group goes.
     """
 
-    def __init__(self, forest: RadixForest, policy_key: PolicyKey) -> None:
+    def __init__(
+        self,
+        forest: RadixForest,
+        windows: RadixWindows | None,
+        policy_key: PolicyKey,
+        reaches: Sequence[int | None],
+    ) -> None:
         self.num_locked_pages = 0
+        """Of all paths: those of every group but the WINDOW ones."""
         self._forest = forest
+        self._windows = windows
         self._order = EvictionOrder(policy_key)
+        self._whole = [group for group, reach in enumerate(reaches) if reach is None]
+        """The groups that lose no page without its leaf."""
 
     @property
     def num_inspected_pages(self) -> int:
@@ -33,7 +47,7 @@ class RadixEviction:
                 self._order.discard(node)
 
     def unlock_path(self, node: RadixNode) -> None:
-        """Take a lock off a node and off all above it."""
+        """Take a lock off a node and off all above it. No window of it is pinned any more."""
         current: RadixNode | None = node
         while current is not None:
             if current.unlock():
@@ -54,7 +68,10 @@ class RadixEviction:
     def split(self, node: RadixNode, end: int) -> RadixNode:
         """Part a node; the lower part keeps its place in the order. Returns the upper part."""
         self._order.note_loss(node, end - node.start)
-        return self._forest.split(node, end)
+        upper = self._forest.split(node, end)
+        if self._windows is not None:
+            self._windows.split(upper, node)
+        return upper
 
     def peek(self) -> Victim | None:
         """The whole leaf that `evict` would begin with."""
@@ -74,8 +91,25 @@ class RadixEviction:
         """All pages that no lock protects, heads of chains before their tails."""
         return (_all_of(node) for node in self._forest if not node.num_locks)
 
-    def evict(self, num_pages: int) -> list[Victim]:
-        """Remove pages in order until `num_pages` are out, or all that no lock protects."""
+    def evict(self, num_pages: Sequence[int]) -> list[Victim]:
+        """Remove pages in order until so many are out of each group, or all that can go."""
+        victims = self._evict_leaves(max([num_pages[group] for group in self._whole], default=0))
+        if self._windows is not None:
+            self._evict_windows(self._windows, num_pages, victims)
+        return victims
+
+    def _evict_windows(
+        self, windows: RadixWindows, num_pages: Sequence[int], victims: list[Victim]
+    ) -> None:
+        """Add to `victims` what they leave lacking of each WINDOW group."""
+        for group in windows.groups:
+            num_out = sum(int(np.count_nonzero(victim.page_ids[group])) for victim in victims)
+            for node, victim in windows.evict(group, num_pages[group] - num_out):
+                victims.append(victim)
+                if not self._whole and node.is_hollow:
+                    victims += self._settle(node)
+
+    def _evict_leaves(self, num_pages: int) -> list[Victim]:
         victims: list[Victim] = []
         num_lacking = num_pages
         while num_lacking > 0 and (leaf := self._order.first()) is not None:
@@ -88,23 +122,41 @@ class RadixEviction:
     def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
         # The leaf keeps its place, so that eviction goes on with it.
         self._order.note_loss(leaf, num_pages)
-        return self._forest.cut(leaf, num_pages)
+        victim = self._forest.cut(leaf, num_pages)
+        if self._windows is not None:
+            self._windows.refresh(leaf)
+        return victim
 
     def _remove(self, leaf: RadixNode) -> Victim:
         assert leaf.parent is not None, "a root is never evictable"
-        self._order.discard(leaf)
-        victim = self._forest.remove(leaf)
+        victim = self._unlink(leaf)
         self._settle(leaf.parent)
         return victim
 
-    def _settle(self, node: RadixNode) -> None:
-        """A node has lost a child or a lock: one that has neither may go, a root goes at once."""
-        if node.children or node.num_locks:
-            return
-        if node.parent is None:
-            self._forest.drop_root(node)
-        else:
+    def _unlink(self, leaf: RadixNode) -> Victim:
+        self._order.discard(leaf)
+        if self._windows is not None:
+            self._windows.forget(leaf)
+        return self._forest.remove(leaf)
+
+    def _settle(self, node: RadixNode) -> list[Victim]:
+        """A node has lost a child, a lock or its pages: one that has no child and no lock may go.
+
+        A root goes at once, and so does a leaf of which no group holds a page, and those above it
+        that this leaves so; they are returned.
+        """
+        removed: list[Victim] = []
+        while not node.children and not node.num_locks:
+            if node.parent is None:
+                self._forest.drop_root(node)
+                break
+
             self._order.add(node)
+            if self._whole or not node.is_hollow:
+                break
+            removed.append(self._unlink(node))
+            node = node.parent
+        return removed
 
     def check(self, nodes: list[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the forest."""
@@ -113,7 +165,10 @@ class RadixEviction:
             raise AccountingError(
                 f"locked pages: counted {self.num_locked_pages}, found {num_found}"
             )
-        self._order.check({node for node in nodes if not node.children and not node.num_locks})
+        leaves = {node for node in nodes if not node.children and not node.num_locks}
+        if any(leaf.is_hollow for leaf in leaves):
+            raise AccountingError("a leaf that no lock holds has no page in any group")
+        self._order.check(leaves)
 
 
 def _all_of(node: RadixNode) -> Victim:

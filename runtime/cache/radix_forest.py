@@ -1,6 +1,6 @@
 """The nodes of a radix tree: one root per identity, and the page-granular runs below it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
@@ -18,11 +18,12 @@ from raydix.runtime.cache.radix_node import (
 class RadixForest:
     """Owns: which GPU pages hold which prefixes of one L1, and how many. Knows no policy."""
 
-    def __init__(self, *, page_bytes: int, num_groups: int) -> None:
+    def __init__(self, *, page_bytes: int, reaches: Sequence[int | None]) -> None:
         self.num_cached_pages = 0
+        """Of all paths: those of every group but the WINDOW ones."""
         self.num_nodes = 0
         self._page_bytes = page_bytes
-        self._num_groups = num_groups
+        self._reaches = tuple(reaches)
         self._roots: dict[PageKey, RadixNode] = {}
 
     @property
@@ -63,7 +64,7 @@ class RadixForest:
         """The root of an identity, made if there is none."""
         root = self._roots.get(identity)
         if root is None:
-            root = self._roots[identity] = new_root(identity, self._num_groups, now_s)
+            root = self._roots[identity] = new_root(identity, len(self._reaches), now_s)
         return root
 
     def drop_root(self, root: RadixNode) -> None:
@@ -100,7 +101,7 @@ class RadixForest:
 
     def check(self) -> list[RadixNode]:
         """All nodes. Raises AccountingError unless they are well formed and counted."""
-        nodes = collect_nodes(self._roots, self._page_bytes, self._num_groups)
+        nodes = collect_nodes(self._roots, self._page_bytes, self._reaches)
         found = (len(nodes), sum(node.num_pages for node in nodes))
         counted = (self.num_nodes, self.num_cached_pages)
         if found != counted:

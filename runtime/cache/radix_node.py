@@ -8,7 +8,7 @@ import numpy as np
 
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES
-from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
 
 EvictionKey = float | tuple[float, float]
 """What an eviction policy makes of a leaf: the smallest goes first."""
@@ -32,9 +32,11 @@ class Victim:
     """
 
     page_ids: tuple[Int32Array, ...]
-    """Per KV group."""
+    """Per KV group; 0 where it loses nothing of a page."""
     keys: bytes
     """32 bytes per page."""
+    is_removed: bool = True
+    """Whether the run leaves the tree. If not, WINDOW groups lose pages of it, and it stays."""
 
     @property
     def num_pages(self) -> int:
@@ -89,6 +91,11 @@ class RadixNode:
         return self.end - self.start
 
     @property
+    def is_hollow(self) -> bool:
+        """No group holds any page of it."""
+        return not any(ids.any() for ids in self.page_ids)
+
+    @property
     def last_key(self) -> PageKey:
         """Key of the last page, or the identity at a root."""
         return PageKey(self.keys[-KEY_BYTES:])
@@ -127,12 +134,34 @@ class RadixNode:
         self.keys += run.keys
         self.end = run.end
 
-    def fill(self, page_ids: tuple[Int32Array, ...]) -> None:
-        """Take over pages, one id per page and group, of which a group holds nothing so far."""
+    def fill(self, page_ids: tuple[Int32Array, ...]) -> bool:
+        """Take over pages, one id per page and group, of which a group holds nothing so far.
+
+        Returns whether it lacked any.
+        """
         if all(ids.all() for ids in self.page_ids):
-            return
+            return False
         pairs = zip(self.page_ids, page_ids, strict=True)
         self.page_ids = tuple([int32_array(np.where(own, own, new)) for own, new in pairs])
+        return True
+
+    def fill_from(self, first: int, page_ids: tuple[Int32Array, ...]) -> bool:
+        """As `fill`, for the pages from `first` on alone, counted from the node's start."""
+        unfilled = np.zeros(first, dtype=np.int32)
+        return self.fill(tuple([np.concatenate((unfilled, ids)) for ids in page_ids]))
+
+    def give_up(self, group: int, first: int, stop: int) -> Victim:
+        """Lose pages [first, stop), counted from the node's start, in one WINDOW group."""
+        kept = self.page_ids[group].copy()
+        kept[first:stop] = 0
+        nothing = frozen(np.zeros(stop - first, dtype=np.int32))
+        lost = [nothing] * len(self.page_ids)
+        lost[group] = self.page_ids[group][first:stop]
+
+        groups = list(self.page_ids)
+        groups[group] = frozen(kept)
+        self.page_ids = tuple(groups)
+        return Victim(tuple(lost), self.keys[first * KEY_BYTES : stop * KEY_BYTES], False)
 
     def attach(self, run: "RadixNode") -> None:
         """Take a node that continues this one as a child."""

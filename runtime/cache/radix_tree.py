@@ -1,11 +1,12 @@
 """The prefix index of one L1: a radix tree of page-granular runs, one root per identity.
 
-Only leaves are evicted, so a chain loses its tail before its head. A split makes a new upper node
-and leaves the lower one in place: locks and matches name the node where they end, which a split
-therefore never moves.
+Only leaves are evicted, so a chain loses its tail before its head. Of WINDOW groups, of which a
+prefix needs no more than the pages before its end, pages go anywhere in a chain: a match tells
+where they are missing. A split makes a new upper node and leaves the lower one in place: locks and
+matches name the node where they end, which a split therefore never moves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from raydix.errors import AccountingError
@@ -17,6 +18,7 @@ from raydix.runtime.cache.radix_forest import RadixForest
 from raydix.runtime.cache.radix_node import RadixNode, count_shared_pages, join_page_ids, use_path
 from raydix.runtime.cache.radix_node import Segment as Segment
 from raydix.runtime.cache.radix_node import Victim as Victim
+from raydix.runtime.cache.radix_windows import RadixWindows
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 
 
@@ -38,7 +40,10 @@ class Match:
 
 @dataclass(slots=True)
 class Lock:
-    """The receipt of a locked prefix: its pages, and those above them, stay until `unlock`."""
+    """The receipt of a locked prefix: its pages stay until `unlock`.
+
+    Of a WINDOW group those that the next token needs stay: the `reach` pages before its end.
+    """
 
     num_pages: int
     last_key: PageKey
@@ -70,38 +75,47 @@ class RadixTree:
     page. They belong to the pools: whoever evicts pages releases them.
     """
 
-    def __init__(self, *, page_size: int, num_groups: int = 1, eviction: str = "lru") -> None:
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        reaches: Sequence[int | None] = (None,),
+        eviction: str = "lru",
+    ) -> None:
+        """`reaches`: per KV group `KvLayout.reaches`, a number of pages for a WINDOW group."""
         if eviction not in EVICTION_POLICIES:
             raise ValueError(
                 f"eviction is {eviction!r}; expected one of {', '.join(EVICTION_POLICIES)}"
             )
 
         self.page_size = page_size
-        self.num_groups = num_groups
+        self.num_groups = len(reaches)
         self.num_locks = 0
         self._page_bytes = page_size * TOKEN_BYTES
-        self._forest = RadixForest(page_bytes=self._page_bytes, num_groups=num_groups)
-        self._eviction = RadixEviction(self._forest, EVICTION_POLICIES[eviction])
+        policy_key = EVICTION_POLICIES[eviction]
+        self._forest = RadixForest(page_bytes=self._page_bytes, reaches=reaches)
+        has_windows = any(reach is not None for reach in reaches)
+        self._windows = RadixWindows(reaches, policy_key) if has_windows else None
+        self._eviction = RadixEviction(self._forest, self._windows, policy_key, reaches)
 
     @property
     def num_nodes(self) -> int:
         """Nodes with pages."""
         return self._forest.num_nodes
 
-    @property
-    def num_cached_pages(self) -> int:
-        """Pages that can be matched."""
-        return self._forest.num_cached_pages
+    def num_cached_pages(self, group: int) -> int:
+        """Pages of a group that can be matched."""
+        window = None if self._windows is None else self._windows.group(group)
+        return self._forest.num_cached_pages if window is None else window.num_cached
 
-    @property
-    def num_locked_pages(self) -> int:
-        """Pages that some lock protects."""
-        return self._eviction.num_locked_pages
+    def num_locked_pages(self, group: int) -> int:
+        """Pages of a group that some lock protects."""
+        window = None if self._windows is None else self._windows.group(group)
+        return self._eviction.num_locked_pages if window is None else window.num_locked
 
-    @property
-    def num_evictable_pages(self) -> int:
-        """Pages that no lock protects. All of them can be evicted."""
-        return self._forest.num_cached_pages - self._eviction.num_locked_pages
+    def num_evictable_pages(self, group: int) -> int:
+        """Pages of a group that no lock protects. All of them can be evicted."""
+        return self.num_cached_pages(group) - self.num_locked_pages(group)
 
     @property
     def num_inspected_pages(self) -> int:
@@ -111,7 +125,8 @@ class RadixTree:
     def match(self, identity: PageKey, packed_tokens: bytes) -> Match:
         """Find the longest cached prefix, in whole pages. Changes nothing.
 
-        A page counts if any group holds it: `page_ids` tell which.
+        WINDOW groups may lack any of its pages: `page_ids` tell which, and a prefix may be of use
+        only up to some earlier end (see `match_groups`).
         """
         path, num_pages = self._forest.find(identity, packed_tokens)
         if not path:
@@ -127,26 +142,34 @@ class RadixTree:
         page_ids = join_page_ids([node.page_ids for node in path], num_pages)
         return Match(num_pages, page_ids, last_key, last)
 
-    def lock(self, match: Match, *, now_s: float) -> Lock:
-        """Protect a match from eviction.
+    def lock(self, match: Match, num_pages: int, *, now_s: float) -> Lock:
+        """Protect the first `num_pages` pages of a match from eviction.
 
-        Splits where it ends, and counts as a use and one hit of each node of its path. Raises
-        AccountingError if some of its pages have been evicted since.
+        Of WINDOW groups only the `reach` pages before their end: those that are there, and those
+        that come there while the lock lasts. Splits where they end, and counts as a use and one hit
+        of each node of their path. Raises AccountingError if some of them have left the tree since.
         """
-        node = self._end_node(match, now_s)
+        if not 0 <= num_pages <= match.num_pages:
+            raise ValueError(f"num_pages is {num_pages}; expected 0 to {match.num_pages}")
+        node = self._end_node(match, num_pages, now_s)
         self.num_locks += 1
         current: RadixNode | None = node
         while current is not None:
             self._eviction.lock(current)
             current.use(now_s)
             current = current.parent
-        return Lock(match.num_pages, match.last_key, node)
+        if self._windows is not None:
+            self._windows.pin(node)
+        last_key = match.last_key if num_pages == match.num_pages else node.last_key
+        return Lock(num_pages, last_key, node)
 
     def unlock(self, lock: Lock) -> None:
         """Give a lock back. Raises AccountingError if it was given back before."""
         node = self._locked_node(lock)
         lock.node = None
         self.num_locks -= 1
+        if self._windows is not None:
+            self._windows.unpin(node, lock.num_pages)
         self._eviction.unlock_path(node)
 
     def insert(
@@ -162,14 +185,14 @@ class RadixTree:
     ) -> Insertion:
         """Add the full pages of `packed_tokens`, which follow the locked prefix.
 
-        The lock then reaches to their end. `page_ids` and `keys` have one entry per full page; an
-        id is 0 where a group has nothing. Pages that the tree has already are taken over from it,
-        and it takes over those of a group that it lacks. A leaf that only this lock has ever used,
-        and that has lost nothing, grows in place while the segment is the same. `priority` (lower
-        is more important) also raises that of the whole prefix. Raises ValueError if the lengths
-        disagree.
+        The lock then reaches to their end, and what falls behind a window is protected no more.
+        `page_ids` and `keys` have one entry per full page; an id is 0 where a WINDOW group has
+        nothing. Pages that the tree has already are taken over from it, and it takes over those
+        that it lacks. A leaf that only this lock has ever used, and that has lost no end, grows in
+        place while the segment is the same. `priority` (lower is more important) also raises that
+        of the whole prefix. Raises ValueError if the lengths disagree.
         """
-        node = self._locked_node(lock)
+        node = locked = self._locked_node(lock)
         num_pages = len(packed_tokens) // self._page_bytes
         self._require_lengths(num_pages, page_ids, keys)
 
@@ -177,7 +200,9 @@ class RadixTree:
         num_existing = 0
         for found in existing:
             end = num_existing + found.num_pages
-            found.fill(tuple([ids[num_existing:end] for ids in page_ids]))
+            is_filled = found.fill(tuple([ids[num_existing:end] for ids in page_ids]))
+            if is_filled and self._windows is not None:
+                self._windows.refresh(found)
             num_existing, node = end, found
 
         if num_existing < num_pages:
@@ -198,6 +223,8 @@ class RadixTree:
             node = self._append(node, run)
 
         use_path(node, priority, now_s)
+        if self._windows is not None:
+            self._windows.move_pin(locked, lock.num_pages, node)
         lock.node, lock.num_pages, lock.last_key = node, node.end, node.last_key
         if not num_existing:
             return Insertion(page_ids, 0)
@@ -205,13 +232,41 @@ class RadixTree:
         runs.append(tuple(ids[num_existing:] for ids in page_ids))
         return Insertion(join_page_ids(runs, num_pages), num_existing)
 
+    def heal(
+        self, lock: Lock, start: int, page_ids: tuple[Int32Array, ...]
+    ) -> tuple[Int32Array, ...]:
+        """Give the tree pages from `start` to the end of a lock that WINDOW groups lack there.
+
+        Per group one id per page, 0 where there is none to give. Returns what the tree now holds:
+        where that differs, the given page is a duplicate and stays the caller's. Raises ValueError
+        if the lengths disagree, or no group has a window.
+        """
+        node = self._locked_node(lock)
+        num_pages = lock.num_pages - start
+        lengths = [len(ids) for ids in page_ids]
+        if (
+            self._windows is None
+            or not 0 <= start <= lock.num_pages
+            or lengths != [num_pages] * self.num_groups
+        ):
+            raise ValueError(
+                f"page ids per group {lengths} from page {start} on; expected {self.num_groups} x "
+                f"{num_pages} to the end of a lock of {lock.num_pages} pages, and a WINDOW group"
+            )
+        return self._windows.heal(node, start, page_ids)
+
     def touch(self, match: Match, *, now_s: float) -> None:
         """Count a match as a use of the nodes on its path, without a lock, a hit or a split."""
-        current: RadixNode | None = None if match.node is None else self._containing_node(match)
+        if match.node is None:
+            return
+        last = self._containing_node(match, match.num_pages)
+        current: RadixNode | None = last
         while current is not None and current.parent is not None:
             current.use(now_s)
             self._eviction.touch(current)
             current = current.parent
+        if self._windows is not None:
+            self._windows.use(last, match.num_pages)
 
     def peek(self) -> Victim | None:
         """The whole leaf that `evict` would begin with; None if nothing can go. Changes nothing."""
@@ -235,21 +290,25 @@ class RadixTree:
         """All pages that no lock protects, heads of chains before their tails. Changes nothing."""
         return self._eviction.unlocked()
 
-    def evict(self, num_pages: int) -> list[Victim]:
-        """Remove pages in eviction order until `num_pages` are out, or all that no lock protects.
+    def evict(self, num_pages: Sequence[int]) -> list[Victim]:
+        """Remove pages until `num_pages` are out of each group, or all that no lock protects.
 
-        The first leaf loses its last pages, in all groups. Once it has none left it is gone, and
-        its parent may be a leaf.
+        What other than WINDOW groups need comes first: the first leaf in eviction order loses its
+        last pages, in all groups. Once it has none left it is gone, and its parent may be a leaf.
+        What WINDOW groups still need after that they lose alone, in the order of `WindowPages`.
         """
         return self._eviction.evict(num_pages)
 
     def flush(self) -> list[Victim]:
         """Remove everything that no lock protects."""
-        return self.evict(self.num_evictable_pages)
+        return self.evict([self.num_evictable_pages(group) for group in range(self.num_groups)])
 
     def check(self) -> None:
         """Raise AccountingError, with the figures, unless every invariant of the tree holds."""
-        self._eviction.check(self._forest.check())
+        nodes = self._forest.check()
+        self._eviction.check(nodes)
+        if self._windows is not None:
+            self._windows.check(nodes)
         num_found = sum(root.num_locks for root in self._forest.roots)
         if num_found != self.num_locks:
             raise AccountingError(f"locks: counted {self.num_locks}, found {num_found}")
@@ -272,25 +331,29 @@ class RadixTree:
             )
         return lock.node
 
-    def _containing_node(self, match: Match) -> RadixNode:
-        """The node that now holds the last page of a non-empty match."""
+    def _containing_node(self, match: Match, num_pages: int) -> RadixNode:
+        """The node that now holds the last of the first pages of a match."""
         node = match.node
-        while node is not None and node.start >= match.num_pages:
+        while node is not None and node.start >= num_pages:
             node = node.parent
-        if node is None or node.end < match.num_pages:
+        if node is None or node.end < num_pages:
             raise AccountingError(
                 f"a match of {match.num_pages} pages is used after some of them were evicted"
             )
         return node
 
-    def _end_node(self, match: Match, now_s: float) -> RadixNode:
-        """The node that ends where the match does, split off if needed; a root if it is empty."""
-        if match.node is not None:
-            node = self._containing_node(match)
-            if node.end == match.num_pages:
+    def _end_node(self, match: Match, num_pages: int, now_s: float) -> RadixNode:
+        """The node that ends with so many pages of a match, split off if needed; a root if none."""
+        if num_pages:
+            node = self._containing_node(match, num_pages)
+            if node.end == num_pages:
                 return node
-            return self._eviction.split(node, match.num_pages)
-        return self._forest.root(match.last_key, now_s)
+            return self._eviction.split(node, num_pages)
+
+        identity, last = match.last_key, match.node
+        while last is not None:
+            identity, last = last.last_key, last.parent
+        return self._forest.root(identity, now_s)
 
     def _descend(self, node: RadixNode, packed_tokens: bytes, num_pages: int) -> list[RadixNode]:
         """Lock the nodes below `node` that hold the first of `num_pages` pages.

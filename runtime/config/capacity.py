@@ -45,12 +45,22 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequenc
         (
             f"model  {model.path} on {model.device}, {model.dtype}, {num_ranks} rank(s)",
             f"page   {page_size} tokens, {format_bytes(page_size * layout.token_bytes)}",
-            f"L1     {_tier(min(num_pages), page_size, l1_bytes)} per rank, "
-            f"eviction {config.cache.eviction}",
+            f"L1     {_tier(max(num_pages), page_size, l1_bytes)} per rank"
+            f"{_windows(layout, num_pages)}, eviction {config.cache.eviction}",
             f"L2     {_l2(config, layout, host_bytes)}",
             f"L3     {_l3(config, layout)}",
         )
     )
+
+
+def _windows(layout: KvLayout, num_pages: Sequence[int]) -> str:
+    """The pools of WINDOW groups, which are smaller."""
+    windows = [
+        f", {pages:,} of them in windows of {group.window:,} tokens"
+        for group, pages in zip(layout.groups, num_pages, strict=True)
+        if group.window is not None
+    ]
+    return "".join(windows)
 
 
 def _l2(config: EngineConfig, layout: KvLayout, host_bytes: int | None) -> str:

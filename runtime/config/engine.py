@@ -39,15 +39,15 @@ class EngineConfig(Section):
         """The folder in which the arena needs a name, as 3FS maps memory by name; None: no name."""
         return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None
 
-    def max_model_len(self, max_position_embeddings: int, num_pages: int) -> int:
+    def max_model_len(self, max_position_embeddings: int, num_pages: int | None) -> int:
         """Tokens of prompt and output that a request may have.
 
-        num_pages: usable L1 pages per rank. Raises ConfigError if `model.max_model_len` asks for
-        more than the model or the pages can hold.
+        num_pages: pages of context that L1 has room for; None: any number. Raises ConfigError if
+        `model.max_model_len` asks for more than the model or the pages can hold.
         """
-        capacity = num_pages * self.cache.page_size
-        asked = self.model.max_model_len
+        asked, page_size = self.model.max_model_len, self.cache.page_size
         if asked is None:
+            capacity = max_position_embeddings if num_pages is None else num_pages * page_size
             return min(max_position_embeddings, capacity)
 
         if asked > max_position_embeddings:
@@ -55,8 +55,8 @@ class EngineConfig(Section):
                 f"model.max_model_len is {asked}; the model knows {max_position_embeddings} "
                 f"positions. Set model.max_model_len to at most {max_position_embeddings}."
             )
-        if asked > capacity:
-            raise ConfigError(_too_long(asked, num_pages, self.cache.page_size))
+        if num_pages is not None and asked > num_pages * page_size:
+            raise ConfigError(_too_long(asked, num_pages, page_size))
         return asked
 
     @model_validator(mode="after")

@@ -15,6 +15,11 @@ from raydix.kernels.page_codec import ENCODED_ALIGNMENT_BYTES, Codec, encoded_he
 OBJECT_HEADER_BYTES = 64
 
 
+def window_pages(window: int, page_size: int) -> int:
+    """Pages before a page boundary that the next token sees through a window of `window` tokens."""
+    return -(-(window - 1) // page_size)
+
+
 class GroupKind(StrEnum):
     """How far back the layers of a group look."""
 
@@ -40,6 +45,19 @@ class KvGroup:
         heads = 1 if self.kind is GroupKind.LATENT else self.num_kv_heads
         return len(self.layers) * heads * per_head
 
+    def reach(self, page_size: int) -> int | None:
+        """Pages of the end of a prefix that its next token needs; None: all of the prefix.
+
+        Raises ValueError if a WINDOW group has no window.
+        """
+        if self.kind is not GroupKind.WINDOW:
+            return None
+        if self.window is None:
+            raise ValueError(
+                f"a WINDOW group of layers {self.layers} has no window; expected a number of tokens"
+            )
+        return window_pages(self.window, page_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
@@ -57,6 +75,11 @@ class KvLayout:
         if self.codec is not Codec.NONE:
             for group in self.groups:
                 self._require_encodable(group)
+
+    @property
+    def reaches(self) -> tuple[int | None, ...]:
+        """Per group, the pages of the end of a prefix that its next token needs; None: all."""
+        return tuple([group.reach(self.page_size) for group in self.groups])
 
     def payload_bytes(self, group: int) -> int:
         """Bytes of one canonical page, as the codec leaves them."""

@@ -54,12 +54,18 @@ class L1Section(Section):
     """Pages in the memory of each rank's device."""
 
     num_pages: Count | None = Field(
-        None, description="Usable pages per rank. Default on cpu: 1024."
+        None,
+        description="Usable pages per rank, of layers that see everything. Default on cpu: 1024.",
     )
     memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None,
         description="cuda only: part of the device's memory for weights and pages. "
         "Default on cuda: 0.85.",
+    )
+    tokens_per_window: Count = Field(
+        8192,
+        description="Layers with a sliding window have room for one window per so many tokens "
+        "of the other layers' pages.",
     )
     copy_delay_s: Seconds = Field(
         0.0,

@@ -69,8 +69,9 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self._ops = ops
+        own_dtype = torch.float32 if spec.is_float32 else dtype
         self.weight = nn.Parameter(
-            torch.empty(size, device=device, dtype=dtype), requires_grad=False
+            torch.empty(size, device=device, dtype=own_dtype), requires_grad=False
         )
 
     def forward(self, x_TC: Tensor, residual_TC: Tensor | None = None) -> Tensor:
@@ -156,7 +157,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Write this step's keys and values, attend to each row's context, project back to [T, C].
 
-        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the layer touches the KV pool.
+        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
+        layer touches the KV pool.
         """
         qkv_TX = self.qkv(x_TC)
         if before_cache is not None:

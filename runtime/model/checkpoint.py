@@ -29,6 +29,9 @@ _SINGLE = "model.safetensors"
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_NAMED = 5
 
+_Description = tuple[tuple[int, ...], str, bytes]
+"""Shape, dtype and digest of a tensor as it is stored."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
@@ -76,8 +79,9 @@ def load_model(
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
-    At most one tensor is held besides the model itself. `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError if the checkpoint is
-    unsupported, incomplete or corrupt.
+    At most one tensor is held besides the model itself. `split_kv_groups_at`: see
+    `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
+    corrupt, and ConfigError if the model cannot be divided among so many ranks.
     """
     folder = Path(folder)
     config = read_checkpoint_config(folder)
@@ -106,9 +110,9 @@ def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
 
     missing = set(targets)
     unexpected: list[str] = []
-    described: dict[str, tuple[tuple[int, ...], str, bytes]] = {}
-    for name, tensor in _tensors(folder):
-        described[name] = (tuple(tensor.shape), str(tensor.dtype), _digest(tensor))
+    described: dict[str, _Description] = {}
+    stored = _describe(_tensors(folder), described)
+    for name, tensor in family.value.restore(stored):
         if name in targets:
             _fill(targets[name], name, tensor)
             missing.discard(name)
@@ -137,6 +141,15 @@ def _is_ignored(name: str, family: Family, num_layers: int) -> bool:
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     is_past_last = layer is not None and int(layer[1]) >= num_layers
     return family.value.has_prediction_layers and is_past_last
+
+
+def _describe(
+    tensors: Iterator[tuple[str, Tensor]], described: dict[str, _Description]
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass the tensors on, and put into `described` what the fingerprint says of each."""
+    for name, tensor in tensors:
+        described[name] = (tuple(tensor.shape), str(tensor.dtype), _digest(tensor))
+        yield name, tensor
 
 
 def _digest(tensor: Tensor) -> bytes:

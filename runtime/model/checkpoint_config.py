@@ -58,9 +58,11 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     _check_folder(folder)
     raw = read_json(folder / "config.json")
     family = _find_family(raw)
-    _check_raw(raw)
+    section = family.value.text_section
+    _check_raw(raw, raw if section is None else raw.get(section))
 
-    config = _read_with_transformers(folder)
+    whole = _read_with_transformers(folder)
+    config = whole if section is None else getattr(whole, section)
     spec = family.value.read_spec(config)
     return CheckpointConfig(
         family=family,
@@ -68,7 +70,7 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
         max_position_embeddings=longest_context(
             (layer.attention.rope for layer in spec.layers), config.max_position_embeddings
         ),
-        eos_token_ids=_read_eos_token_ids(folder, config),
+        eos_token_ids=_read_eos_token_ids(folder, whole, config),
     )
 
 
@@ -128,8 +130,11 @@ def _read_with_transformers(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json is not valid: {error}") from error
 
 
-def _check_raw(raw: Mapping[str, Any]) -> None:
-    """Refuse what transformers would stumble over without saying where."""
+def _check_raw(raw: Mapping[str, Any], text: object) -> None:
+    """Refuse what transformers would stumble over without saying where.
+
+    `text`: the section of the language model.
+    """
     quantization = raw.get("quantization_config")
     if quantization is not None:
         is_object = isinstance(quantization, dict)
@@ -138,12 +143,16 @@ def _check_raw(raw: Mapping[str, Any]) -> None:
             f"The checkpoint is quantised ({method}); only unquantised weights are supported."
         )
 
+    if not isinstance(text, Mapping):
+        raise CheckpointError(
+            f"The config of the language model is {text!r}; expected an object. {REMEDY}"
+        )
     for name in _SIZES:
-        if raw.get(name) is not None:
-            _check_size(name, raw[name])
+        if text.get(name) is not None:
+            _check_size(name, text[name])
 
     for section in ("rope_scaling", "rope_parameters"):
-        parameters = raw.get(section)
+        parameters = text.get(section)
         if isinstance(parameters, dict) and "original_max_position_embeddings" in parameters:
             positive(parameters, "original_max_position_embeddings")
 
@@ -153,10 +162,15 @@ def _check_size(name: str, size: object) -> None:
         raise CheckpointError(f"{name} is {size!r}; expected a whole number from 1. {REMEDY}")
 
 
-def _read_eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Ids of generation_config.json, which wins over config.json as in transformers and vLLM."""
+def _read_eos_token_ids(folder: Path, whole: Any, config: Any) -> tuple[int, ...]:
+    """Ids of generation_config.json, which wins over config.json as in transformers and vLLM.
+
+    In config.json the whole wins over `config`, the section of the language model.
+    """
     path = folder / "generation_config.json"
     eos = read_json(path).get("eos_token_id") if path.exists() else None
+    if eos is None:
+        eos = getattr(whole, "eos_token_id", None)
     if eos is None:
         eos = config.eos_token_id
     if eos is None:

@@ -13,7 +13,7 @@ from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm, linear_parameters
+from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
@@ -31,7 +31,7 @@ from raydix.runtime.model.spec import (
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residual connections. `group`: its KV group."""
+    """Normed attention and feed-forward with residual connections. `group`: its KV group."""
 
     def __init__(
         self,
@@ -64,6 +64,13 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
         self.mlp = make_mlp(spec.mlp, hidden_size, ops, share=share, device=device, dtype=dtype)
 
+        self.attention_post_norm: RmsNorm | None = None
+        self.mlp_post_norm: RmsNorm | None = None
+        if spec.post_norm is not None:
+            norm = spec.post_norm
+            self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+            self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
+
     def forward(
         self,
         x_TC: Tensor | None,
@@ -84,13 +91,23 @@ class DecoderLayer(nn.Module):
 
         part_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
         x_TC = self._collectives.sum(part_TC)
-        return self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC)))
+        if self.attention_post_norm is not None:
+            x_TC = self.attention_post_norm(x_TC)
+
+        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC)))
+        return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
+        norms = {
+            "attention_norm": self.attention_norm,
+            "attention_post_norm": self.attention_post_norm,
+            "mlp_norm": self.mlp_norm,
+            "mlp_post_norm": self.mlp_post_norm,
+        }
+        whole = {name: WeightPart(norm.weight) for name, norm in norms.items() if norm is not None}
         return {
-            "attention_norm.weight": WeightPart(self.attention_norm.weight),
-            "mlp_norm.weight": WeightPart(self.mlp_norm.weight),
+            **{f"{name}.weight": part for name, part in whole.items()},
             **{f"attention.{name}": each for name, each in self.attention.weights().items()},
             **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
         }
@@ -100,7 +117,8 @@ class Decoder(nn.Module):
     """The model, or a rank's part of it, on one device.
 
     Its parameters are uninitialised until weights are loaded. Its ranks meet in `forward` and
-    `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers share a pool; the pools are the caller's.
+    `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers share
+    a pool; the pools are the caller's.
     """
 
     def __init__(
@@ -183,10 +201,19 @@ class Decoder(nn.Module):
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
         logits_RV = self.collectives.gather(self.ops.linear(hidden_RC, self.head, None))
         # The last ranks' parts may go on past the end of the vocabulary.
-        return logits_RV[:, : self.spec.vocab_size].contiguous()
+        logits_RV = logits_RV[:, : self.spec.vocab_size].contiguous()
+        cap = self.spec.logits_soft_cap
+        return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
-        """The tokens' rows, each of which one rank has."""
+        embedded_TC = self.collectives.sum(self._own_rows(token_ids_T))
+        scale = self.spec.embedding_scale
+        if scale is None:
+            return embedded_TC
+        return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
+
+    def _own_rows(self, token_ids_T: Tensor) -> Tensor:
+        """The tokens' rows of the embedding; zeros where another rank has them."""
         if self._share.size == 1:
             return self.embedding[token_ids_T]
 
@@ -194,7 +221,7 @@ class Decoder(nn.Module):
         own_T = token_ids_T - self._share.rank * num_rows
         is_elsewhere_T = (own_T < 0) | (own_T >= num_rows)
         part_TC = self.embedding[own_T.clamp(0, num_rows - 1)]
-        return self.collectives.sum(part_TC.masked_fill_(is_elsewhere_T[:, None], 0))
+        return part_TC.masked_fill_(is_elsewhere_T[:, None], 0)
 
     def _vocabulary_matrix(self) -> nn.Parameter:
         shape = (self._share.length(self.spec.vocab_size), self.spec.hidden_size)

@@ -148,7 +148,8 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """Write this step's latents, attend to each row's context, project back to [T, C].
 
-        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the layer touches the KV pool.
+        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
+        layer touches the KV pool.
         """
         spec, layer, rope = self.spec, self.layer_in_group, batch.ropes[self.rope]
         q_TQD = self._absorbed_queries(x_TC, rope)

@@ -17,7 +17,7 @@ from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 
 
 class DenseMlp(nn.Module):
-    """SwiGLU feed-forward; gate and up rows are stacked in one matrix.
+    """Gated feed-forward; gate and up rows are stacked in one matrix.
 
     This rank has its share of the intermediate size.
     """
@@ -34,6 +34,7 @@ class DenseMlp(nn.Module):
     ) -> None:
         super().__init__()
         self._ops = ops
+        self._glu = spec.glu
         self._share = share
         self._whole_size = spec.intermediate_size
         size, bias = share.length(spec.intermediate_size), spec.bias
@@ -45,7 +46,8 @@ class DenseMlp(nn.Module):
     def forward(self, x_TC: Tensor) -> Tensor:
         """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
         gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        return self._ops.linear(self._ops.silu_mul(gate_up_TI), self.down.weight, self.down.bias)
+        hidden_TI = self._ops.glu(gate_up_TI, self._glu)
+        return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -101,6 +103,7 @@ def make_mlp(
                 num_experts=spec.num_experts,
                 experts_per_token=spec.experts_per_token,
                 routing=spec.routing,
+                glu=spec.glu,
                 share=share,
                 device=device,
                 dtype=dtype,

@@ -6,9 +6,10 @@ that there are, and never a question of the family.
 
 import hashlib
 import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.routing import Routing
 from raydix.runtime.model.rope_spec import Rope
 
@@ -18,6 +19,10 @@ class NormSpec:
     """A root-mean-square norm. `eps` is added to the mean square."""
 
     eps: float
+    is_offset: bool = False
+    """Do checkpoints hold the weight less one? One is added as they are read."""
+    is_float32: bool = False
+    """Is the product with the weight in float32, too, whatever the model's dtype?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +80,16 @@ class LatentAttentionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseMlpSpec:
-    """A SwiGLU feed-forward that every token takes. `bias`: of all three matrices."""
+    """A gated feed-forward that every token takes. `bias`: of all three matrices."""
 
     intermediate_size: int
     bias: bool
+    glu: GluForm = field(default_factory=SiluGlu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeMlpSpec:
-    """A router and SwiGLU experts; `intermediate_size` is that of one expert."""
+    """A router and gated experts; `intermediate_size` is that of one expert."""
 
     num_experts: int
     experts_per_token: int
@@ -91,6 +97,7 @@ class MoeMlpSpec:
     routing: Routing
     shared: DenseMlpSpec | None
     """What every token takes besides, and is added."""
+    glu: GluForm = field(default_factory=SiluGlu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +108,8 @@ class LayerSpec:
     mlp: DenseMlpSpec | MoeMlpSpec
     norm: NormSpec
     """The one before attention and the one before the feed-forward."""
+    post_norm: NormSpec | None = None
+    """The one after attention and the one after the feed-forward, before they are added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +122,10 @@ class ModelSpec:
     final_norm: NormSpec
     tied_embeddings: bool
     """Is the embedding the head, too?"""
+    embedding_scale: float | None = None
+    """Multiplies embeddings, not the head; rounded to the model's dtype before."""
+    logits_soft_cap: float | None = None
+    """The bound of logits, which tanh bends towards it."""
 
     @property
     def num_layers(self) -> int:

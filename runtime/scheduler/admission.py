@@ -1,21 +1,26 @@
 """Which waiting request runs next, and what is loaded for it."""
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+import numpy as np
 
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_tree import Lock, Match
+from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.config.policies import LoadPolicy, SchedulingPolicy
 from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.block_table import BlockTable
+from raydix.runtime.scheduler.cached_prefix import CachedPrefix, first_needed, tiers_of
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.page_needs import add_pages, pages_to_compute
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.replica import Replica
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import Phase, RequestState, Start
 
 _MAX_MOVED = 16
 """Waiting requests whose place is chosen anew per step: a bound on what a step costs."""
@@ -33,25 +38,31 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """What a request would find in L1, then in L2, and how much of the latter would be loaded."""
+    """What a request would find in L1 and L2, and whether it would load the latter."""
 
-    match: Match
-    num_l2_pages: int
-    num_load_pages: int
+    prefix: CachedPrefix
+    is_loaded: bool
 
     @property
-    def num_pages(self) -> int:
-        """Pages that either tier holds."""
-        return self.match.num_pages + self.num_l2_pages
+    def num_start_pages(self) -> int:
+        """Cached pages that it would begin behind."""
+        return self.prefix.num_pages if self.is_loaded else self.prefix.num_l1_pages
+
+    @property
+    def num_locked_pages(self) -> int:
+        """Those of them that L1 has, but perhaps for windows."""
+        return min(self.num_start_pages, self.prefix.match.num_pages)
+
+    @property
+    def loads(self) -> tuple[Sequence[int], ...]:
+        """Per KV group, the pages that it would load."""
+        return self.prefix.loads if self.is_loaded else ((),) * len(self.prefix.loads)
 
 
-def enqueue(replica: Replica, lane: Lane, request: RequestState, match: Match) -> int:
-    """Let a request wait on a lane; returns how many pages L2 has beyond `match` in L1."""
-    num_l2_pages = replica.count_l2_pages(request, match.num_pages)
-    num_pages = match.num_pages + num_l2_pages
-    lacks = _prompt_key(replica, request, num_pages)
-    lane.waiting.add(request, num_cached_pages=num_pages, lacks=lacks)
-    return num_l2_pages
+def enqueue(replica: Replica, lane: Lane, request: RequestState, found: CachedPrefix) -> None:
+    """Let a request wait on a lane."""
+    lacks = _prompt_key(replica, request, found.num_pages)
+    lane.waiting.add(request, num_cached_pages=found.num_pages, lacks=lacks)
 
 
 def admit_waiting(
@@ -85,9 +96,7 @@ def _move_grown(replica: Replica, lane: Lane) -> None:
         request = lane.waiting.take_grown()
         if request is None:
             return
-        num_l1_pages = lane.match(request.chain).num_pages
-        num_l2_pages = replica.count_l2_pages(request, num_l1_pages)
-        _place(replica, lane, request, num_l1_pages + num_l2_pages)
+        _place(replica, lane, request, replica.find_prefix(request, lane).num_pages)
 
 
 def _place(replica: Replica, lane: Lane, request: RequestState, num_cached_pages: int) -> None:
@@ -109,28 +118,31 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
     if _has_fallen_back(replica, lane, request, found) or _follows(replica, lane, request, found):
         return Verdict.WAITS
 
-    lock = lane.l1.tree.lock(found.match, now_s=now_s)
+    lock = lane.l1.tree.lock(found.prefix.match, found.num_locked_pages, now_s=now_s)
     verdict, load_pages = _take_pages(replica, lane, request, found, now_s)
     if load_pages is not None:
         _begin(replica, lane, request, found, lock, load_pages, now_s=now_s)
-    elif verdict is Verdict.WAITS:
-        _wait_for_pages(replica, lane, request, found, lock)
-    else:
-        lane.l1.withdraw(lock)
+        return verdict
+
+    lane.l1.withdraw(lock)
+    if verdict is Verdict.WAITS:
+        _wait_for_pages(replica, lane, request, found, now_s)
     return verdict
 
 
 def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) -> Assessment:
     """What L1 and L2 hold of the request, and whether loading beats computing."""
-    match = lane.match(request.chain)
-    num_l2_pages = replica.count_l2_pages(request, match.num_pages)
-    is_loaded = num_l2_pages > 0 and _is_load_cheaper(replica, num_l2_pages, now_s)
+    prefix = replica.find_prefix(request, lane)
+    num_gained = prefix.num_l2_pages
     return Assessment(
-        match=match, num_l2_pages=num_l2_pages, num_load_pages=num_l2_pages if is_loaded else 0
+        prefix=prefix,
+        is_loaded=num_gained > 0
+        and _is_load_cheaper(replica, replica.bytes_of(prefix.loads), num_gained, now_s),
     )
 
 
-def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
+def _is_load_cheaper(replica: Replica, num_bytes: int, num_pages: int, now_s: float) -> bool:
+    """Whether to load `num_bytes` rather than compute `num_pages`."""
     settings = replica.settings
     match settings.load:
         case LoadPolicy.ALWAYS:
@@ -138,7 +150,6 @@ def _is_load_cheaper(replica: Replica, num_pages: int, now_s: float) -> bool:
         case LoadPolicy.NEVER:
             return False
         case LoadPolicy.AUTO:
-            num_bytes = num_pages * replica.loaded_page_bytes
             load_s = replica.load_rate.predict_s(num_bytes, now_s)
             return load_s < replica.prefill_rate.predict_s(num_pages * settings.page_size, now_s)
 
@@ -148,10 +159,11 @@ def _has_fallen_back(
 ) -> bool:
     """Under `lpm`, less of it is cached than when it got its place: others go first now."""
     settings = replica.settings
-    has_shrunk = found.num_pages < lane.waiting.num_cached_pages(request)
+    num_pages = found.prefix.num_pages
+    has_shrunk = num_pages < lane.waiting.num_cached_pages(request)
     if settings.policy is not SchedulingPolicy.LPM or not settings.prefix_caching or not has_shrunk:
         return False
-    _place(replica, lane, request, found.num_pages)
+    _place(replica, lane, request, num_pages)
     return lane.waiting.next_turn() is not request
 
 
@@ -179,7 +191,7 @@ def _leader(
     # Most often nobody does: then no key need be hashed.
     key = None
     if lane.waiting.has_leaders:
-        key = _prompt_key(replica, request, found.match.num_pages)
+        key = _prompt_key(replica, request, found.prefix.num_l1_pages)
     return None if key is None else lane.waiting.leader_of(key)
 
 
@@ -209,21 +221,26 @@ def _take_pages(
 ) -> tuple[Verdict, PageIds | None]:
     """GPU pages for what is loaded, if the request may run now; its match is locked."""
     # A request that runs alone may have all pages: it takes them as it gets to them.
-    num_wanted = 0
+    settings = replica.settings
+    num_loaded = tuple(map(len, found.loads))
+    num_wanted = (0,) * settings.num_groups
     if lane.running:
-        num_own = -(-(request.num_tokens + 1) // replica.settings.page_size)
-        num_growth = len(lane.running) + 1 + lane.prompt_pages_to_come()
-        num_wanted = num_own - found.match.num_pages + num_growth
+        num_own = -(-(request.num_tokens + 1) // settings.page_size) - found.num_start_pages
+        num_growth = (len(lane.running) + 1,) * settings.num_groups
+        to_compute = pages_to_compute(settings, num_own)
+        num_wanted = add_pages(num_loaded, to_compute, num_growth, lane.prompt_pages_to_come())
 
     load_pages = None
-    if num_wanted > lane.l1.num_loadable_pages + lane.promotions.num_pages:
+    num_promoted = lane.promotions.num_kept_pages()
+    num_short = tuple([max(0, n - m) for n, m in zip(num_wanted, num_promoted, strict=True)])
+    if not lane.l1.can_free(num_short):
         verdict = Verdict.NO_ROOM
     elif _waits_for_prefetch(replica, request, found, now_s):
         verdict = Verdict.WAITS
     else:
         lane.give_way(num_wanted)
-        if num_wanted <= lane.l1.num_loadable_pages:
-            load_pages = lane.allocate(found.num_load_pages)
+        if lane.l1.can_free(num_wanted):
+            load_pages = lane.allocate(num_loaded)
         verdict = Verdict.NO_ROOM if load_pages is None else Verdict.ADMITTED
     return verdict, load_pages
 
@@ -233,7 +250,7 @@ def _waits_for_prefetch(
 ) -> bool:
     """Pages are on their way from L3 that are worth more patience."""
     prefetch, settings = request.prefetch, replica.settings
-    num_pending = request.chain.num_prompt_pages - found.num_pages
+    num_pending = request.chain.num_prompt_pages - found.prefix.num_pages
     may_come = replica.host.is_usable and replica.host.has_storage is not False
     if not prefetch.is_pending or num_pending <= 0 or not may_come:
         return False
@@ -251,16 +268,28 @@ def _waits_for_prefetch(
 
 
 def _wait_for_pages(
-    replica: Replica, lane: Lane, request: RequestState, found: Assessment, lock: Lock
+    replica: Replica, lane: Lane, request: RequestState, found: Assessment, now_s: float
 ) -> None:
     """Park a request until its pages from L3 have come; what has come is loaded ahead."""
-    promotion = lane.promotions.start(request, lock, found.num_load_pages)
-    if promotion is None:
-        lane.l1.withdraw(lock)
-    else:
-        start = lock.num_pages
-        replica.ask_lease(request, start, start + promotion.num_part_pages, promotion)
-    lane.waiting.park(request, lacks=_prompt_key(replica, request, found.num_pages))
+    settings, prefix = replica.settings, found.prefix
+    start = min(prefix.match.num_pages, prefix.num_known_pages)
+    num_pages = prefix.num_known_pages - start if settings.has_full else 0
+    num_bytes = num_pages * sum(
+        size
+        for size, reach in zip(settings.loaded_bytes, settings.reaches, strict=True)
+        if reach is None
+    )
+
+    if num_pages and _is_load_cheaper(replica, num_bytes, num_pages, now_s):
+        lock = lane.l1.tree.lock(prefix.match, start, now_s=now_s)
+        promotion = lane.promotions.start(request, lock, num_pages)
+        if promotion is None:
+            lane.l1.withdraw(lock)
+        else:
+            stop = start + promotion.num_part_pages
+            starts = [start if reach is None else stop for reach in settings.reaches]
+            replica.ask_lease(request, starts, stop, promotion)
+    lane.waiting.park(request, lacks=_prompt_key(replica, request, prefix.num_pages))
 
 
 def _begin(
@@ -274,40 +303,72 @@ def _begin(
     now_s: float,
 ) -> None:
     """An admitted request runs, or waits for a lease on what is to be loaded."""
-    table = BlockTable(found.match.page_ids)
-    table.extend(load_pages)
-    lane.admit(request, lock, table, now_s)
-    if found.num_load_pages:
+    start = _start_of(replica, request, found)
+    table = _first_table(replica, found, start, load_pages)
+    lane.admit(request, lock, table, start, now_s)
+    lane.lead(request, found.prefix.num_l1_pages)
+    if found.is_loaded:
         replica.counters.count(Count.LOAD_DECISIONS)
         request.wait_for_lease()
-        start = found.match.num_pages
-        replica.ask_lease(request, start, start + found.num_load_pages)
+        stop = start.num_pages
+        replica.ask_lease(request, [pages[0] if pages else stop for pages in start.loads], stop)
         # Only now, for the lease takes over from the lookup what is kept in L2.
         replica.cancel_lookup(request)
         return
 
-    if found.num_l2_pages:
+    if found.prefix.num_l2_pages:
         replica.counters.count(Count.RECOMPUTE_DECISIONS)
     replica.cancel_lookup(request)
-    start_running(replica, request, num_loaded_pages=0, num_left_pages=found.num_l2_pages)
+    start_running(replica, request, start)
 
 
-def start_running(
-    replica: Replica, request: RequestState, *, num_loaded_pages: int, num_left_pages: int
-) -> None:
+def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Start:
+    """Where a request takes up its chain."""
+    layout, prefix = replica.settings.layout, found.prefix
+    num_pages = found.num_start_pages
+
+    # Where a prefix has outlived its window, the window is kept now that it is computed anew.
+    checkpoints = [request.chain.num_prompt_pages]
+    if prefix.num_known_pages > num_pages:
+        checkpoints.append(prefix.num_known_pages)
+    return Start(
+        num_pages=num_pages,
+        tiers=tiers_of(layout, num_pages, found.loads),
+        loads=found.loads,
+        num_left_pages=prefix.num_pages - num_pages,
+        checkpoints=tuple(checkpoints),
+    )
+
+
+def _first_table(
+    replica: Replica, found: Assessment, start: Start, load_pages: PageIds
+) -> BlockTable:
+    """The pages that a request begins behind, in WINDOW groups those of its window."""
+    columns = []
+    needed = first_needed(replica.settings.layout, start.num_pages)
+    for group, ids in enumerate(found.prefix.match.page_ids):
+        column = np.zeros(start.num_pages, dtype=np.int32)
+        locked = found.num_locked_pages
+        column[:locked] = ids[:locked]
+        column[np.asarray(start.loads[group], dtype=np.intp)] = load_pages[group]
+        column[: needed[group]] = 0
+        columns.append(column)
+    return BlockTable(tuple(columns))
+
+
+def start_running(replica: Replica, request: RequestState, start: Start) -> None:
     """The request knows which cached pages it gets; what is missing is planned from now on."""
-    if not num_loaded_pages:
+    if not any(start.loads):
         replica.lookups.end_claim(request)
-    num_l1_pages = request.num_held_pages
-    request.start_from((num_l1_pages + num_loaded_pages) * replica.settings.page_size)
+    request.start_from(start.num_pages * replica.settings.page_size)
 
     if request.sources is None:
+        num_prompt_pages = request.chain.num_prompt_pages
         ranges = attribute(
             request.num_prompt,
             request.prefetch,
             replica.settings,
-            num_l1_pages=num_l1_pages,
-            num_loaded_pages=num_loaded_pages,
-            num_left_pages=num_left_pages,
+            tiers=start.tiers[:num_prompt_pages],
+            num_left_pages=start.num_left_pages,
         )
         request.note_sources(ranges, total_by_source(ranges))

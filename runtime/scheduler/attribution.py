@@ -9,6 +9,7 @@ from itertools import groupby
 
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
+from raydix.runtime.scheduler.cached_prefix import first_needed
 from raydix.runtime.scheduler.prefetch import PrefetchState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
@@ -20,24 +21,25 @@ def attribute(
     prefetch: PrefetchState,
     settings: SchedulerSettings,
     *,
-    num_l1_pages: int,
-    num_loaded_pages: int,
+    tiers: bytes,
     num_left_pages: int,
 ) -> list[Range]:
     """Split the prompt into ranges of tokens by source, in order, without gaps.
 
-    `num_left_pages`: the next pages were in L2 but are computed because that is cheaper.
+    `tiers`: where each page of the cached prefix is. `num_left_pages`: the next pages were in L2
+    but are computed because that is cheaper.
     """
     size = settings.page_size
     num_full = num_prompt // size
-    num_cached = num_l1_pages + num_loaded_pages
+    num_cached = len(tiers)
     runs = [
-        *_arrival_runs(prefetch, 0, num_l1_pages, PageSource.L1),
-        *_arrival_runs(prefetch, num_l1_pages, num_cached, PageSource.L2),
+        *_arrival_runs(prefetch, settings, tiers),
         (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
     ]
     if num_cached + num_left_pages < num_full:
-        runs.append((num_full, _miss_reason(prefetch, settings, num_cached + num_left_pages)))
+        runs.append(
+            (num_full, _miss_reason(prefetch, settings, num_prompt, num_cached + num_left_pages))
+        )
 
     ranges: list[Range] = []
     for stop_page, source in runs:
@@ -59,19 +61,14 @@ def attribute(
 
 
 def _arrival_runs(
-    prefetch: PrefetchState, start: int, stop: int, found: PageSource
+    prefetch: PrefetchState, settings: SchedulerSettings, tiers: bytes
 ) -> Iterator[tuple[int, PageSource]]:
-    """Runs of pages in [start, stop), by their end and the tier that held them on arrival.
-
-    `found`: the tier that has them now.
-    """
-    page = start
-    for _, run in groupby(prefetch.sources[start:stop]):
-        source = prefetch.arrival_source(page, found)
+    """Runs of pages of the cached prefix, by their end and the tier that held them on arrival."""
+    page = 0
+    starts = first_needed(settings.layout, len(tiers))
+    for source, run in groupby(prefetch.arrival_sources(tiers, starts)):
         page += len(list(run))
         yield page, source
-    if page < stop:
-        yield stop, prefetch.arrival_source(page, found)
 
 
 def total_by_source(ranges: list[Range]) -> dict[str, int]:
@@ -82,13 +79,16 @@ def total_by_source(ranges: list[Range]) -> dict[str, int]:
     return totals
 
 
-def _miss_reason(prefetch: PrefetchState, settings: SchedulerSettings, page: int) -> PageSource:
+def _miss_reason(
+    prefetch: PrefetchState, settings: SchedulerSettings, num_prompt: int, page: int
+) -> PageSource:
+    """Why a full page of the prompt is computed."""
     if not settings.prefix_caching:
         return PageSource.CACHING_OFF
+    if page == settings.num_usable_pages(num_prompt):
+        return PageSource.LAST_TOKEN
 
-    if page >= len(prefetch.sources):
-        return PageSource.NOT_FOUND
-    source = PageSource(prefetch.sources[page])
+    source = prefetch.missed(page)
     if source is PageSource.PENDING:
         if prefetch.first_runnable_s is None:
             # It was in L2 when the request was admitted, so nothing was waited for.

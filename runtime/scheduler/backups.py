@@ -36,6 +36,12 @@ class BackupQueue:
         self._dirty: list[dict[PageKey, int]] = [{} for _ in settings.layout.groups]
         """Per KV group, pages to be copied and not evicted yet, oldest first: key to page id."""
         self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
+        self._windows: list[dict[PageKey, int] | None] = [
+            None if reach is None else {} for reach in settings.reaches
+        ]
+        """Per WINDOW group, pages in L1 that L2 is to keep, before checkpoints: key to page id."""
+        self._unclean: list[dict[PageKey, int]] = [{} for _ in settings.layout.groups]
+        """Those of them that are copied when their pool runs short; under `write_back` only."""
         self._num_uses: dict[PageKey, int] = {}
         """Distinct requests that used a page; kept under `write_through_selective` only."""
         self._inspected: dict[bytes, NewPage] = {}
@@ -56,6 +62,23 @@ class BackupQueue:
             for page in pages:
                 self._add(page)
 
+    def offer_window(self, group: int, keys: list[PageKey], page_ids: list[int]) -> None:
+        """These pages of a WINDOW group lie before a checkpoint; others are never copied."""
+        windows = self._windows[group]
+        assert windows is not None, "a FULL group has no windows"
+        if not self._settings.has_host_memory:
+            return
+        for key, page_id in zip(keys, page_ids, strict=True):
+            windows[key] = page_id
+            match self._settings.write_policy:
+                case WritePolicy.WRITE_THROUGH:
+                    self._add_to(group, key, page_id)
+                case WritePolicy.WRITE_BACK:
+                    self._unclean[group][key] = page_id
+                case WritePolicy.WRITE_THROUGH_SELECTIVE:
+                    if self._num_uses.get(key, 0) >= self._settings.write_threshold:
+                        self._add_to(group, key, page_id)
+
     def count_use(self, keys: bytes, page_ids: PageIds) -> None:
         """One more request uses these pages: those that enough requests have used get a copy."""
         for page in pages_with_keys(split_keys(keys), page_ids):
@@ -72,19 +95,36 @@ class BackupQueue:
             for page in pages_with_keys(split_keys(run.keys), run.page_ids):
                 self._add(page)
 
-    def clean_ahead(self, tree: RadixTree, *, num_free: int) -> None:
+    def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
-        settings = self._settings
-        per_step = -(-settings.prefill_budget_tokens // settings.page_size)
-        low_water = max(
-            settings.max_pages // _PAGES_PER_CLEAN_PAGE,
-            min(per_step, settings.max_pages // _PAGES_PER_STEP_PAGE),
-            1,
-        )
-        wanted = low_water - num_free
-        if wanted <= 0 or not self._host.is_usable:
+        if not self._host.is_usable:
             return
+        wanted = 0
+        for group, (num_pages, free) in enumerate(
+            zip(self._settings.num_pages, num_free, strict=True)
+        ):
+            num_lacking = self._low_water(num_pages) - free
+            if self._windows[group] is None:
+                wanted = max(wanted, num_lacking)
+            else:
+                self._clean_windows(group, num_lacking)
+        if wanted > 0:
+            self._clean_leaves(tree, wanted)
 
+    def _low_water(self, num_pages: int) -> int:
+        """How many of a pool's pages are kept free or clean."""
+        per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
+        step_share = min(per_step, num_pages // _PAGES_PER_STEP_PAGE)
+        return max(num_pages // _PAGES_PER_CLEAN_PAGE, step_share, 1)
+
+    def _clean_windows(self, group: int, num_pages: int) -> None:
+        """Back up the oldest windows of which L2 has no copy yet."""
+        unclean = self._unclean[group]
+        for key in list(itertools.islice(unclean, max(0, num_pages))):
+            self._add_to(group, key, unclean.pop(key))
+
+    def _clean_leaves(self, tree: RadixTree, wanted: int) -> None:
+        """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
         for short in list(itertools.islice(self._lost, _MAX_INSPECTED_PAGES)):
             self._lost.discard(short)
             page = self._inspected.get(short)
@@ -93,6 +133,7 @@ class BackupQueue:
 
         # The tree knows how far it was inspected: a step looks only at what has come since, and
         # at a bounded number of pages.
+        per_step = -(-self._settings.prefill_budget_tokens // self._settings.page_size)
         num_left = max(_MAX_INSPECTED_PAGES, 2 * per_step)
         for victim in tree.inspect_ahead(wanted):
             num_left -= victim.num_pages
@@ -130,23 +171,43 @@ class BackupQueue:
 
     def count_eviction(self, victim: Victim) -> None:
         """Pages make way for others; those that L2 does not hold are lost, and never waited for."""
+        if not victim.is_removed:
+            # Windows alone: most of them nobody would have come back to.
+            return
         num_dropped = 0
         if self._settings.has_host_memory:
             starts = range(0, len(victim.keys), KEY_BYTES)
-            num_dropped = sum(
-                not self._host.has_all(victim.keys[i : i + KEY_BYTES]) for i in starts
-            )
+            num_dropped = sum(not self.is_clean(victim.keys[i : i + KEY_BYTES]) for i in starts)
         self._counters.count_eviction(victim.num_pages, num_dropped=num_dropped)
 
+    def is_clean(self, key: bytes) -> bool:
+        """L2 holds all that it is to have of a page that L1 holds."""
+        return all(
+            self._host.has(group, key)
+            for group, windows in enumerate(self._windows)
+            if windows is None or key in windows
+        )
+
     def forget(self, victim: Victim) -> None:
-        """These pages have left L1."""
-        if len(self) or self._num_uses or self._inspected:
-            for key in split_keys(victim.keys):
-                for dirty in self._dirty:
-                    dirty.pop(key, None)
+        """These pages have left L1, in the groups that lose them."""
+        has_state = len(self) or self._num_uses or self._inspected or any(self._windows)
+        if not has_state:
+            return
+        for key, page_ids in pages_with_keys(split_keys(victim.keys), victim.page_ids):
+            for group, page_id in enumerate(page_ids):
+                if page_id:
+                    self._forget_in(group, key)
+            if victim.is_removed:
                 self._num_uses.pop(key, None)
                 self._inspected.pop(key[:MIRROR_KEY_BYTES], None)
                 self._lost.discard(key[:MIRROR_KEY_BYTES])
+
+    def _forget_in(self, group: int, key: PageKey) -> None:
+        self._dirty[group].pop(key, None)
+        windows = self._windows[group]
+        if windows is not None:
+            windows.pop(key, None)
+            self._unclean[group].pop(key, None)
 
     def note_dropped(self, short_keys: Iterable[bytes]) -> None:
         """L2 holds these pages no more."""
@@ -167,18 +228,24 @@ class BackupQueue:
             self._add(page)
 
     def _add(self, page: NewPage) -> None:
-        """Copy the page in each group that holds it, unless L2 has it there or is to get it."""
-        if not self._settings.has_host_memory:
-            return
+        """Copy the page in each group that holds it; of WINDOW groups before checkpoints alone."""
         key, page_ids = page
         for group, page_id in enumerate(page_ids):
-            dirty = self._dirty[group]
-            is_known = key in dirty or key in self._copying[group]
-            if not page_id or is_known or self._host.has(group, key):
-                continue
-            if len(dirty) >= _MAX_DIRTY_PAGES:
-                self._counters.count(Count.BACKUP_QUEUE_FULL)
-                continue
+            windows = self._windows[group]
+            # A page of a window may have made way for another one since its run was seen.
+            current = page_id if windows is None else windows.get(key, 0)
+            if current:
+                self._add_to(group, key, current)
+
+    def _add_to(self, group: int, key: PageKey, page_id: int) -> None:
+        """Copy a page of one group, unless L2 has it or is to get it."""
+        dirty = self._dirty[group]
+        is_known = key in dirty or key in self._copying[group]
+        if not self._settings.has_host_memory or is_known or self._host.has(group, key):
+            return
+        if len(dirty) >= _MAX_DIRTY_PAGES:
+            self._counters.count(Count.BACKUP_QUEUE_FULL)
+        else:
             dirty[key] = page_id
 
 

@@ -1,5 +1,7 @@
 """A request's block table, and how much of it the device has been told."""
 
+from collections.abc import Sequence
+
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.messages.arrays import int32_array
 
@@ -8,14 +10,17 @@ class BlockTable:
     """Owns: the page ids of one request in order, per KV group, and how many the device knows.
 
     The tables of all groups are equally long. Where a group holds nothing of a page, its table has
-    the padding page 0.
+    the padding page 0: of a WINDOW group, behind the window. What the device knows there is out of
+    date, but no row reads it any more.
     """
 
-    __slots__ = ("_num_sent", "_page_ids")
+    __slots__ = ("_num_left", "_num_sent", "_page_ids")
 
     def __init__(self, page_ids: PageIds) -> None:
         """The first pages; no group at all for a request that does not run."""
         self._page_ids = [ids.tolist() for ids in page_ids]
+        self._num_left = [0] * len(self._page_ids)
+        """Per KV group: pages before this one were left behind."""
         self._num_sent = 0
 
     def __len__(self) -> int:
@@ -40,6 +45,34 @@ class BlockTable:
         for known, new in zip(self._page_ids, page_ids, strict=True):
             known[start : start + len(new)] = new.tolist()
         self._num_sent = min(self._num_sent, start)
+
+    def replace_at(self, places: Sequence[Sequence[int]], page_ids: PageIds) -> None:
+        """Per group, other pages stand at these places, in order."""
+        for known, group_places, new in zip(self._page_ids, places, page_ids, strict=True):
+            for place, page_id in zip(group_places, new.tolist(), strict=True):
+                known[place] = page_id
+        first = min([group_places[0] for group_places in places if group_places], default=len(self))
+        self._num_sent = min(self._num_sent, first)
+
+    def at(self, places: Sequence[Sequence[int]]) -> PageIds:
+        """Per group, the page ids at these places."""
+        pairs = zip(self._page_ids, places, strict=True)
+        return tuple([int32_array([known[place] for place in group]) for known, group in pairs])
+
+    def leave(self, starts: Sequence[int]) -> PageIds:
+        """Per group, hold no page before its start any more; returns those that it held."""
+        left: list[list[int]] = []
+        for group, (known, start) in enumerate(zip(self._page_ids, starts, strict=True)):
+            former = self._num_left[group]
+            left.append(known[former:start])
+            if start > former:
+                known[former:start] = [0] * len(left[-1])
+                self._num_left[group] = start
+        return tuple([int32_array(ids) for ids in left])
+
+    def num_held_from(self, start: int) -> tuple[int, ...]:
+        """Per group, pages from `start` on that it holds."""
+        return tuple([sum(page_id > 0 for page_id in known[start:]) for known in self._page_ids])
 
     def cut(self, stop: int) -> PageIds:
         """Keep the first `stop` pages; returns the others."""

@@ -1,7 +1,14 @@
-"""How much of a chain L1 and L2 hold together, over all KV groups. A pure function."""
+"""How much of a chain L1 and L2 hold together, over all KV groups. Pure functions."""
 
-from raydix.runtime.cache.kv_match import KvMatch, match_groups
-from raydix.runtime.config.kv_layout import GroupKind, KvLayout
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.runtime.cache.kv_match import match_groups
+from raydix.runtime.cache.radix_tree import Match
+from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.host_view import HostView
 
@@ -10,24 +17,180 @@ _L1, _L2, _NOWHERE = (
 )
 
 
-def match_tiers(
-    layout: KvLayout, host: HostView, keys: bytes, *, num_l1_pages: int, num_pages: int
-) -> KvMatch:
-    """The longest usable prefix of the first `num_pages` pages of a chain, as far as is known.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPrefix:
+    """Where a chain can be taken up, and what is to be loaded for that."""
 
-    L1 holds the first `num_l1_pages` in every group; `keys` are those of all pages.
+    match: Match
+    """The longest path in L1. WINDOW groups may lack pages of it."""
+    num_l1_pages: int
+    """The next token after so many pages can be computed with what L1 holds."""
+    num_pages: int
+    """The same with what L2 holds, too."""
+    num_known_pages: int
+    """So many pages are cached but for windows: more than `num_pages` where those are gone."""
+    loads: tuple[Sequence[int], ...]
+    """Per KV group, the pages that L1 lacks before `num_pages`, in order.
+
+    L2 holds all pages from the first of them up to `num_pages`, so that they can be leased.
     """
-    stop = num_pages
-    num_found: list[int] = []
-    for group, kv_group in enumerate(layout.groups):
-        found = num_l1_pages + host.count_resident(group, keys, num_l1_pages, stop)
-        num_found.append(found)
-        # No group is of use past a page that another one lacks, if that needs all pages.
-        if kv_group.kind is not GroupKind.WINDOW:
-            stop = found
 
-    availability = [
-        _L1 * num_l1_pages + _L2 * (found - num_l1_pages) + _NOWHERE * (num_pages - found)
-        for found in num_found
+    @property
+    def num_l2_pages(self) -> int:
+        """Pages that are gained by loading."""
+        return self.num_pages - self.num_l1_pages
+
+
+def find_prefix(
+    layout: KvLayout, host: HostView | None, match: Match, keys: bytes, *, max_pages: int
+) -> CachedPrefix:
+    """The longest usable prefixes of a chain, `max_pages` at most, as far as is known.
+
+    `keys` are those of all these pages; None for `host`: there is no L2.
+    """
+    num_path = min(match.num_pages, max_pages)
+    stop = _end_without_windows(layout, host, keys, num_path, max_pages)
+    maps = [
+        _L1 * num_path + _L2 * (stop - num_path) if reach is None else _in_l1(ids, num_path, stop)
+        for ids, reach in zip(match.page_ids, layout.reaches, strict=True)
     ]
-    return match_groups(layout.groups, availability, page_size=layout.page_size)
+    num_l1_pages = num_path
+    if any(reach is not None for reach in layout.reaches):
+        in_l1 = [pages[:num_path] for pages in maps]
+        num_l1_pages = match_groups(layout.groups, in_l1, page_size=layout.page_size).num_pages
+
+    num_pages, loads = num_l1_pages, _no_loads(layout)
+    if host is not None and num_l1_pages < stop:
+        for group, reach in enumerate(layout.reaches):
+            if reach is not None:
+                maps[group] = _add_l2(host, group, maps[group], keys)
+        num_pages, loads = _match_with_l2(layout, host, maps, keys, num_l1_pages)
+
+    has_full = None in layout.reaches
+    return CachedPrefix(
+        match=match,
+        num_l1_pages=num_l1_pages,
+        num_pages=num_pages,
+        num_known_pages=stop if has_full else max(num_pages, num_path),
+        loads=loads,
+    )
+
+
+def ends_in_l1(layout: KvLayout, match: Match, num_pages: int) -> tuple[int, ...]:
+    """Per KV group, how far L1 holds the first `num_pages` of a chain.
+
+    Of a WINDOW group: the last page before which it holds a window.
+    """
+    num_path = min(match.num_pages, num_pages)
+    ends = [
+        num_path
+        if group.window is None
+        else match_groups(
+            (group,), (_in_l1(ids, num_path, num_path),), page_size=layout.page_size
+        ).num_pages
+        for group, ids in zip(layout.groups, match.page_ids, strict=True)
+    ]
+    return tuple(ends)
+
+
+def tiers_of(layout: KvLayout, num_pages: int, loads: Sequence[Sequence[int]]) -> bytes:
+    """The tier that each page of a prefix is taken from: the farther, where groups differ.
+
+    A page behind all windows counts as the window's pages do if no group needs it.
+    """
+    tiers = bytearray(_L1 * num_pages)
+    for pages in loads:
+        for page in pages:
+            tiers[page] = PageSource.L2
+    if None not in layout.reaches and num_pages:
+        start = min(first_needed(layout, num_pages))
+        tiers[:start] = bytes([max(tiers[start:], default=PageSource.L1)]) * start
+    return bytes(tiers)
+
+
+def first_needed(layout: KvLayout, num_pages: int) -> tuple[int, ...]:
+    """Per KV group, the first of `num_pages` that the next token needs."""
+    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in layout.reaches])
+
+
+def _no_loads(layout: KvLayout) -> tuple[Sequence[int], ...]:
+    return ((),) * len(layout.groups)
+
+
+def _end_without_windows(
+    layout: KvLayout, host: HostView | None, keys: bytes, num_path: int, max_pages: int
+) -> int:
+    """How far FULL and LATENT groups alone would reach."""
+    if host is None:
+        return num_path
+    stop = max_pages
+    for group, reach in enumerate(layout.reaches):
+        # No group is of use past a page that another one lacks, if that needs all pages.
+        if reach is None:
+            stop = num_path + host.count_resident(group, keys, num_path, stop)
+    return stop
+
+
+def _in_l1(page_ids: Int32Array, num_path: int, num_pages: int) -> bytes:
+    """A map of `num_pages`, of which L1 may hold the first `num_path`."""
+    held = np.where(page_ids[:num_path] != 0, PageSource.L1, PageSource.NOT_FOUND)
+    return held.astype(np.uint8).tobytes() + _NOWHERE * (num_pages - num_path)
+
+
+def _add_l2(host: HostView, group: int, pages: bytes, keys: bytes) -> bytes:
+    """A map with those pages, too, that L1 lacks and L2 holds."""
+    found = bytearray(pages)
+    page = pages.find(_NOWHERE)
+    while page >= 0:
+        if host.has_page(group, keys, page):
+            found[page] = PageSource.L2
+        page = pages.find(_NOWHERE, page + 1)
+    return bytes(found)
+
+
+def _match_with_l2(
+    layout: KvLayout, host: HostView, maps: list[bytes], keys: bytes, num_l1_pages: int
+) -> tuple[int, tuple[Sequence[int], ...]]:
+    """The longest prefix whose missing pages can be leased, and these pages per group."""
+    stop = len(maps[0])
+    while True:
+        found = match_groups(
+            layout.groups, [pages[:stop] for pages in maps], page_size=layout.page_size
+        )
+        if found.num_pages <= num_l1_pages:
+            return num_l1_pages, _no_loads(layout)
+
+        loads = tuple(
+            [
+                _pages_from_l2(sources, start, found.num_pages)
+                for sources, start in zip(found.sources, found.starts, strict=True)
+            ]
+        )
+        gap = _first_gap(host, loads, keys, found.num_pages)
+        if gap is None:
+            return found.num_pages, loads
+        # A lease is one run: it would end at a page of a window that L1 alone holds.
+        stop = gap
+
+
+def _pages_from_l2(sources: bytes, start: int, stop: int) -> Sequence[int]:
+    first = sources.find(_L2)
+    if first < 0:
+        return ()
+    if sources.count(_L2) == len(sources) - first:
+        return range(start + first, stop)
+    return [start + page for page, source in enumerate(sources) if source == PageSource.L2]
+
+
+def _first_gap(
+    host: HostView, loads: Sequence[Sequence[int]], keys: bytes, stop: int
+) -> int | None:
+    """The first page behind the first load of a group that L2 does not hold there."""
+    gaps = [
+        page
+        for group, pages in enumerate(loads)
+        if len(pages) and len(pages) < stop - pages[0]
+        for page in range(pages[0], stop)
+        if not host.has_page(group, keys, page)
+    ]
+    return min(gaps, default=None)

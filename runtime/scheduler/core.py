@@ -118,17 +118,14 @@ class SchedulerCore:
     def _l1_figures(self) -> dict[str, float]:
         """Pages of L1 by state, per KV group and in all."""
         lanes = self._replica.lanes
-        num_cached = sum(lane.l1.tree.num_cached_pages for lane in lanes)
-        num_locked = sum(lane.l1.tree.num_locked_pages for lane in lanes)
-
         figures: Counter[str] = Counter()
         for group in range(self.settings.num_groups):
             pools = [lane.l1.pools.group(group) for lane in lanes]
             pages = {
                 "total": sum(pool.num_pages for pool in pools),
                 "used": sum(pool.num_used for pool in pools),
-                "cached": num_cached,
-                "locked": num_locked,
+                "cached": sum(lane.l1.tree.num_cached_pages(group) for lane in lanes),
+                "locked": sum(lane.l1.tree.num_locked_pages(group) for lane in lanes),
             }
             figures.update({f"l1_{state}_pages": count for state, count in pages.items()})
             figures.update({f"l1_{state}_pages_{group}": count for state, count in pages.items()})
@@ -152,7 +149,7 @@ class SchedulerCore:
             raise AccountingError(
                 f"the engine is idle, but {replica.lookups.num_claimed_pages} pages are claimed"
             )
-        if self.is_idle and any(lane.l1.tree.num_locked_pages for lane in replica.lanes):
+        if self.is_idle and any(lane.l1.tree.num_locks for lane in replica.lanes):
             raise AccountingError("the engine is idle, but pages are locked")
 
     def _take(self, event: Event, now_s: float) -> None:

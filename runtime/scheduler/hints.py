@@ -6,6 +6,7 @@ them when no request's pages wait.
 """
 
 from raydix.ids import ClientId
+from raydix.runtime.cache.kv_match import match_groups
 from raydix.runtime.messages.client import (
     FailureKind,
     FinishReason,
@@ -85,28 +86,26 @@ def look_up_hints(replica: Replica, num_pages: int, now_s: float) -> None:
             return
 
         if not num_full or not replica.host.is_usable:
-            hint.prefetch.make_due(0, num_full)
+            hint.prefetch.make_due((0,) * replica.settings.num_groups, num_full)
             end_hint(replica, hint, PageSource.IO_ERROR)
         else:
-            num_l1_pages = max(lane.match(hint.chain).num_pages for lane in replica.lanes)
-            replica.send_lookup(hint, num_l1_pages, Urgency.HINT)
+            matches = [lane.match(hint.chain) for lane in replica.lanes]
+            longest = max(matches, key=lambda match: match.num_pages)
+            replica.send_lookup(hint, longest, Urgency.HINT)
             num_looked_up += 1
 
 
 def end_hint(replica: Replica, hint: PrefetchHint, missed: PageSource) -> None:
     """Tell the client where the prompt's pages were; `missed`: why pending ones did not come."""
     hint.prefetch.give_up(missed)
-    sources = hint.prefetch.sources
-    num_cached = next(
-        (page for page, source in enumerate(sources) if source > PageSource.L3), len(sources)
-    )
+    layout = replica.settings.layout
+    found = match_groups(layout.groups, hint.prefetch.by_group, page_size=layout.page_size)
 
     ranges = attribute(
         hint.chain.num_prompt,
         hint.prefetch,
         replica.settings,
-        num_l1_pages=0,
-        num_loaded_pages=num_cached,
+        tiers=bytes([PageSource.L2]) * found.num_pages,
         num_left_pages=0,
     )
 

@@ -1,6 +1,8 @@
 """How the Scheduler lives with HostMemory: its reports, its silence, its death."""
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -113,8 +115,7 @@ def on_host_message(replica: Replica, message: FromHost, now_s: float) -> None:
                 lane.backups.note_dropped(dropped)
         case StorageStatus():
             replica.host.note_storage(is_in_use=message.is_in_use)
-            # A page of a chain takes one in every group.
-            replica.lookups.set_room(min(message.max_staged_pages))
+            replica.lookups.set_room(_room_for_lookups(replica, message))
             for lane in replica.lanes:
                 lane.waiting.wake_all()
         case LookupProgress():
@@ -166,21 +167,28 @@ def _narrow_claim(replica: Replica, request: RequestState) -> None:
         replica.lookups.narrow_claim(request, keys)
 
 
+def _room_for_lookups(replica: Replica, status: StorageStatus) -> int:
+    """Pages of chains that L2 keeps room for: each takes one in every FULL group."""
+    pairs = zip(status.max_staged_pages, replica.settings.reaches, strict=True)
+    full = [num_pages for num_pages, reach in pairs if reach is None]
+    return min(full or status.max_staged_pages)
+
+
 def _on_leased(replica: Replica, message: PagesLeased) -> None:
     wanted = replica.host.take_lease(message.lease_id)
     connection = replica.host.connection
     assert connection is not None, "only an attached HostMemory answers"
-    page_ids = None if wanted is None else _take_lease(replica, wanted, message)
-    if wanted is None or page_ids is None:
+    taken = None if wanted is None else _take_lease(replica, wanted, message)
+    if wanted is None or taken is None:
         replica.release_lease(message.lease_id, connection)
         return
 
     lane = replica.lanes[wanted.request.lane]
     load = Load(
         transfer_id=lane.in_flight.new_transfer_id(),
-        page_ids=page_ids,
-        host_page_ids=message.host_page_ids,
-        generations=message.generations,
+        page_ids=taken.page_ids,
+        host_page_ids=taken.host_page_ids,
+        generations=taken.generations,
         host_connection=connection,
         lease_id=message.lease_id,
         request_id=wanted.request.request_id,
@@ -192,31 +200,75 @@ def _on_leased(replica: Replica, message: PagesLeased) -> None:
     lane.in_flight.add_load(load)
 
 
-def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> PageIds | None:
-    """GPU pages for what was leased; None if that is nothing, or nobody waits for it any more."""
-    num_leased = num_pages_of(message.host_page_ids)
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is copied of a lease: to which GPU pages, from which host pages, per KV group."""
+
+    page_ids: PageIds
+    host_page_ids: PageIds
+    generations: PageIds
+
+
+def _take_lease(replica: Replica, wanted: LeaseWanted, message: PagesLeased) -> _Taken | None:
+    """What is to be copied; None if that is nothing, or nobody waits for it any more."""
     request, promotion = wanted.request, wanted.promotion
-    page_ids: PageIds | None = None
-    if promotion is None and wanted.is_current:
-        page_ids = _run_with_leased(replica, request, num_leased)
-    elif promotion is not None and promotion.lease_id == message.lease_id:
-        page_ids = pages_between(promotion.part, 0, num_leased)
-        if not num_leased:
-            replica.lanes[request.lane].promotions.drop_part(promotion)
-    return page_ids if num_leased else None
+    if promotion is None:
+        return _run_with_leased(replica, request, message) if wanted.is_current else None
+    if promotion.lease_id != message.lease_id:
+        return None
+
+    num_leased = num_pages_of(message.host_page_ids)
+    if not num_leased:
+        replica.lanes[request.lane].promotions.drop_part(promotion)
+        return None
+    page_ids = pages_between(promotion.part, 0, num_leased)
+    return _Taken(page_ids, message.host_page_ids, message.generations)
 
 
-def _run_with_leased(replica: Replica, request: RequestState, num_leased: int) -> PageIds:
-    """A request that waited for its lease runs; returns the GPU pages for what was leased.
+def _run_with_leased(
+    replica: Replica, request: RequestState, message: PagesLeased
+) -> _Taken | None:
+    """A request that waited for its lease runs, if what was leased lets it; returns the copies."""
+    loads = request.start.loads
+    wanted = [request.start.num_pages - pages[0] if pages else 0 for pages in loads]
+    leased = [len(ids) for ids in message.host_page_ids]
+    if wanted != leased:
+        return _run_with_fewer(replica, request, message)
 
-    Those reserved for what L2 has dropped in the meantime go back.
+    start_running(replica, request, request.start)
+    return _Taken(
+        request.table.at(loads),
+        tuple(map(_pick, message.host_page_ids, loads)),
+        tuple(map(_pick, message.generations, loads)),
+    )
+
+
+def _pick(column: Int32Array, pages: Sequence[int]) -> Int32Array:
+    """Of a leased run, which begins with the first of `pages`, the entries of these pages."""
+    return column[np.asarray(pages, dtype=np.intp) - pages[0]] if len(pages) else column[:0]
+
+
+def _run_with_fewer(
+    replica: Replica, request: RequestState, message: PagesLeased | None
+) -> _Taken | None:
+    """L2 has dropped pages in the meantime, or is gone: the request begins behind fewer of them.
+
+    GPU pages that were kept for those go back. Where there are windows it is looked at anew, for
+    the leased run may end where no window does.
     """
-    start = request.num_held_pages
-    stop = start + num_leased
-    replica.lanes[request.lane].cut_table(request, stop)
-    page_ids = request.table.pages(start, stop)
-    start_running(replica, request, num_loaded_pages=num_leased, num_left_pages=0)
-    return page_ids
+    if replica.settings.has_windows:
+        replica.requeue(request)
+        return None
+
+    held = request.num_held_pages
+    num_leased = 0 if message is None else num_pages_of(message.host_page_ids)
+    start = request.shorten_start(held + num_leased)
+    replica.lanes[request.lane].cut_table(request, start.num_pages)
+    start_running(replica, request, start)
+    if message is None or not num_leased:
+        return None
+    page_ids = request.table.pages(held, start.num_pages)
+    return _Taken(page_ids, message.host_page_ids, message.generations)
 
 
 def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
@@ -227,7 +279,7 @@ def _give_up_lease(replica: Replica, lease_id: LeaseId) -> None:
         if wanted.promotion.lease_id == lease_id:
             replica.lanes[wanted.request.lane].promotions.drop_part(wanted.promotion)
     elif wanted.is_current:
-        _run_with_leased(replica, wanted.request, 0)
+        _run_with_fewer(replica, wanted.request, None)
 
 
 def time_out_host(replica: Replica, now_s: float) -> None:

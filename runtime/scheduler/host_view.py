@@ -121,6 +121,11 @@ class HostView:
         """Is this page of a group READY in L2, as far as is known?"""
         return key[:MIRROR_KEY_BYTES] in self._mirrors[group]
 
+    def has_page(self, group: int, keys: bytes, page: int) -> bool:
+        """The same for one page of a chain with these keys."""
+        start = page * KEY_BYTES
+        return keys[start : start + MIRROR_KEY_BYTES] in self._mirrors[group]
+
     def has_all(self, key: bytes) -> bool:
         """Is this page READY in L2 in every group, as far as is known?"""
         short = key[:MIRROR_KEY_BYTES]

@@ -1,11 +1,14 @@
 """L1 of one lane: the pages of its pools, and the radix tree that finds those cached."""
 
+from collections.abc import Sequence
+
 from raydix.errors import AccountingError
 from raydix.runtime.cache.page_pools import PageIds, PagePools, num_pages_of
 from raydix.runtime.cache.radix_node import Segment, take_back_hit
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Victim
 from raydix.runtime.scheduler.backups import BackupQueue
 from raydix.runtime.scheduler.chain import Chain
+from raydix.runtime.scheduler.page_needs import PageCounts, add_pages
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 
@@ -18,7 +21,7 @@ class L1:
         self.pools = PagePools(settings.num_pages)
         self.tree = RadixTree(
             page_size=settings.page_size,
-            num_groups=settings.num_groups,
+            reaches=settings.reaches,
             eviction=settings.eviction,
         )
         self.last_step = 0
@@ -26,10 +29,27 @@ class L1:
         # What is released before the first step need not wait for one.
         self.pools.settle(self.last_step)
 
-    @property
-    def num_loadable_pages(self) -> int:
-        """Pages that are free, will be, or can be evicted."""
-        return self.pools.num_available + self.tree.num_evictable_pages
+    def can_free(self, num_pages: PageCounts) -> bool:
+        """So many pages are free, will be, or can be evicted."""
+        return all(
+            num <= available + self.tree.num_evictable_pages(group)
+            for group, (num, available) in enumerate(
+                zip(num_pages, self._num_available(), strict=True)
+            )
+        )
+
+    def num_lacking(self, num_pages: PageCounts) -> PageCounts:
+        """How many of so many pages are not free yet and will not be without an eviction."""
+        pairs = zip(num_pages, self._num_available(), strict=True)
+        return tuple([max(0, num - available) for num, available in pairs])
+
+    def num_free(self) -> PageCounts:
+        """Pages that can be taken now."""
+        return self.pools.count(lambda pool: pool.num_free)
+
+    def has_free(self, num_pages: PageCounts) -> bool:
+        """So many pages can be taken now."""
+        return all(num <= self.pools.group(group).num_free for group, num in enumerate(num_pages))
 
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain that is cached; nothing is with caching switched off."""
@@ -40,9 +60,9 @@ class L1:
         take_back_hit(lock.node)
         self.tree.unlock(lock)
 
-    def allocate(self, num_pages: int) -> PageIds | None:
+    def allocate(self, num_pages: PageCounts) -> PageIds | None:
         """Take free pages of every KV group, evicting as needed; None if they are not free yet."""
-        if num_pages > self.pools.num_free:
+        if not self.has_free(num_pages):
             self.make_room(num_pages)
         return self.pools.allocate(num_pages)
 
@@ -50,9 +70,13 @@ class L1:
         """Give pages back that the tree does not hold."""
         self.pools.release(page_ids, after_step=self.last_step)
 
-    def make_room(self, num_pages: int) -> None:
-        """Evict so that `num_pages` are free, at once or when their quarantine ends."""
-        for victim in self.tree.evict(max(0, num_pages - self.pools.num_available)):
+    def make_room(self, num_pages: PageCounts) -> None:
+        """Evict so that so many pages are free, at once or when their quarantine ends."""
+        self.evict(self.num_lacking(num_pages))
+
+    def evict(self, num_pages: Sequence[int]) -> None:
+        """Let so many pages go that no lock protects, or all of them."""
+        for victim in self.tree.evict(num_pages):
             self._backups.count_eviction(victim)
             self._release_victim(victim)
 
@@ -89,15 +113,18 @@ class L1:
         self.last_step += 1
         return self.last_step
 
-    def check(self, *, num_private: int, num_locks: int, figures: str) -> None:
+    def check(self, *, num_private: PageCounts, num_locks: int, figures: str) -> None:
         """Raise AccountingError unless tree and pools agree with those who hold pages and locks."""
         self.pools.check()
         self.tree.check()
-        num_used = self.tree.num_cached_pages + num_private
-        if self.pools.count(lambda pool: pool.num_used) != (num_used,) * self.pools.num_groups:
+        cached = tuple(map(self.tree.num_cached_pages, range(self.pools.num_groups)))
+        if self.pools.count(lambda pool: pool.num_used) != add_pages(cached, num_private):
             raise AccountingError(f"pages in use are neither cached nor held by anybody: {figures}")
         if self.tree.num_locks != num_locks:
             raise AccountingError(f"locks do not belong to requests and promotions: {figures}")
+
+    def _num_available(self) -> PageCounts:
+        return self.pools.count(lambda pool: pool.num_free + pool.num_quarantined)
 
     def _release_victim(self, victim: Victim) -> None:
         self._backups.forget(victim)

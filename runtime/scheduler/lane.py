@@ -6,22 +6,20 @@ from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, RequestId, Slot, TransferId
-from raydix.runtime.cache.page_key import split_keys
-from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
-from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Lock, Match
-from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.scheduler.backups import BackupQueue, NewPage, pages_with_keys
+from raydix.runtime.scheduler.backups import BackupQueue
 from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.counters import Counters
 from raydix.runtime.scheduler.decodes import DecodeBatch, DecodeRows
 from raydix.runtime.scheduler.host_view import HostView
 from raydix.runtime.scheduler.in_flight import InFlight, PlannedRow, StepInFlight
-from raydix.runtime.scheduler.l1 import L1, duplicates
+from raydix.runtime.scheduler.l1 import L1
+from raydix.runtime.scheduler.page_needs import PageCounts, total_pages_to_compute
 from raydix.runtime.scheduler.promotion import Promotions
-from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.request import Phase, RequestState, Start
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Alarm
 from raydix.runtime.scheduler.transfers import Backup, Load
@@ -111,14 +109,14 @@ class Lane:
         own = sum(request.num_target - request.num_computed for request in self.prefilling.values())
         return own + self.batch.num_tokens_to_compute()
 
-    def prompt_pages_to_come(self) -> int:
+    def prompt_pages_to_come(self) -> PageCounts:
         """Pages that admitted requests still need before all known tokens have one."""
         size = self.settings.page_size
-        needs = (
-            -(-request.num_target // size) - len(request.table)
+        needs = [
+            max(0, -(-request.num_target // size) - len(request.table))
             for request in self.prefilling.values()
-        )
-        return sum(max(0, need) for need in needs) + self.batch.num_pages_to_come()
+        ]
+        return total_pages_to_compute(self.settings, needs, self.batch.num_pages_to_come())
 
     def match(self, chain: Chain) -> Match:
         """The longest prefix of a chain in L1."""
@@ -146,13 +144,14 @@ class Lane:
         self.is_warm = False
         self._reset()
 
-    def admit(self, request: RequestState, lock: Lock, table: BlockTable, now_s: float) -> None:
+    def admit(
+        self, request: RequestState, lock: Lock, table: BlockTable, start: Start, now_s: float
+    ) -> None:
         """A waiting request takes a slot and holds `lock`; `table` also names pages to load."""
         self.waiting.discard(request)
         self.promotions.end(request.request_id)
-        request.begin_run(heapq.heappop(self._free_slots), lock, table, now_s)
+        request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
         self.running[request.request_id] = self.prefilling[request.request_id] = request
-        self._lead(request)
 
     def start_decoding(self, request: RequestState) -> None:
         """A request has its first token: it goes on in the batch, unless it wants logprobs."""
@@ -187,84 +186,24 @@ class Lane:
         removed, self._removed_slots = self._removed_slots, []
         return removed
 
-    def give_way(self, num_pages: int) -> None:
-        """End promotions until `num_pages` pages are free, will be, or can be evicted."""
+    def give_way(self, num_pages: PageCounts) -> None:
+        """End promotions until so many pages are free, will be, or can be evicted."""
         self.promotions.give_way(num_pages)
 
-    def allocate(self, num_pages: int) -> PageIds | None:
+    def allocate(self, num_pages: PageCounts) -> PageIds | None:
         """Take pages, evicting as needed; promotions give way. None if they are not free yet."""
         self.give_way(num_pages)
         return self.l1.allocate(num_pages)
 
-    def publish(self, request: RequestState, now_s: float) -> list[NewPage]:
-        """Put the request's full computed pages into the tree; returns those new to it.
-
-        Where the tree already held a page, the request's duplicate is released and its table points
-        at the tree's.
-        """
-        size = self.settings.page_size
-        lock = request.lock
-        assert lock is not None, "only a running request publishes"
-        if request.batch is not None and request.slot is not None:
-            request.batch.flush_tokens(request.slot)
-
-        new: list[NewPage] = []
-        num_full = min(request.num_computed, request.num_tokens) // size
-        for segment, stop in (
-            (Segment.PROMPT, min(request.chain.num_prompt_pages, num_full)),
-            (Segment.OUTPUT, num_full),
-        ):
-            if lock.num_pages < stop:
-                new += self._publish_segment(request, lock, segment, stop, now_s)
-        self._lead(request)
-        return new
-
-    def _publish_segment(
-        self, request: RequestState, lock: Lock, segment: Segment, stop: int, now_s: float
-    ) -> list[NewPage]:
-        """Enter the pages up to `stop`, all of one segment; returns those that are new."""
-        start = lock.num_pages
-        own = request.table.pages(start, stop)
-        insertion = self.l1.insert(
-            request.chain,
-            lock,
-            own,
-            segment=segment,
-            priority=request.submit.priority,
-            now_s=now_s,
-        )
-        keys = split_keys(request.chain.keys(stop, start))
-        for key in keys:
-            self.waiting.page_came(key)
-
-        twice = duplicates(own, insertion.page_ids)
-        if num_pages_of(twice):
-            self.l1.release(twice)
-            request.table.replace(start, insertion.page_ids)
-            if request.batch is not None:
-                self._changed_tables[request.request_id] = request
-        first_new = insertion.num_existing_pages
-        return list(pages_with_keys(keys[first_new:], pages_between(own, first_new)))
-
-    def publish_computed(self, request: RequestState, now_s: float) -> None:
-        """Publish what the request has computed, of which L2 may want a copy."""
-        self.backups.offer_new(self.publish(request, now_s))
-        self.count_use(request)
-
-    def count_use(self, request: RequestState) -> None:
-        """Count each page of a request's published prefix as used by it, once."""
-        if self.settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            pages = request.count_pages()
-            self.backups.count_use(
-                request.chain.keys(pages.stop, pages.start),
-                request.table.pages(pages.start, pages.stop),
-            )
-
-    def _lead(self, request: RequestState) -> None:
+    def lead(self, request: RequestState, page: int) -> None:
         """Let others wait for the page that this request brings next: it is computed once."""
-        page = request.num_held_pages
         has_more = page < request.chain.num_prompt_pages
         self.waiting.lead(request.request_id, request.chain.key(page) if has_more else None)
+
+    def note_changed_table(self, request: RequestState) -> None:
+        """Other pages stand in a request's table: the device is told with its next row."""
+        if request.batch is not None:
+            self._changed_tables[request.request_id] = request
 
     def release(self, request: RequestState, phase: Phase) -> None:
         """Give back everything that an admitted request holds, except its load, which goes on."""
@@ -277,6 +216,8 @@ class Lane:
         self._changed_tables.pop(request.request_id, None)
         self.waiting.lead(request.request_id, None)
 
+        if any(request.unhealed):
+            self.l1.release(request.table.at(request.unhealed))
         private = request.table.cut(lock.num_pages)
         self.l1.tree.unlock(lock)
         self.l1.release(private)
@@ -348,12 +289,13 @@ class Lane:
         self.waiting.check()
         self.batch.check()
 
-        private = sum(len(r.table) - r.num_held_pages for r in self.running.values())
-        private += self.promotions.num_part_pages
         pools, tree = self.l1.pools, self.l1.tree
+        groups = range(pools.num_groups)
+        private = tuple(map(self._num_private_pages, groups))
         num_used = pools.count(lambda pool: pool.num_used)
+        num_cached = tuple(map(tree.num_cached_pages, groups))
         figures = (
-            f"lane {self.index}: pages used per group {num_used}, {tree.num_cached_pages} cached, "
+            f"lane {self.index}: pages used per group {num_used}, {num_cached} cached, "
             f"{private} private, {len(self.running)} running, {len(self.promotions)} promotions, "
             f"{tree.num_locks} locks, {len(self.in_flight.transfers)} transfers"
         )
@@ -364,9 +306,17 @@ class Lane:
 
         if not self.waiting.requests.keys() >= set(self.promotions.names):
             raise AccountingError(f"a request that does not wait has a promotion: {figures}")
-        num_held = tuple(map(self.in_flight.num_held_pages, range(pools.num_groups)))
+        num_held = tuple(map(self.in_flight.num_held_pages, groups))
         if pools.count(lambda pool: pool.num_held) != num_held:
             raise AccountingError(f"held pages are not those of the transfers in flight: {figures}")
+
+    def _num_private_pages(self, group: int) -> int:
+        """Pages of a group that requests and promotions hold and the tree does not."""
+        private = sum(len(promotion.part[group]) for promotion in self.promotions.all())
+        for request in self.running.values():
+            private += request.table.num_held_from(request.num_held_pages)[group]
+            private += len(request.unhealed[group]) if request.unhealed else 0
+        return private
 
     def _check_requests(self, figures: str) -> None:
         """Each running request is where its state says, with a slot of its own."""

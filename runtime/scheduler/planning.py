@@ -13,6 +13,7 @@ from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.decodes import DecodeRows
 from raydix.runtime.scheduler.in_flight import PlannedRow
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.page_needs import PageCounts
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.transfers import Backup, Load, page_copies
@@ -53,7 +54,7 @@ def next_plan(replica: Replica, lane: Lane, now_s: float) -> StepPlan | None:
         _draft_rows(replica, lane, draft, now_s)
         if draft.has_rows:
             # Not when idle: two tiers that are both full would copy pages to and fro for ever.
-            lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.pools.num_free)
+            lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.num_free())
 
     loads = _take_loads(replica, lane)
     # While rows are in flight, backups wait for the next rows: they need no plan of their own.
@@ -114,39 +115,52 @@ def _make_room(lane: Lane, num_pages: int) -> None:
     What is needed now counts in full; what is only likely takes a bounded share of L1.
     """
     likely = num_pages + _LIKELY_PAGES_PER_REQUEST * len(lane.running)
-    most = lane.settings.max_pages // _L1_PAGES_PER_LIKELY_PAGE
-    ahead = max(num_pages, min(likely, most))
-    if ahead > lane.l1.pools.num_free:
+    ahead = tuple(
+        [
+            max(num_pages, min(likely, num_pool // _L1_PAGES_PER_LIKELY_PAGE))
+            for num_pool in lane.settings.num_pages
+        ]
+    )
+    if not lane.l1.has_free(ahead):
         lane.l1.make_room(ahead)
 
 
-def _evict_ahead(replica: Replica, lane: Lane, num_pages: int) -> None:
+def _evict_ahead(replica: Replica, lane: Lane, num_pages: PageCounts) -> None:
     """Make room for later chunks, too: what is evicted now is free when their step comes.
 
-    What L2 does not hold, or not yet, stays as long as it can.
+    What L2 does not hold, or not yet, stays as long as it can. Windows go at once: those that
+    nobody comes back to go first.
     """
-    pools, tree = lane.l1.pools, lane.l1.tree
-    while (num_lacking := num_pages - pools.num_available) > 0:
-        victim = tree.peek()
+    l1, reaches = lane.l1, lane.settings.reaches
+    if lane.settings.has_windows:
+        pairs = zip(l1.num_lacking(num_pages), reaches, strict=True)
+        l1.evict([0 if reach is None else num for num, reach in pairs])
+
+    full = [group for group, reach in enumerate(reaches) if reach is None]
+    while full:
+        lacking = l1.num_lacking(num_pages)
+        num_lacking = max([lacking[group] for group in full])
+        victim = lane.l1.tree.peek() if num_lacking else None
         if victim is None:
             return
 
         num_going = min(num_lacking, victim.num_pages)
         keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
-        if replica.settings.has_host_memory and not all(map(replica.host.has_all, keys)):
+        if replica.settings.has_host_memory and not all(map(lane.backups.is_clean, keys)):
             return
-        lane.l1.make_room(pools.num_available + num_going)
+        l1.evict([0 if reach is not None else num_going for reach in reaches])
 
 
 def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
     """Give a decoding request its next page; if none can come free, the worst one is retracted."""
     while True:
-        pages = lane.allocate(1)
+        one_each = (1,) * replica.settings.num_groups
+        pages = lane.allocate(one_each)
         if pages is not None:
             lane.extend_table(request, pages)
             return
         # Pages in quarantine will be free soon: the request waits a step for them.
-        if lane.l1.pools.has_quarantined or lane.l1.tree.num_evictable_pages:
+        if lane.l1.can_free(one_each):
             return
 
         running = [
@@ -199,7 +213,7 @@ def _draft_rows_of(
         missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
         if missing > 0:
             _evict_ahead(replica, lane, lane.prompt_pages_to_come())
-            pages = lane.allocate(missing)
+            pages = lane.allocate((missing,) * replica.settings.num_groups)
             if pages is None:
                 continue
             lane.extend_table(request, pages)
@@ -235,9 +249,9 @@ def _load_to_wait_for(
         return -1
     if load.sent_s is None:
         return None
-    num_bytes = load.num_pages * replica.loaded_page_bytes
+    load_s = replica.load_rate.predict_s(replica.bytes_of(load.page_ids), now_s)
 
-    remaining_s = load.sent_s + replica.load_rate.predict_s(num_bytes, now_s) - now_s
+    remaining_s = load.sent_s + load_s - now_s
     early_s = (
         remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
     )

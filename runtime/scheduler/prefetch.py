@@ -1,8 +1,12 @@
 """What is known of a request's pages in L2 and L3, and how long it waits for those on their way."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raydix.ids import LookupId
 from raydix.runtime.config.policies import PrefetchStrategy
@@ -26,8 +30,8 @@ class LookupState(Enum):
 class PrefetchState:
     """Owns: what HostMemory has said about a request's chain."""
 
-    sources: bytes = b""
-    """One `PageSource` per full page of the prompt; empty if it was never looked up."""
+    by_group: tuple[bytes, ...] = ()
+    """Per KV group one `PageSource` per full page of the prompt; none if it was never looked up."""
     state: LookupState = LookupState.CLOSED
     lookup_id: LookupId | None = None
     """The latest lookup, until what it brought is leased or not wanted any more."""
@@ -36,7 +40,7 @@ class PrefetchState:
     """When the request would have been admitted but for its pages on their way."""
     alarm: Alarm = field(default_factory=Alarm)
     """For the time at which the request waits no longer."""
-    _earlier: bytes = b""
+    _earlier: tuple[bytes, ...] = ()
     """What an earlier lookup said, which brought some pages and found no room for others."""
 
     @property
@@ -44,30 +48,33 @@ class PrefetchState:
         """More pages may come."""
         return self.state is not LookupState.CLOSED
 
-    def make_due(self, num_l1_pages: int, num_pages: int) -> None:
+    def make_due(self, num_l1_pages: Sequence[int], num_pages: int) -> None:
         """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent."""
-        self.sources = _unknown(num_l1_pages, num_pages)
+        self.by_group = _unknown(num_l1_pages, num_pages)
         self.state = LookupState.DUE
 
     def make_due_again(self) -> None:
         """The lookup ended, but L2 had no room for some pages: it is to be sent once more."""
-        self._earlier = self.sources
+        self._earlier = self.by_group
         self.state = LookupState.DUE
 
-    def open(self, lookup_id: LookupId, num_l1_pages: int, num_pages: int) -> None:
+    def open(self, lookup_id: LookupId, num_l1_pages: Sequence[int], num_pages: int) -> None:
         """The lookup is sent."""
-        self.sources = _unknown(num_l1_pages, num_pages)
+        self.by_group = _unknown(num_l1_pages, num_pages)
         self.state, self.lookup_id = LookupState.OPEN, lookup_id
 
     @property
     def holds_staged_pages(self) -> bool:
         """L2 keeps pages for this request, or reads them."""
-        return self.lookup_id is not None and (self.is_pending or PageSource.L3 in self.sources)
+        has_brought = any(PageSource.L3 in sources for sources in self.by_group)
+        return self.lookup_id is not None and (self.is_pending or has_brought)
 
     def report(self, report: LookupProgress) -> None:
         """HostMemory says more; its last word closes the lookup."""
-        sources = combine_sources(report.sources)
-        self.sources = _keep_brought(self._earlier, sources) if self._earlier else sources
+        self.by_group = report.sources
+        if self._earlier:
+            pairs = zip(self._earlier, report.sources, strict=True)
+            self.by_group = tuple([_keep_brought(was, now) for was, now in pairs])
         self.has_report = True
         if report.is_final:
             self.state = LookupState.CLOSED
@@ -75,13 +82,14 @@ class PrefetchState:
     def close(self) -> None:
         """Nobody waits for the lookup any more. One that was never sent found no room in L2."""
         if self.state is LookupState.DUE:
-            self.sources = self._earlier or self.sources
+            self.by_group = self._earlier or self.by_group
             self.give_up(PageSource.NO_HOST_PAGE)
         self.state, self.lookup_id = LookupState.CLOSED, None
 
     def give_up(self, reason: PageSource) -> None:
         """The pages of which nothing is known will not come, for this reason."""
-        self.sources = self.sources.replace(bytes([PageSource.PENDING]), bytes([reason]))
+        pending, known = bytes([PageSource.PENDING]), bytes([reason])
+        self.by_group = tuple([sources.replace(pending, known) for sources in self.by_group])
 
     def note_runnable(self, now_s: float) -> float:
         """The request would be admitted but for its pages on their way; returns since when."""
@@ -89,41 +97,62 @@ class PrefetchState:
             self.first_runnable_s = now_s
         return self.first_runnable_s
 
+    @property
+    def num_pages(self) -> int:
+        """Pages of which something is known."""
+        return len(self.by_group[0]) if self.by_group else 0
+
     def count(self, *sources: PageSource) -> int:
-        """Pages of which one of these was said."""
-        return sum(map(self.sources.count, sources))
+        """Pages of which one of these was said in some KV group."""
+        if len(self.by_group) == 1:
+            return sum(map(self.by_group[0].count, sources))
+        return len(self.pages(*sources))
 
     def pages(self, *sources: PageSource) -> list[int]:
-        """Pages of which one of these was said, in order."""
-        return [page for page, source in enumerate(self.sources) if source in sources]
+        """Pages of which one of these was said in some KV group, in order."""
+        said = [np.isin(_column(group), sources) for group in self.by_group]
+        return np.flatnonzero(np.any(said, axis=0)).tolist() if said else []
 
-    def arrival_source(self, page: int, found: PageSource) -> PageSource:
-        """The tier that held a page when the request arrived; `found`: the one that has it now.
+    def arrival_sources(self, tiers: bytes, starts: Sequence[int]) -> Iterator[PageSource]:
+        """Per page of a prefix, the tier that held it when the request arrived.
 
-        A page that came later counts for the tier that has it now.
+        That is the farthest over the KV groups that need it, group g from page `starts[g]` on; a
+        page behind all windows counts as they do. `tiers`: where the pages are now, which counts
+        for those that came later.
         """
-        if page >= len(self.sources):
-            return found
-        source = PageSource(self.sources[page])
+        num_pages = min(len(tiers), self.num_pages)
+        known = np.zeros(num_pages, dtype=np.uint8)
+        for sources, start in zip(self.by_group, starts, strict=False):
+            own = _column(sources)[start:num_pages]
+            np.maximum(known[start:], own, out=known[start:])
+        behind = min(starts)
+        if behind:
+            known[:behind] = known[behind:].max(initial=0)
+
+        for source, tier in itertools.zip_longest(known.tolist(), tiers):
+            yield self._arrival_source(PageSource(tier if source is None else source), tier)
+
+    def _arrival_source(self, source: PageSource, tier: int) -> PageSource:
         # The mirror shows a page as soon as it has arrived, its report comes later: a page that
         # was PENDING in a report has come from L3.
-        if found is PageSource.L2 and source is PageSource.PENDING and self.has_report:
+        if tier == PageSource.L2 and source is PageSource.PENDING and self.has_report:
             return PageSource.L3
-        return source if source <= PageSource.L3 else found
+        return source if source <= PageSource.L3 else PageSource(tier)
+
+    def missed(self, page: int) -> PageSource:
+        """What was said of a page that some KV group lacks."""
+        if page >= self.num_pages:
+            return PageSource.NOT_FOUND
+        return PageSource(max(sources[page] for sources in self.by_group))
 
 
-def combine_sources(by_group: Sequence[bytes]) -> bytes:
-    """One source per page of a chain: that of the group in which the page is farthest away.
-
-    In every group a page that some group cannot have says why, so the largest value tells.
-    """
-    return by_group[0] if len(by_group) == 1 else bytes(map(max, *by_group))
+def _column(sources: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(sources, dtype=np.uint8)
 
 
-def _unknown(num_l1_pages: int, num_pages: int) -> bytes:
-    return bytes([PageSource.L1]) * num_l1_pages + bytes([PageSource.PENDING]) * (
-        num_pages - num_l1_pages
-    )
+def _unknown(num_l1_pages: Sequence[int], num_pages: int) -> tuple[bytes, ...]:
+    l1, pending = bytes([PageSource.L1]), bytes([PageSource.PENDING])
+    return tuple([l1 * num + pending * (num_pages - num) for num in num_l1_pages])
 
 
 def _keep_brought(earlier: bytes, later: bytes) -> bytes:

@@ -10,6 +10,7 @@ from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.scheduler.l1 import L1, duplicates
+from raydix.runtime.scheduler.page_needs import PageCounts
 from raydix.runtime.scheduler.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.transfers import Load, Promotion
@@ -19,11 +20,19 @@ _L1_PAGES_PER_PROMOTED_PAGE = 2
 """Promotions together keep at most one page of L1 in so many."""
 
 
+def _min_part_pages(settings: SchedulerSettings) -> int:
+    """Pages of a part whose copies are large; only FULL and LATENT groups have pages there."""
+    pairs = zip(settings.loaded_bytes, settings.reaches, strict=True)
+    page_bytes = sum(num_bytes for num_bytes, reach in pairs if reach is None)
+    return -(-settings.min_part_bytes // max(1, page_bytes))
+
+
 class Promotions:
     """Owns: what is loaded ahead for the waiting requests of one lane."""
 
     def __init__(self, settings: SchedulerSettings, l1: L1, waiting: WaitingQueue) -> None:
-        self._min_part_pages = -(-settings.min_part_bytes // settings.loaded_page_bytes)
+        self._settings = settings
+        self._min_part_pages = _min_part_pages(settings)
         self._l1 = l1
         self._waiting = waiting
         self._promotions: dict[RequestId, Promotion] = {}
@@ -42,10 +51,19 @@ class Promotions:
         """Pages that promotions keep; those that several of them keep count for each."""
         return sum(promotion.num_pages for promotion in self._promotions.values())
 
-    @property
-    def num_part_pages(self) -> int:
-        """Those of them that are not in the tree."""
-        return sum(promotion.num_part_pages for promotion in self._promotions.values())
+    def num_kept_pages(self) -> PageCounts:
+        """Per KV group, pages that they keep at most."""
+        promotions = self._promotions.values()
+        return tuple(
+            [
+                sum(promotion.num_kept_pages(reach) for promotion in promotions)
+                for reach in self._settings.reaches
+            ]
+        )
+
+    def all(self) -> list[Promotion]:
+        """Those that there are, oldest first."""
+        return list(self._promotions.values())
 
     def get(self, name: RequestId) -> Promotion | None:
         """A request's promotion."""
@@ -66,11 +84,14 @@ class Promotions:
             return None
 
         num_others = self.num_pages - (0 if former is None else former.num_pages)
-        max_pages = self._l1.pools.num_pages // _L1_PAGES_PER_PROMOTED_PAGE - num_others
+        max_pages = self._settings.max_pages // _L1_PAGES_PER_PROMOTED_PAGE - num_others
         num_pages = min(num_l2_pages, max_pages - lock.num_pages)
         if num_pages <= 0 or num_pages < self._min_part_pages:
             return None
-        part = self._l1.allocate(num_pages)
+        # Windows are few pages, and which of them are needed is known once the request runs.
+        part = self._l1.allocate(
+            tuple([num_pages if reach is None else 0 for reach in self._settings.reaches])
+        )
         if part is None:
             return None
 
@@ -95,7 +116,7 @@ class Promotions:
         insertion = self._l1.insert(
             request.chain,
             promotion.lock,
-            promotion.part,
+            promotion.part_with_gaps(),
             segment=Segment.PROMPT,
             priority=request.submit.priority,
             now_s=now_s,
@@ -104,7 +125,9 @@ class Promotions:
             self._waiting.page_came(key)
 
         # What the tree held already is not needed twice.
-        self._l1.release(duplicates(promotion.drop_part(), insertion.page_ids))
+        part = promotion.part_with_gaps()
+        promotion.drop_part()
+        self._l1.release(duplicates(part, insertion.page_ids))
         self._waiting.lead(promotion.request_id, None)
 
     def drop_part(self, promotion: Promotion) -> None:
@@ -119,7 +142,7 @@ class Promotions:
             self.drop_part(promotion)
             self._l1.withdraw(promotion.lock)
 
-    def give_way(self, num_pages: int) -> None:
+    def give_way(self, num_pages: PageCounts) -> None:
         """End promotions, newest first, until so many pages are or can be made free."""
-        while self._promotions and self._l1.num_loadable_pages < num_pages:
+        while self._promotions and not self._l1.can_free(num_pages):
             self.end(next(reversed(self._promotions)))

@@ -2,8 +2,11 @@
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
+from raydix.runtime.cache.page_pools import PageIds
+from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
 from raydix.runtime.messages.host import (
@@ -15,7 +18,7 @@ from raydix.runtime.messages.host import (
     Urgency,
 )
 from raydix.runtime.messages.plan import TokenLogprobs
-from raydix.runtime.scheduler.cached_prefix import match_tiers
+from raydix.runtime.scheduler.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
 from raydix.runtime.scheduler.counters import Counters
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
@@ -23,6 +26,7 @@ from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.lookups import Asker, Lookups
 from raydix.runtime.scheduler.predictors import TimePredictor
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
+from raydix.runtime.scheduler.publishing import keep_window
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Timers
@@ -44,7 +48,6 @@ class Replica:
         self.settings = settings
         self.counters = Counters()
         self.host = HostView(settings.num_groups)
-        self.loaded_page_bytes = settings.loaded_page_bytes
         self.lanes = [
             Lane(index, settings, self.host, self.counters) for index in range(settings.num_lanes)
         ]
@@ -71,6 +74,11 @@ class Replica:
         """The lane that served a session last."""
         self._effects: list[Effect] = []
         self._ids = itertools.count(1)
+
+    def bytes_of(self, loads: Sequence[Sequence[int]] | PageIds) -> int:
+        """What one rank loads if these are the pages of each KV group."""
+        pairs = zip(self.settings.loaded_bytes, loads, strict=True)
+        return sum(num_bytes * len(pages) for num_bytes, pages in pairs)
 
     def next_serial(self) -> int:
         """A number that no other request has had."""
@@ -127,17 +135,25 @@ class Replica:
             self.emit(SendHost(connection=self.host.connection, message=message))
 
     def ask_lease(
-        self, request: RequestState, start: int, stop: int, promotion: Promotion | None = None
+        self,
+        request: RequestState,
+        starts: Sequence[int],
+        stop: int,
+        promotion: Promotion | None = None,
     ) -> None:
-        """Ask for the host pages of pages [start, stop), for a request's promotion or its run."""
+        """Ask for host pages, of each KV group from its start up to `stop`.
+
+        They are for a request's promotion, or for its run.
+        """
         lease_id = LeaseId(next(self._ids))
         wanted = LeaseWanted(request=request, run=request.run, promotion=promotion)
         self.host.want_lease(lease_id, wanted)
         if promotion is not None:
             promotion.wait_for(lease_id)
-        keys = request.chain.keys(stop, start)
-        starts = (0,) * self.settings.num_groups
-        self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=starts))
+        first = min(starts)
+        keys = request.chain.keys(stop, first)
+        counted = tuple([start - first for start in starts])
+        self.tell_host(LeasePages(lease_id=lease_id, keys=keys, starts=counted))
 
     def release_lease(self, lease_id: LeaseId, connection: ConnectionId) -> None:
         """Give a lease back over the connection that granted it, if that is still there."""
@@ -193,6 +209,7 @@ class Replica:
         self.cancel_lookup(request)
         self.lookups.end_claim(request)
         if request.request_id in lane.running:
+            keep_window(lane, request, request.num_held_pages)
             lane.release(request, Phase.ENDED)
         else:
             self.hashing.pop(request.request_id, None)
@@ -216,43 +233,43 @@ class Replica:
         lane = self.lanes[request.lane]
         self.lookups.end_claim(request)
         num_held_pages = request.num_held_pages
+        keep_window(lane, request, num_held_pages)
         lane.release(request, Phase.WAITING)
         lane.waiting.add(request, num_cached_pages=num_held_pages, lacks=None)
 
-    def count_l2_pages(self, request: RequestState, num_l1_pages: int) -> int:
-        """Pages of a request that follow the first `num_l1_pages` in L2, as far as is known."""
-        is_useful = self.host.is_usable and self.host.num_keys > 0 and self.settings.prefix_caching
-        if not is_useful:
-            return 0
-        num_full = request.num_tokens // self.settings.page_size
-        keys = request.chain.keys(num_full)
-        found = match_tiers(
-            self.settings.layout, self.host, keys, num_l1_pages=num_l1_pages, num_pages=num_full
+    def find_prefix(self, request: RequestState, lane: Lane) -> CachedPrefix:
+        """What L1 and L2 hold of a request, as far as is known."""
+        host = self.host
+        is_useful = host.is_usable and host.num_keys > 0 and self.settings.prefix_caching
+        max_pages = self.settings.num_usable_pages(request.num_tokens)
+        return find_prefix(
+            self.settings.layout,
+            host if is_useful else None,
+            lane.match(request.chain),
+            request.chain.keys(max_pages) if is_useful else b"",
+            max_pages=max_pages,
         )
-        return found.num_pages - num_l1_pages
 
-    def want_lookup(self, request: RequestState, num_l1_pages: int, num_l2_pages: int) -> None:
-        """Have a waiting request looked up: at once, or in its turn if L3 may have some of it.
-
-        L1 holds the first pages of its prompt, L2, as far as is known, the next ones.
-        """
+    def want_lookup(self, request: RequestState, found: CachedPrefix) -> None:
+        """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""
         request.renew_prefetch()
         num_full = request.chain.num_prompt_pages
         if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
             return
 
-        request.prefetch.make_due(min(num_l1_pages, num_full), num_full)
-        lacking = range(num_l1_pages + num_l2_pages, num_full)
+        ends = ends_in_l1(self.settings.layout, found.match, num_full)
+        request.prefetch.make_due(ends, num_full)
+        lacking = range(found.num_known_pages, num_full)
         if lacking and self.host.has_storage is not False:
             place = self.lanes[request.lane].waiting.key(request)
             self.lookups.enqueue(request, request.chain.short_keys(lacking), place)
         else:
-            self.send_lookup(request, num_l1_pages, Urgency.REQUEST)
+            self.send_lookup(request, found.match, Urgency.REQUEST)
 
-    def send_lookup(self, asker: Asker, num_l1_pages: int, urgency: Urgency) -> None:
-        """Ask HostMemory for the chain of a request or hint, of which L1 holds `num_l1_pages`."""
+    def send_lookup(self, asker: Asker, match: Match, urgency: Urgency) -> None:
+        """Ask HostMemory for the chain of a request or hint, of which L1 holds `match`."""
         num_full = asker.chain.num_prompt_pages
-        num_l1_pages = min(num_l1_pages, num_full)
+        num_l1_pages = ends_in_l1(self.settings.layout, match, num_full)
         lookup_id, earlier_id = LookupId(next(self._ids)), asker.prefetch.lookup_id
         asker.prefetch.open(lookup_id, num_l1_pages, num_full)
         self.lookups.open(lookup_id, asker)
@@ -261,7 +278,7 @@ class Replica:
         lookup = Lookup(
             lookup_id=lookup_id,
             keys=asker.chain.keys(num_full),
-            num_l1_pages=(num_l1_pages,) * self.settings.num_groups,
+            num_l1_pages=num_l1_pages,
             urgency=urgency,
         )
         self.tell_host(lookup)
@@ -273,7 +290,7 @@ class Replica:
         """Look up those whose turn it is, while L2 has room for what L3 may bring."""
         while self.host.is_usable and (request := self.lookups.next_to_send()) is not None:
             match = self.lanes[request.lane].match(request.chain)
-            self.send_lookup(request, match.num_pages, Urgency.REQUEST)
+            self.send_lookup(request, match, Urgency.REQUEST)
 
     def forget_lookups(self) -> list[Asker]:
         """HostMemory is gone, and with it every lookup; returns those who still waited."""

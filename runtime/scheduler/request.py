@@ -1,6 +1,7 @@
 """One request as the Scheduler sees it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,26 @@ class Phase(Enum):
     RUNNING = "running"
     """Admitted; may have a load in flight (`load`)."""
     ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run takes up its chain: what it gets from the caches, and what it owes them."""
+
+    num_pages: int
+    """Cached pages that it begins behind, loaded ones included."""
+    tiers: bytes
+    """The tier that each of them is taken from."""
+    loads: tuple[Sequence[int], ...]
+    """Per KV group, which of them are loaded from L2."""
+    num_left_pages: int
+    """Further ones that L2 holds and that are computed because that is cheaper."""
+    checkpoints: tuple[int, ...]
+    """Before these pages it leaves windows for L2 to keep."""
+
+
+NOWHERE = Start(num_pages=0, tiers=b"", loads=(), num_left_pages=0, checkpoints=())
+"""Nothing is cached of a request that does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +128,8 @@ class RequestState:
         self.slot: Slot | None = None
         self.lock: Lock | None = None
         self.table = BlockTable(())
+        self.start = NOWHERE
+        self._unhealed: tuple[Sequence[int], ...] = ()
         self.write_start = 0
         self.load: Load | None = None
         self.is_on_device = False
@@ -124,16 +147,29 @@ class RequestState:
         """What HostMemory said of its chain is of no interest any more."""
         self.prefetch = PrefetchState()
 
-    def begin_run(self, slot: Slot, lock: Lock, table: BlockTable, now_s: float) -> None:
+    def begin_run(
+        self, slot: Slot, lock: Lock, table: BlockTable, start: Start, now_s: float
+    ) -> None:
         """Admitted: it has a slot and holds the pages of `lock`, which `table` names with others.
 
         The first time counts as the end of its queueing.
         """
         self._reset_run()
         self.run += 1
-        self.slot, self.lock, self.table = slot, lock, table
+        self.slot, self.lock, self.table, self.start = slot, lock, table, start
+        self._unhealed = tuple(
+            [[page for page in pages if page < lock.num_pages] for pages in start.loads]
+        )
         if self.admitted_s is None:
             self.admitted_s = now_s
+
+    def shorten_start(self, num_pages: int) -> Start:
+        """L2 has fewer pages for it than was known: it begins behind these alone."""
+        loads = tuple([[page for page in pages if page < num_pages] for pages in self.start.loads])
+        self.start = replace(
+            self.start, num_pages=num_pages, tiers=self.start.tiers[:num_pages], loads=loads
+        )
+        return self.start
 
     def wait_for_lease(self) -> None:
         """HostMemory was asked for the pages to load."""
@@ -144,6 +180,16 @@ class RequestState:
         self.phase = Phase.RUNNING
         self._num_planned = self._num_computed = min(num_cached, self.num_tokens - 1)
         self.write_start = num_cached
+
+    @property
+    def unhealed(self) -> tuple[Sequence[int], ...]:
+        """Per KV group, the pages before the end of `lock` that are its own: they are loaded."""
+        return self._unhealed
+
+    def take_unhealed(self) -> tuple[Sequence[int], ...]:
+        """They are loaded, and the tree's from now on."""
+        unhealed, self._unhealed = self._unhealed, ()
+        return unhealed
 
     def end_run(self, phase: Phase) -> None:
         """The request holds nothing any more; what it held was given back by the lane."""
@@ -293,7 +339,7 @@ class RequestState:
 
     @property
     def num_held_pages(self) -> int:
-        """Pages of the table that belong to the tree and are held by `lock`."""
+        """Pages of the table that belong to the tree and are held by `lock`, but for `unhealed`."""
         return 0 if self.lock is None else self.lock.num_pages
 
     @property

@@ -14,6 +14,7 @@ from raydix.runtime.scheduler.decodes import TakenTokens
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.in_flight import StepInFlight
 from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.publishing import advance, count_use, heal, publish
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState, RowOutcome
 from raydix.runtime.scheduler.transfers import Backup, Load
@@ -96,9 +97,9 @@ def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float
     """Publish the pages that are full, pass the tokens on, end the requests that are complete."""
     batch = lane.batch
     replica.counters.count(Count.GENERATION_TOKENS, len(taken.slots))
-    if taken.fills_page.any() and replica.settings.prefix_caching:
+    if taken.fills_page.any():
         for slot in taken.slots[taken.fills_page].tolist():
-            lane.publish_computed(batch.request(slot), now_s)
+            advance(lane, batch.request(slot), now_s)
 
     ended = taken.has_ended
     has_ends = bool(ended.any())
@@ -136,14 +137,12 @@ def apply_outcome(
     """Take the outcome of a row that is not of the batch: pages to publish, a token, the end."""
     assert request.batch is None, "what decodes is taken by the batch"
     request.finish_row(outcome.num_computed)
-    num_full = request.num_computed // replica.settings.page_size
-    if replica.settings.prefix_caching and num_full > request.num_held_pages:
-        lane.publish_computed(request, now_s)
+    advance(lane, request, now_s)
     if not len(outcome.token_ids):
         return
 
     if not request.num_output:
-        lane.count_use(request)
+        count_use(lane, request)
     request.take_output(outcome.token_ids)
     if request.acquit():
         lane.waiting.leader_stopped(request.request_id)
@@ -227,7 +226,8 @@ def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: flo
     run = request.run
     deferred = request.finish_load()
     replica.lookups.end_claim(request)
-    lane.publish(request, now_s)
+    heal(lane, request)
+    publish(lane, request, now_s)
     for outcome in deferred:
         if request.run != run:
             return

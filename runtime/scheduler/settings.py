@@ -1,7 +1,9 @@
 """The values that the Scheduler's core decides by, derived once from the configuration."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from raydix.runtime.cache.checkpoints import checkpoint_distance
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.policies import (
@@ -24,7 +26,7 @@ class PrefetchSettings:
     """Wait no longer than it would take to compute the missing tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
     """All counts are per lane (data-parallel rank) unless they say otherwise."""
 
@@ -73,12 +75,51 @@ class SchedulerSettings:
         """KV groups."""
         return len(self.layout.groups)
 
-    @property
-    def max_pages(self) -> int:
-        """Pages of the longest prefix that L1 can hold."""
-        return min(self.num_pages)
+    @cached_property
+    def reaches(self) -> tuple[int | None, ...]:
+        """Per KV group, the pages of the end of a prefix that its next token needs; None: all."""
+        return self.layout.reaches
 
-    @property
-    def loaded_page_bytes(self) -> int:
-        """What one rank loads of one page of every KV group."""
-        return sum(KvShard(layout=self.layout, num_ranks=self.ranks_per_lane).loaded_bytes)
+    @cached_property
+    def has_windows(self) -> bool:
+        """Some KV group looks back over a window."""
+        return any(reach is not None for reach in self.reaches)
+
+    @cached_property
+    def has_full(self) -> bool:
+        """Some KV group looks back at everything."""
+        return None in self.reaches
+
+    @cached_property
+    def checkpoint_distance(self) -> int | None:
+        """Pages from one regular checkpoint of windows to the next; None without windows."""
+        return checkpoint_distance(self.layout)
+
+    @cached_property
+    def max_step_tokens(self) -> int:
+        """Tokens of one request that a step computes at most."""
+        return self.prefill_budget_tokens if self.chunked_prefill else self.max_model_len
+
+    @cached_property
+    def max_pages(self) -> int:
+        """Pages of the smallest pool that bounds a prefix: of a FULL group, if there is one."""
+        pools = zip(self.num_pages, self.reaches, strict=True)
+        return min([pages for pages, reach in pools if reach is None] or self.num_pages)
+
+    @cached_property
+    def loaded_bytes(self) -> tuple[int, ...]:
+        """Per KV group, what one rank loads of one page."""
+        return KvShard(layout=self.layout, num_ranks=self.ranks_per_lane).loaded_bytes
+
+    def num_usable_pages(self, num_tokens: int) -> int:
+        """Pages of so many tokens that may come from caches: the last token is always computed."""
+        return (num_tokens - self._begins_earlier) // self.page_size
+
+    @cached_property
+    def _begins_earlier(self) -> bool:
+        """The window of a page's last token begins a page before that of the token behind it.
+
+        Then the last token of a prompt finds its window only if its page is computed, too.
+        """
+        windows = [group.window for group in self.layout.groups if group.window is not None]
+        return any((window - 1) % self.page_size == 0 for window in windows)

@@ -4,10 +4,10 @@ from raydix.errors import AccountingError
 from raydix.ids import ClientId
 from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.radix_node import chain_keys
-from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.messages.client import FailureKind, RequestDelta, RequestFailure, SubmitRequest
 from raydix.runtime.scheduler import admission
+from raydix.runtime.scheduler.cached_prefix import CachedPrefix
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.hints import look_up_hints
@@ -88,12 +88,12 @@ def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
 
 def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
     """Put a request that holds nothing on a lane, and have its chain looked up in L2 and L3."""
-    match, lane = _choose_lane(replica, request, now_s)
+    found, lane = _choose_lane(replica, request, now_s)
     request.move_to(lane.index)
     if request.submit.session_id is not None:
         replica.remember_session(request.submit.session_id, lane.index)
-    num_l2_pages = admission.enqueue(replica, lane, request, match)
-    replica.want_lookup(request, match.num_pages, num_l2_pages)
+    admission.enqueue(replica, lane, request, found)
+    replica.want_lookup(request, found)
 
 
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
@@ -122,7 +122,9 @@ def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     return None
 
 
-def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple[Match, Lane]:
+def _choose_lane(
+    replica: Replica, request: RequestState, now_s: float
+) -> tuple[CachedPrefix, Lane]:
     """The lane with the least predicted time to first token.
 
     Ties go to the session's lane, then to the longest prefix, then to the fewest requests.
@@ -131,34 +133,33 @@ def _choose_lane(replica: Replica, request: RequestState, now_s: float) -> tuple
     if not lanes:
         raise AccountingError("the replica has no lane; expected parallel.dp of them")
     if len(lanes) == 1:
-        return lanes[0].match(request.chain), lanes[0]
+        return replica.find_prefix(request, lanes[0]), lanes[0]
     preferred = replica.lane_of_session(request.submit.session_id)
     tokens_per_s = replica.prefill_rate.rate(now_s)
 
-    def cost(candidate: tuple[Match, Lane]) -> tuple[float, bool, int, int]:
-        match, lane = candidate
-        own_s = _predict_prefill_s(replica, request, match.num_pages, now_s)
+    def cost(candidate: tuple[CachedPrefix, Lane]) -> tuple[float, bool, int, int]:
+        found, lane = candidate
+        own_s = _predict_prefill_s(replica, request, found, now_s)
         busy_s = (lane.waiting.num_tokens + lane.num_tokens_to_compute) / tokens_per_s + own_s
         return (
             round(busy_s, 4),
             lane.index != preferred,
-            -match.num_pages,
+            -found.num_l1_pages,
             len(lane.running) + len(lane.waiting),
         )
 
-    return min(((lane.match(request.chain), lane) for lane in lanes), key=cost)
+    return min(((replica.find_prefix(request, lane), lane) for lane in lanes), key=cost)
 
 
 def _predict_prefill_s(
-    replica: Replica, request: RequestState, num_l1_pages: int, now_s: float
+    replica: Replica, request: RequestState, found: CachedPrefix, now_s: float
 ) -> float:
     """How long it takes to load what L2 holds of the request, and to compute what no tier holds."""
     settings = replica.settings
     size = settings.page_size
-    num_l2_pages = replica.count_l2_pages(request, num_l1_pages)
 
-    load_s = replica.load_rate.predict_s(num_l2_pages * replica.loaded_page_bytes, now_s)
-    recompute_s = replica.prefill_rate.predict_s(num_l2_pages * size, now_s)
+    load_s = replica.load_rate.predict_s(replica.bytes_of(found.loads), now_s)
+    recompute_s = replica.prefill_rate.predict_s(found.num_l2_pages * size, now_s)
     match settings.load:
         case LoadPolicy.ALWAYS:
             reuse_s = load_s
@@ -167,5 +168,5 @@ def _predict_prefill_s(
         case LoadPolicy.AUTO:
             reuse_s = min(load_s, recompute_s)
 
-    num_missing = request.num_tokens - (num_l1_pages + num_l2_pages) * size
+    num_missing = request.num_tokens - found.num_pages * size
     return reuse_s + replica.prefill_rate.predict_s(num_missing, now_s)

@@ -101,6 +101,17 @@ class Promotion:
         """Pages of the part that is on its way."""
         return num_pages_of(self.part)
 
+    def num_kept_pages(self, reach: int | None) -> int:
+        """Pages that it keeps at most of a KV group that reaches so far back; None: of all."""
+        return self.num_pages if reach is None else min(reach, self.lock.num_pages)
+
+    def part_with_gaps(self) -> PageIds:
+        """The part as one run of each KV group, 0 where a group has nothing of it."""
+        num_pages = self.num_part_pages
+        return tuple(
+            [ids if len(ids) else np.zeros(num_pages, dtype=np.int32) for ids in self.part]
+        )
+
     def wait_for(self, lease_id: LeaseId) -> None:
         """HostMemory is asked for a lease on the host pages of the part."""
         self.lease_id = lease_id

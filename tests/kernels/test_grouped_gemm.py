@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.grouped_gemm import choose_tiles, fused_experts
 from raydix.kernels.reference import experts as reference
 
@@ -48,7 +49,9 @@ def test_experts_match_the_twin(
 
     out = fused_experts(*tensors)
 
-    torch.testing.assert_close(out, reference.fused_experts(*tensors), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        out, reference.fused_experts(*tensors, SiluGlu()), atol=2e-6, rtol=1e-5
+    )
 
 
 def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
@@ -57,7 +60,7 @@ def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
     ).tensors()
     kept = weights.clone()
     kept[::2, 0] = 0.0
-    expected = reference.fused_experts(x, gate_up, down, kept, expert_ids)
+    expected = reference.fused_experts(x, gate_up, down, kept, expert_ids, SiluGlu())
     expert_ids[::2, 0] = -1
 
     out = fused_experts(x, gate_up, down, weights, expert_ids.int())
@@ -84,7 +87,7 @@ def test_every_bucket_is_as_exact_as_bfloat16_allows(
     out = fused_experts(x, gate_up, down, weights, expert_ids)
 
     expected = reference.fused_experts(
-        x.float(), gate_up.float(), down.float(), weights, expert_ids
+        x.float(), gate_up.float(), down.float(), weights, expert_ids, SiluGlu()
     )
     assert (out.float() - expected).norm() / expected.norm() < 5e-3
 

@@ -39,6 +39,14 @@ def test_residual_takes_the_sum_and_the_sum_is_normed(
     assert_close(out, reference.rms_norm(total, weight, EPS))
 
 
+def test_float32_weight_leaves_one_rounding(device: torch.device, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(4, 200).to(device, dtype), torch.randn(200).to(device)
+
+    out = rms_norm(x, weight, EPS)
+
+    assert_close(out, reference.rms_norm(x.float(), weight, EPS).to(dtype))
+
+
 def test_rows_may_lie_apart(device: torch.device) -> None:
     x = torch.randn(4, 3, 64, device=device)[:, 1]
 

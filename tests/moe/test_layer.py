@@ -1,5 +1,6 @@
 import torch
 
+from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import SoftmaxRouting
@@ -16,6 +17,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         experts_per_token=2,
         routing=SoftmaxRouting(renormalise=True),
         share=RankShare(),
+        glu=SiluGlu(),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

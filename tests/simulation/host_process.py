@@ -10,6 +10,7 @@ from raydix.ids import ConnectionId
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
+from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.messages.arrays import int32_array
 from tests.simulation.links import End, Link, Turns
 from tests.simulation.touch_order import TouchOrderWatch
@@ -40,6 +41,7 @@ class HostProcess:
             cluster.geometry,
             HostSettings(
                 page_size=cluster.settings.page_size,
+                rule=make_rule(cluster.settings.layout),
                 storage=cluster.storage_settings or StorageSettings(),
                 has_storage=cluster.storage is not None and cluster.storage.is_in_use,
             ),

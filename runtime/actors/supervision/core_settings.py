@@ -1,6 +1,7 @@
 """Settings of the cores, from the configuration and what GPU actors have loaded. Pure."""
 
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
+from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
@@ -58,10 +59,11 @@ def scheduler_settings(
     )
 
 
-def host_settings(config: EngineConfig, *, has_storage: bool) -> HostSettings:
+def host_settings(config: EngineConfig, layout: KvLayout, *, has_storage: bool) -> HostSettings:
     """Settings of the HostMemory core. `has_storage`: whether there is L3 now."""
     return HostSettings(
         page_size=config.cache.page_size,
+        rule=make_rule(layout),
         storage=StorageSettings(min_tokens=config.cache.prefetch.min_tokens),
         has_storage=has_storage,
     )

@@ -24,6 +24,7 @@ from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
 from raydix.runtime.config.capacity import host_bytes_per_node
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import L3Section
+from raydix.runtime.config.pool_sizes import max_context_pages
 from raydix.runtime.storage.namespace import make_namespace
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
@@ -86,15 +87,18 @@ class EngineActors:
         arena_bytes = host_bytes_per_node(
             self._config, report.layout, num_pages, self._config.parallel.dp
         )
+        num_context = max_context_pages(
+            report.layout,
+            num_pages,
+            is_chunked=self._config.scheduler.chunked_prefill_tokens is not None,
+        )
         return EngineFacts(
             name=self._name,
             supervisor_pid=os.getpid(),
             client_address=self._scheduler_address,
             secret=self._secret,
             model_path=os.path.abspath(self._config.model.path),
-            max_model_len=self._config.max_model_len(
-                report.max_position_embeddings, min(num_pages)
-            ),
+            max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
             eos_token_ids=report.eos_token_ids,
             layout=report.layout,
@@ -225,7 +229,9 @@ class EngineActors:
             arena = await actor.call("adopt_arena", held)
 
         setup = HostMemorySetup(
-            settings=host_settings(self._config, has_storage=self.storage.current is not None),
+            settings=host_settings(
+                self._config, facts.layout, has_storage=self.storage.current is not None
+            ),
             scheduler_address=self._scheduler_address,
             storage_address=self._storage_address,
             secret=self._secret,

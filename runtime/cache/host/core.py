@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import assert_never
 
-from raydix.errors import AccountingError
+from raydix.errors import AccountingError, ConfigError
 from raydix.ids import ConnectionId, HostPageId, LeaseId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.events import (
@@ -74,8 +74,14 @@ class HostMemoryCore:
     ) -> None:
         """`generations`: the table of an arena taken back from a survivor; None: the arena is new.
 
-        No page of an arena taken back is handed out before `CopiesDrained`.
+        No page of an arena taken back is handed out before `CopiesDrained`. Raises ConfigError if
+        the settings are for another number of KV groups.
         """
+        if len(settings.rule.reaches) != geometry.num_groups:
+            raise ConfigError(
+                f"the settings say how far {len(settings.rule.reaches)} KV groups reach; the arena "
+                f"has {geometry.num_groups}"
+            )
         fair_share = [
             geometry.max_pages(group) // geometry.num_groups for group in range(geometry.num_groups)
         ]

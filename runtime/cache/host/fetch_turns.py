@@ -67,11 +67,11 @@ class FetchTurns:
             ):
                 lookup = turns[0][1]
                 if (wanted := lookup.next_wanted()) is not None:
-                    group, index = wanted
+                    group, _ = wanted
                     if self._orders.is_readable:
                         self._read_some(lookup, group, now_s)
                     else:
-                        self._pages.fail(lookup, index, PageSource.IO_ERROR)
+                        self._pages.fail_unread(lookup, group, PageSource.IO_ERROR)
                 if lookup.next_wanted() is None:
                     heapq.heappop(turns)
                     lookup.leave_queue()
@@ -92,7 +92,8 @@ class FetchTurns:
 
             page_id = None if self._is_hint_full(lookup, group) else self._reads.allocate(group)
             if page_id is None:
-                self._pages.fail(lookup, index, PageSource.NO_HOST_PAGE)
+                lookup.want(group, index)
+                self._pages.fail_unread(lookup, group, PageSource.NO_HOST_PAGE)
                 break
             indices.append(index)
             page_ids.append(page_id)

@@ -1,5 +1,7 @@
 """What becomes of the pages that lookups wait for."""
 
+from collections.abc import Iterable
+
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.reads import HostReads
@@ -32,14 +34,28 @@ class LookupPages:
         if lookup.arrive(group, index):
             self.note_change(lookup)
 
-    def fail(self, lookup: OpenLookup, index: int, source: PageSource) -> None:
-        """Some group's page at this place will not come, so reads behind it are not wanted."""
-        if lookup.fail(index, source):
-            self.note_change(lookup)
-            for group, missing in enumerate(lookup.missing):
-                self._reads.cancel_unwanted(
-                    group, (lookup.keys[i] for i in missing if i >= lookup.end)
-                )
+    def fail(
+        self, lookup: OpenLookup, group: int, failures: Iterable[tuple[int, PageSource]]
+    ) -> None:
+        """Pages of a group, told in order, will not come."""
+        if lookup.fail(group, failures):
+            self._end_reads(lookup)
+
+    def fail_unread(self, lookup: OpenLookup, group: int, source: PageSource) -> None:
+        """Pages of a group that nobody reads yet for a lookup will not come."""
+        if lookup.fail_unread(group, source):
+            self._end_reads(lookup)
+
+    def stop(self, lookup: OpenLookup, source: PageSource) -> None:
+        """No more pages will come for a lookup."""
+        if lookup.stop(source):
+            self._end_reads(lookup)
+
+    def _end_reads(self, lookup: OpenLookup) -> None:
+        # What is no longer of use for want of other pages need not be read.
+        self.note_change(lookup)
+        for group in range(len(lookup.missing)):
+            self._reads.cancel_unwanted(group, lookup.unwanted_keys(group))
 
     def join(self, lookup: OpenLookup, group: int, index: int) -> bool:
         """Whether a lookup need not read a page: it is here, or somebody's read will bring it."""

@@ -8,7 +8,7 @@ from raydix.runtime.cache.host.fetch_turns import FetchTurns
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.lookup_pages import LookupPages
 from raydix.runtime.cache.host.open_lookup import OpenLookup
-from raydix.runtime.cache.host.reads import HostReads
+from raydix.runtime.cache.host.reads import HostReads, ReadOutcome
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.host.staged_pages import StagedPages
 from raydix.runtime.cache.host.storage_orders import StorageOrders
@@ -43,6 +43,7 @@ class HostLookups:
     ) -> None:
         self._page_size = settings.page_size
         self._settings = settings.storage
+        self._rule = settings.rule
         self._index = index
         self._staged = staged
         self._orders = orders
@@ -79,17 +80,23 @@ class HostLookups:
         keys = split_keys(message.keys)
         self._num_arrived += 1
         lookup = OpenLookup(
-            message.lookup_id, message.urgency, self._num_arrived, keys, message.num_l1_pages
+            message.lookup_id,
+            message.urgency,
+            self._num_arrived,
+            keys,
+            message.num_l1_pages,
+            self._rule,
         )
         self._lookups[message.lookup_id] = lookup
         self._pages.note_change(lookup)
 
-        for group, num_l1_pages in enumerate(message.num_l1_pages):
-            for index in range(num_l1_pages, len(keys)):
+        for group in range(self._index.num_groups):
+            for index in lookup.places_outside_l1(group):
                 if self._index.find(group, keys[index]) is not None:
                     lookup.find_in_l2(group, index)
                 else:
                     lookup.miss(group, index)
+        lookup.end_arrival()
 
         if lookup.num_missing:
             self._touch(lookup)
@@ -105,7 +112,7 @@ class HostLookups:
         lookup = self._lookups.get(lookup_id)
         if lookup is not None:
             lookup.cancel()
-            self._pages.fail(lookup, lookup.first_pending, PageSource.CANCELLED)
+            self._pages.stop(lookup, PageSource.CANCELLED)
 
     def cancel_all(self) -> None:
         """The Scheduler is gone: forget its lookups without a report."""
@@ -119,9 +126,8 @@ class HostLookups:
 
     def retire(self) -> None:
         """L3 is not to be used any more: every lookup ends with what has come."""
-        for lookup in list(self._lookups.values()):
-            if not lookup.is_final:
-                self._pages.fail(lookup, lookup.first_pending, PageSource.CANCELLED)
+        for lookup in self._lookups.values():
+            self._pages.stop(lookup, PageSource.CANCELLED)
 
     def dispatch(self, now_s: float) -> None:
         """Order reads while not too many are in flight."""
@@ -135,13 +141,12 @@ class HostLookups:
         if not num_missing:
             return
 
-        first = lookup.first_missing
         if not self._orders.is_in_use:
-            self._pages.fail(lookup, first, PageSource.NOT_FOUND)
+            self._pages.stop(lookup, PageSource.NOT_FOUND)
         elif num_missing * self._page_size < self._settings.min_tokens:
-            self._pages.fail(lookup, first, PageSource.BELOW_MIN_TOKENS)
+            self._pages.stop(lookup, PageSource.BELOW_MIN_TOKENS)
         elif not self._orders.is_readable:
-            self._pages.fail(lookup, first, PageSource.IO_ERROR)
+            self._pages.stop(lookup, PageSource.IO_ERROR)
         else:
             for group, missing in enumerate(lookup.missing):
                 if missing:
@@ -150,14 +155,15 @@ class HostLookups:
                     lookup.note_question()
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
-        """Do not ask again for what was missing a moment ago, nor for what comes after it."""
+        """Do not ask again for what was missing a moment ago, nor for what is of no use then."""
         for group, missing in enumerate(lookup.missing):
-            for index in missing:
-                if index >= lookup.end:
-                    break
-                if self._orders.missing.has(group, lookup.keys[index], now_s):
-                    self._pages.fail(lookup, index, PageSource.NOT_FOUND)
-        self._counters["l3_pages_known_missing"] += lookup.forget_missing_behind_end()
+            lacking = (
+                (index, PageSource.NOT_FOUND)
+                for index in missing
+                if self._orders.missing.has(group, lookup.keys[index], now_s)
+            )
+            self._pages.fail(lookup, group, lacking)
+        self._counters["l3_pages_known_missing"] += lookup.forget_missing()
 
     def _take_answer(self, lookup: OpenLookup, group: int, done: ObjectsDone, now_s: float) -> None:
         found = list(zip(lookup.missing[group], done.statuses, strict=True))
@@ -165,23 +171,31 @@ class HostLookups:
             if code == ObjectStatus.MISSING:
                 self._orders.missing.note(group, lookup.keys[index], now_s)
 
-        for index, code in found:
-            if code != ObjectStatus.OK and not self._pages.is_coming(lookup, group, index):
-                self._pages.fail(lookup, index, ObjectStatus(code).source_of_miss)
-                break
+        failures = (
+            (index, ObjectStatus(code).source_of_miss)
+            for index, code in found
+            if code != ObjectStatus.OK and not self._pages.is_coming(lookup, group, index)
+        )
+        self._pages.fail(lookup, group, failures)
         self._end_question(lookup)
 
     def _end_question(self, lookup: OpenLookup) -> None:
         """Once L3 has answered for every group, want what it has of the prefix that all can get."""
-        if not lookup.note_answer():
+        if not lookup.note_answer() or lookup.is_final:
             return
+        lookup.begin_fetch()
         if 0 < lookup.num_missing * self._page_size < self._settings.min_tokens:
-            self._pages.fail(lookup, lookup.first_missing, PageSource.BELOW_MIN_TOKENS)
+            self._pages.stop(lookup, PageSource.BELOW_MIN_TOKENS)
 
         for group, missing in enumerate(lookup.missing):
             for index in missing:
-                if index < lookup.end and not self._pages.join(lookup, group, index):
+                if lookup.is_waiting_for(group, index) and not self._pages.join(
+                    lookup, group, index
+                ):
                     lookup.want(group, index)
+        self._queue(lookup)
+
+    def _queue(self, lookup: OpenLookup) -> None:
         if lookup.next_wanted() is not None:
             self._turns.queue(lookup)
 
@@ -190,40 +204,46 @@ class HostLookups:
         asked = self._questions.pop(done.batch_id, None)
         if asked is not None:
             self._take_answer(*asked, done, now_s)
+        self._take_outcomes(self._reads.finish(done, now_s))
 
+    def _take_outcomes(self, outcomes: list[ReadOutcome]) -> None:
         # All pages of a batch are READY by now: a failed one must not end what waits for the
-        # others.
-        for outcome in self._reads.finish(done, now_s):
+        # others. What fails is told together, since with windows each time other ends are chosen.
+        failures: dict[tuple[OpenLookup, int], list[tuple[int, PageSource]]] = {}
+        for outcome in outcomes:
             for waiting, index in outcome.waiters:
                 if outcome.status is ObjectStatus.OK:
                     self._pages.arrive(waiting, outcome.group, index)
                 elif not outcome.is_unwanted:
-                    self._pages.fail(waiting, index, outcome.status.source_of_miss)
-                elif waiting.want_again(outcome.group, index):
+                    failure = index, outcome.status.source_of_miss
+                    failures.setdefault((waiting, outcome.group), []).append(failure)
+                elif waiting.want(outcome.group, index):
                     # Its read was cancelled for others before this lookup joined it.
                     self._turns.queue(waiting)
+
+        for (waiting, group), failed in failures.items():
+            self._pages.fail(waiting, group, sorted(failed))
+            # With windows, the next best end may need pages that nobody reads yet.
+            self._queue(waiting)
 
     def give_up(self, batch_id: BatchId) -> None:
         """A batch is overdue: nobody waits for it any longer."""
         lookup, group = self._questions.pop(batch_id, (None, 0))
         if lookup is not None:
-            self._pages.fail(lookup, lookup.missing[group][0], PageSource.TIMED_OUT)
+            overdue = ((index, PageSource.TIMED_OUT) for index in lookup.missing[group])
+            self._pages.fail(lookup, group, overdue)
             self._end_question(lookup)
-        for waiting, index in self._reads.give_up(batch_id):
-            self._pages.fail(waiting, index, PageSource.TIMED_OUT)
+        self._take_outcomes(self._reads.give_up(batch_id))
 
     def lose(self) -> list[HostPageId]:
         """The storage actor is gone: everything asked of it fails.
 
         Returns the FILLING pages, which are the caller's now.
         """
-        waiters, held = self._reads.lose()
-        for lookup, group in self._questions.values():
-            self._pages.fail(lookup, lookup.missing[group][0], PageSource.IO_ERROR)
-            self._end_question(lookup)
+        held = self._reads.lose()
         self._questions.clear()
-        for lookup, index in waiters:
-            self._pages.fail(lookup, index, PageSource.IO_ERROR)
+        for lookup in self._lookups.values():
+            self._pages.stop(lookup, PageSource.IO_ERROR)
         return held
 
     def take_reports(self, now_s: float) -> list[LookupProgress]:
@@ -240,5 +260,5 @@ class HostLookups:
         self._turns.end(lookup)
         # What a hint has brought is pinned for nobody.
         if lookup.urgency is Urgency.REQUEST and not lookup.is_cancelled:
-            self._staged.end(lookup.lookup_id, lookup.keys[: lookup.end], now_s)
+            self._staged.end(lookup.lookup_id, lookup.runs(), now_s)
         self._touch(lookup)

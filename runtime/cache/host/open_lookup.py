@@ -1,16 +1,43 @@
 """One lookup that is not final."""
 
-from collections import deque
+import itertools
+from collections.abc import Iterable
 
 from raydix.ids import LookupId, PageKey
+from raydix.runtime.cache.host.window_ends import PageHope, PrefixRule, plan_fetch
 from raydix.runtime.messages.host import LookupProgress, PageSource, Urgency
+
+_WANTED = 100
+"""L3 has the page, and nobody reads it yet for this lookup. Reported as PENDING."""
+_SPARE = 101
+"""L3 has the page, or may have it, but no end that is fetched for needs it: NOT_FOUND."""
+_AWAITED = bytes([PageSource.PENDING, _WANTED])
+_OPEN = bytes([*_AWAITED, _SPARE])
+
+
+def _table(changes: dict[int, int]) -> bytes:
+    return bytes(changes.get(code, code) for code in range(256))
+
+
+_REPORTED = _table({_WANTED: PageSource.PENDING, _SPARE: PageSource.NOT_FOUND})
+_SPARED = _table({PageSource.PENDING: _SPARE, _WANTED: _SPARE})
+_NEEDED = _table({_SPARE: _WANTED})
+_HOPES = bytes(
+    PageHope.FETCHABLE
+    if code in _OPEN
+    else PageHope.HERE
+    if code <= PageSource.L3
+    else PageHope.LOST
+    for code in range(256)
+)
 
 
 class OpenLookup:
     """Owns: what is known so far of the pages of one chain, in every KV group.
 
     A page is named by its group and its place in the chain. In FULL and LATENT groups one that
-    cannot be had ends the useful prefix of the chain for all groups.
+    cannot be had ends the useful prefix of the chain for all groups. In a WINDOW group it takes
+    away the ends whose window it is in; only windows of chosen ends are fetched.
     """
 
     def __init__(
@@ -20,65 +47,84 @@ class OpenLookup:
         arrival: int,
         keys: list[PageKey],
         num_l1_pages: tuple[int, ...],
+        rule: PrefixRule,
     ) -> None:
-        """`arrival` counts lookups: the lower, the older. All pages count as L1's at first."""
+        """`arrival` counts lookups: the lower, the older. Nothing is known of pages outside L1."""
         self.lookup_id = lookup_id
         self.urgency = urgency
         self.arrival = arrival
         self.keys = keys
         self.end = len(keys)
-        """Pages from here on will not come."""
+        """Nothing is fetched from here on."""
 
         self.missing: list[list[int]] = [[] for _ in num_l1_pages]
         """Per group: pages that L2 lacked on arrival, in order."""
         self.num_read = [0 for _ in num_l1_pages]
         """Per group: pages whose reads were ordered for it."""
         self.is_cancelled = False
-        self._wanted: list[deque[int]] = [deque() for _ in num_l1_pages]
-        """Per group: pages that L3 has and that nobody reads yet for this lookup, in order."""
         self._num_questions = 0
         """Questions to L3, one per group at most, that have no answer yet."""
         self._is_queued = False
 
-        self._num_l1_pages = num_l1_pages
+        self._rule = rule
+        self._has_windows = rule.has_windows
+        self._is_fetching = False
+        """L3 has answered all questions."""
+        self._reached = 0
+        """The best end all of whose pages are here; kept only where there are windows."""
+        self._l1_starts = [
+            0 if reach is None else max(0, num_pages - reach)
+            for reach, num_pages in zip(rule.reaches, num_l1_pages, strict=True)
+        ]
+        self._l1_ends = num_l1_pages
         self._sources = [bytearray([PageSource.L1]) * len(keys) for _ in num_l1_pages]
+        """Per group and page a `PageSource`, `_WANTED` or `_SPARE`."""
+
+    def places_outside_l1(self, group: int) -> Iterable[int]:
+        """Pages that L1 does not hold, in order."""
+        before = range(self._l1_starts[group])
+        return itertools.chain(before, range(self._l1_ends[group], len(self.keys)))
 
     @property
     def is_final(self) -> bool:
         """No page's source is open."""
-        return not any(PageSource.PENDING in sources for sources in self._sources)
-
-    @property
-    def first_pending(self) -> int:
-        """The first place at which some group's page is open; there is one."""
-        places = (sources.find(PageSource.PENDING) for sources in self._sources)
-        return min(place for place in places if place >= 0)
+        return not any(code in sources for sources in self._sources for code in _AWAITED)
 
     @property
     def num_missing(self) -> int:
-        """Places before the end at which L2 lacked some group's page."""
-        return len({index for missing in self.missing for index in missing if index < self.end})
+        """Places before the end that are of no use unless L3 has some group's page.
 
-    @property
-    def first_missing(self) -> int:
-        """The first of these places; there is one."""
-        return min(missing[0] for missing in self.missing if missing)
+        With windows those are all places behind the end that is reached already, for a few pages
+        of a window may decide on the whole prefix before them.
+        """
+        if self._has_windows:
+            return 0 if self.is_final else self.end - self._reached
+        return len({index for missing in self.missing for index in missing if index < self.end})
 
     def next_wanted(self) -> tuple[int, int] | None:
         """Group and place of the page to be read next: all groups' prefixes grow together."""
-        heads = [(wanted[0], group) for group, wanted in enumerate(self._wanted) if wanted]
-        index, group = min(heads, default=(None, 0))
+        heads = [(sources.find(_WANTED), group) for group, sources in enumerate(self._sources)]
+        index, group = min((head for head in heads if head[0] >= 0), default=(None, 0))
         return None if index is None else (group, index)
 
-    def is_waiting_for(self, index: int) -> bool:
-        """Whether the page at this place, which was wanted, still is."""
-        return index < self.end
+    def is_waiting_for(self, group: int, index: int) -> bool:
+        """Whether a page is to come from L3."""
+        return self._sources[group][index] in _AWAITED
+
+    def runs(self) -> list[list[PageKey]]:
+        """Per group: keys of the pages that are needed before the end."""
+        return [self.keys[start : self.end] for start in self._rule.starts(self.end)]
+
+    def unwanted_keys(self, group: int) -> list[PageKey]:
+        """Keys of missing pages that are not to come any more."""
+        sources = self._sources[group]
+        return [self.keys[i] for i in self.missing[group] if sources[i] not in _AWAITED]
 
     def report(self) -> LookupProgress:
         """What the Scheduler is told of it now."""
         return LookupProgress(
             lookup_id=self.lookup_id,
-            sources=tuple(map(bytes, self._sources)),
+            sources=tuple(bytes(sources.translate(_REPORTED)) for sources in self._sources),
             is_final=self.is_final,
         )
 
@@ -91,35 +137,115 @@ class OpenLookup:
         self._sources[group][index] = PageSource.PENDING
         self.missing[group].append(index)
 
-    def forget_missing_behind_end(self) -> int:
+    def end_arrival(self) -> None:
+        """L2 was asked about all pages: those that no reachable end needs are not missed."""
+        if self._has_windows:
+            self._choose(PageSource.NOT_FOUND)
+            self.forget_missing()
+
+    def forget_missing(self) -> int:
         """L3 is not to be asked for pages that will not come. Returns how many they are."""
         num_before = sum(map(len, self.missing))
-        self.missing = [[i for i in missing if i < self.end] for missing in self.missing]
+        self.missing = [
+            [index for index in missing if sources[index] in _AWAITED]
+            for missing, sources in zip(self.missing, self._sources, strict=True)
+        ]
         return num_before - sum(map(len, self.missing))
+
+    def begin_fetch(self) -> None:
+        """L3 has answered for every group: choose the ends to fetch for."""
+        self._is_fetching = True
+        if self._has_windows:
+            self._choose(PageSource.NOT_FOUND)
 
     def arrive(self, group: int, index: int) -> bool:
         """A page from L3 is in L2. Returns whether that matters."""
-        if index >= self.end:
+        if not self.is_waiting_for(group, index):
             return False
         self._sources[group][index] = PageSource.L3
         return True
 
-    def fail(self, index: int, source: PageSource) -> bool:
-        """Some group's page will not come, and for want of it none after it is of use in any group.
+    def fail(self, group: int, failures: Iterable[tuple[int, PageSource]]) -> bool:
+        """Pages of a group, told in order, will not come. Returns whether that is news."""
+        if self._rule.reaches[group] is None:
+            first = next(iter(failures), None)
+            return first is not None and self._end_at(*first)
 
-        Returns whether that is news. What L1 holds stays L1's.
-        """
+        sources, source = self._sources[group], None
+        for index, reason in failures:
+            if self.is_waiting_for(group, index):
+                source = reason
+            if sources[index] in _OPEN:
+                sources[index] = reason
+        if source is not None:
+            self._choose(source)
+        return source is not None
+
+    def fail_unread(self, group: int, source: PageSource) -> bool:
+        """Pages of a group that nobody reads yet will not come. Returns whether that is news."""
+        return self._fail_all(group, bytes([_WANTED, _SPARE]), source)
+
+    def stop(self, source: PageSource) -> bool:
+        """No more pages will come. Returns whether that is news."""
+        if self.is_final:
+            return False
+        for group in range(len(self._sources)):
+            self._fail_all(group, _OPEN, source)
+        return True
+
+    def _fail_all(self, group: int, codes: bytes, source: PageSource) -> bool:
+        sources = self._sources[group]
+        places = [place for code in codes if (place := sources.find(code)) >= 0]
+        if self._rule.reaches[group] is None:
+            return bool(places) and self._end_at(min(places), source)
+
+        is_news = any(code in sources for code in codes if code in _AWAITED)
+        for code in codes:
+            sources[:] = sources.replace(bytes([code]), bytes([source]))
+        if is_news:
+            self._choose(source)
+        return is_news
+
+    def _end_at(self, index: int, source: PageSource) -> bool:
+        """For want of a page none after it is of use in any group. What L1 holds stays L1's."""
         if index >= self.end:
             return False
         self.end = index
-        for sources, num_l1_pages in zip(self._sources, self._num_l1_pages, strict=True):
-            first = max(index, num_l1_pages)
-            sources[first:] = bytes([source]) * (len(self.keys) - first)
-
-        for wanted in self._wanted:
-            while wanted and wanted[-1] >= index:
-                wanted.pop()
+        for group, sources in enumerate(self._sources):
+            sources[index:] = bytes([source]) * (len(self.keys) - index)
+            start, end = max(index, self._l1_starts[group]), self._l1_ends[group]
+            sources[start:end] = bytes([PageSource.L1]) * (end - start)
+        if self._has_windows:
+            self._choose(source)
         return True
+
+    def _choose(self, source: PageSource) -> None:
+        """Choose the ends to fetch for, after a change for the worse with this reason.
+
+        The best end never moves back to a later place, so FULL pages behind it are done with.
+        """
+        hopes = [bytes(sources[: self.end].translate(_HOPES)) for sources in self._sources]
+        plan = plan_fetch(self._rule, hopes)
+        self._reached = plan.reached
+
+        for sources, reach in zip(self._sources, self._rule.reaches, strict=True):
+            if reach is None:
+                for code in _OPEN:
+                    behind = sources[plan.best : self.end]
+                    sources[plan.best : self.end] = behind.replace(bytes([code]), bytes([source]))
+                continue
+
+            if self._is_fetching:
+                windows = [(end - reach, end) for end in plan.ends]
+            else:
+                # L3 may have any of them, so all are asked about that a later end could need.
+                windows = [(plan.reached + 1 - reach, plan.best)] if plan.ends and reach else []
+            spared = sources.translate(_SPARED)
+            for start, end in windows:
+                window = slice(max(0, start), end)
+                spared[window] = sources[window].translate(_NEEDED)
+            sources[:] = spared
+        self.end = plan.best
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
@@ -143,21 +269,21 @@ class OpenLookup:
         """It wants nothing more for now."""
         self._is_queued = False
 
-    def want(self, group: int, index: int) -> None:
-        """L3 has a page, and nobody reads it; the pages of a group are told in order."""
-        self._wanted[group].append(index)
+    def want(self, group: int, index: int) -> bool:
+        """Nobody reads a page that is to come. Returns whether that is news."""
+        if self._sources[group][index] != PageSource.PENDING:
+            return False
+        self._sources[group][index] = _WANTED
+        return True
 
     def take_wanted(self, group: int) -> int | None:
         """Take the first page that is wanted of a group; None if there is none."""
-        return self._wanted[group].popleft() if self._wanted[group] else None
+        index = self._sources[group].find(_WANTED)
+        if index < 0:
+            return None
+        self._sources[group][index] = PageSource.PENDING
+        return index
 
     def count_read(self, group: int) -> None:
         """A read of one page was ordered for it."""
         self.num_read[group] += 1
-
-    def want_again(self, group: int, index: int) -> bool:
-        """The read that was to bring a page was cancelled. Returns whether it is needed again."""
-        if index >= self.end:
-            return False
-        self._wanted[group] = deque(sorted((*self._wanted[group], index)))
-        return True

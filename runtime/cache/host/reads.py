@@ -143,7 +143,9 @@ class HostReads:
             ]
 
             is_wanted = any(
-                lookup.is_waiting_for(index) for read in reads for lookup, index in read.waiters
+                lookup.is_waiting_for(group, index)
+                for read in reads
+                for lookup, index in read.waiters
             )
             if not is_wanted and not batch.is_cancelled:
                 self._cancel(batch_id, batch)
@@ -195,7 +197,7 @@ class HostReads:
         if not self._index.publish(page_id, key):
             return
         for lookup, index in waiters:
-            if lookup.urgency is Urgency.REQUEST and lookup.is_waiting_for(index):
+            if lookup.urgency is Urgency.REQUEST and lookup.is_waiting_for(group, index):
                 self._staged.add(lookup.lookup_id, group, key)
 
     def _end_reads(self, batch_id: BatchId, batch: _Batch) -> list[list[Waiter]]:
@@ -210,22 +212,24 @@ class HostReads:
                 del self._reads[batch.group, key]
         return waiters
 
-    def give_up(self, batch_id: BatchId) -> list[Waiter]:
-        """A batch is overdue: its pages stay FILLING until it is answered. Returns who waited."""
+    def give_up(self, batch_id: BatchId) -> list[ReadOutcome]:
+        """A batch is overdue: its pages stay FILLING until it is answered."""
         batch = self._batches.get(batch_id)
         if batch is None:
             return []
         batch.is_overdue = True
-        return [waiter for waiters in self._end_reads(batch_id, batch) for waiter in waiters]
+        return [
+            ReadOutcome(batch.group, ObjectStatus.TIMED_OUT, False, waiters)
+            for waiters in self._end_reads(batch_id, batch)
+        ]
 
-    def lose(self) -> tuple[list[Waiter], list[HostPageId]]:
-        """The storage actor is gone. Returns who waited for a read, and the FILLING pages.
+    def lose(self) -> list[HostPageId]:
+        """The storage actor is gone, and nobody waits for it any longer.
 
-        These are the caller's now.
+        Returns the FILLING pages, which are the caller's now.
         """
-        waiters = [waiter for read in self._reads.values() for waiter in read.waiters]
         held = [page_id for batch in self._batches.values() for page_id in batch.page_ids]
         self._reads.clear()
         self._batches.clear()
         self._num_filling = [0] * len(self._num_filling)
-        return waiters, held
+        return held

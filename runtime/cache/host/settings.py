@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from raydix.runtime.cache.host.window_ends import PrefixRule
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
@@ -52,6 +54,8 @@ class HostSettings:
     """Settings of the HostMemory core."""
 
     page_size: int
+    rule: PrefixRule = PrefixRule()
+    """What each KV group needs of a prefix; by default there is one group, which needs all."""
     piece_pages: int = 2048
     """How many pages of L2 one turn passes over at most, where all of them are concerned."""
     storage: StorageSettings = StorageSettings()

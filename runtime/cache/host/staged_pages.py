@@ -93,15 +93,15 @@ class StagedPages:
         self._num_lookups[page_id] = 0
         return page_id
 
-    def end(self, lookup_id: LookupId, keys: Sequence[PageKey], now_s: float) -> None:
-        """A lookup is final: keep what is staged of `keys` in any group for some time.
+    def end(self, lookup_id: LookupId, runs: Sequence[Sequence[PageKey]], now_s: float) -> None:
+        """A lookup is final: keep what is staged of these keys, a run per group, for some time.
 
         It does not matter for whom it was staged. Nothing else is kept for this lookup.
         """
         assert lookup_id not in self._ended
         stage = self._open.pop(lookup_id, _Stage())
         ended = _Stage(until_s=now_s + self._grace_s)
-        for pinned in self._pinned:
+        for pinned, keys in zip(self._pinned, runs, strict=True):
             # What nobody has staged costs nothing here, however long the chain is.
             page_ids = map(pinned.find, keys) if len(pinned) else ()
             for page_id in page_ids:

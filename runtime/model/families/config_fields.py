@@ -3,19 +3,19 @@
 All functions take the config as transformers reads it and raise CheckpointError.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from raydix.errors import CheckpointError
-from raydix.runtime.model.rope_spec import REMEDY, longest_context, read_rope
-from raydix.runtime.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from raydix.kernels.glu_form import GeluTanhGlu, GluForm, SiluGlu
+from raydix.runtime.model.rope_spec import REMEDY, Rope, longest_context, read_rope
+from raydix.runtime.model.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, NormSpec
 
 
 def make_spec(config: Any, layers: tuple[LayerSpec, ...]) -> ModelSpec:
     """A model of these layers."""
-    if config.hidden_act != "silu":
-        raise CheckpointError(f"hidden_act is {config.hidden_act!r}; only 'silu' is supported.")
     return ModelSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -30,11 +30,52 @@ def read_norm(config: Any) -> NormSpec:
     return NormSpec(eps=config.rms_norm_eps)
 
 
+def read_mlp(config: Any, *, bias: bool) -> DenseMlpSpec:
+    """A dense feed-forward."""
+    return DenseMlpSpec(
+        intermediate_size=config.intermediate_size, bias=bias, glu=read_glu(config.hidden_act)
+    )
+
+
+def read_glu(name: str) -> GluForm:
+    """The feed-forward whose gate has an activation of this name."""
+    match name:
+        case "silu":
+            return SiluGlu()
+        case "gelu_pytorch_tanh":
+            return GeluTanhGlu()
+        case _:
+            raise CheckpointError(
+                f"The activation is {name!r}; supported are 'silu' and 'gelu_pytorch_tanh'."
+            )
+
+
+def read_soft_cap(config: Any, name: str) -> float | None:
+    """The bound of scores or logits of that name; None if there is none."""
+    return None if getattr(config, name) is None else read_positive(config, name)
+
+
+def read_positive(config: Any, name: str) -> float:
+    """A number above 0."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{name} is {value!r}; expected a number above 0. {REMEDY}")
+    return float(value)
+
+
 def read_attention(
-    config: Any, *, qkv_bias: bool, output_bias: bool, qk_norm: NormSpec | None
+    config: Any,
+    *,
+    qkv_bias: bool,
+    output_bias: bool,
+    qk_norm: NormSpec | None,
+    layer_type: str | None = None,
 ) -> AttentionSpec:
-    """Attention over all tokens before, the same in all layers."""
-    rope = read_rope(config.rope_parameters, config.max_position_embeddings)
+    """Attention over all tokens before.
+
+    `layer_type`: that of the layers, if those of each type have their own rotary parameters.
+    """
+    rope = _read_layer_rope(config, layer_type)
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_whole = isinstance(head_dim, int) and not isinstance(head_dim, bool)
@@ -55,6 +96,13 @@ def read_attention(
         output_bias=output_bias,
         qk_norm=qk_norm,
     )
+
+
+def _read_layer_rope(config: Any, layer_type: str | None) -> Rope:
+    parameters = config.rope_parameters
+    if layer_type is not None:
+        parameters = parameters.get(layer_type) if isinstance(parameters, Mapping) else None
+    return read_rope(parameters, config.max_position_embeddings)
 
 
 def require_enough_experts(experts_per_token: int, num_experts: int) -> None:
@@ -91,8 +139,11 @@ def _with_windows(
     return tuple(
         # A window that no context outgrows is never noticed, and pages of full attention are
         # found at every prefix.
-        layer
-        if window is None or window >= context
-        else replace(layer, attention=replace(layer.attention, window=window))
+        layer if window is None or window >= context else _with_window(layer, window)
         for layer, window in zip(layers, windows, strict=True)
     )
+
+
+def _with_window(layer: LayerSpec, window: int) -> LayerSpec:
+    assert isinstance(layer.attention, AttentionSpec), "latent attention has no window"
+    return replace(layer, attention=replace(layer.attention, window=window))

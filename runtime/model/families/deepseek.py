@@ -7,6 +7,7 @@ from raydix.errors import CheckpointError
 from raydix.kernels.routing import GroupLimitedRouting, Scoring
 from raydix.runtime.model.families.config_fields import (
     make_spec,
+    read_glu,
     read_norm,
     require_enough_experts,
 )
@@ -24,6 +25,7 @@ from raydix.runtime.model.spec import (
 
 _INNER_NORM = NormSpec(eps=1e-6)
 """Of latents. Configs speak of the others alone."""
+_SIZES = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace", "v_head_dim")
 _NAMES: Mapping[str, str] = {
     "layers.{}.attention.q_down": "model.layers.{}.self_attn.q_a_proj",
     "layers.{}.attention.q_norm": "model.layers.{}.self_attn.q_a_layernorm",
@@ -42,22 +44,22 @@ _NAMES: Mapping[str, str] = {
 
 
 def _read_v2(config: Any) -> ModelSpec:
+    _require_sizes(config)
     if config.norm_topk_prob:
         raise CheckpointError(
             "norm_topk_prob is true; of DeepSeek-V2 only models without it are supported, as "
             "implementations differ about what it does."
         )
-    mlp_bias = bool(config.mlp_bias)
     return _read_spec(
         config,
         _read_attention(config, has_interleaved_pairs=True),
-        dense=DenseMlpSpec(intermediate_size=config.intermediate_size, bias=mlp_bias),
-        shared=DenseMlpSpec(intermediate_size=_shared_size(config), bias=mlp_bias),
+        mlp_bias=bool(config.mlp_bias),
         routing=_read_v2_routing(config),
     )
 
 
 def _read_v3(config: Any) -> ModelSpec:
+    _require_sizes(config)
     _require("scoring_func", getattr(config, "scoring_func", "sigmoid"), "sigmoid")
     _require("topk_method", getattr(config, "topk_method", "noaux_tc"), "noaux_tc")
     routing = GroupLimitedRouting(
@@ -72,8 +74,7 @@ def _read_v3(config: Any) -> ModelSpec:
     return _read_spec(
         config,
         _read_attention(config, has_interleaved_pairs=bool(config.rope_interleave)),
-        dense=DenseMlpSpec(intermediate_size=config.intermediate_size, bias=False),
-        shared=DenseMlpSpec(intermediate_size=_shared_size(config), bias=False),
+        mlp_bias=False,
         routing=routing,
     )
 
@@ -104,21 +105,24 @@ def _read_spec(
     config: Any,
     attention: LatentAttentionSpec,
     *,
-    dense: DenseMlpSpec,
-    shared: DenseMlpSpec,
+    mlp_bias: bool,
     routing: GroupLimitedRouting,
 ) -> ModelSpec:
     """Dense layers first, then sparse ones."""
     _require("moe_layer_freq", getattr(config, "moe_layer_freq", 1), 1)
     _check_routing(config, routing)
+    norm, glu = read_norm(config), read_glu(config.hidden_act)
+    dense = DenseMlpSpec(intermediate_size=config.intermediate_size, bias=mlp_bias, glu=glu)
+    # Shared experts are as one of them all, side by side.
+    shared_size = config.moe_intermediate_size * config.n_shared_experts
     sparse = MoeMlpSpec(
         num_experts=config.n_routed_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
         routing=routing,
-        shared=shared,
+        shared=DenseMlpSpec(intermediate_size=shared_size, bias=mlp_bias, glu=glu),
+        glu=glu,
     )
-    norm = read_norm(config)
     layers = tuple(
         LayerSpec(
             attention=attention,
@@ -155,12 +159,6 @@ def _temperature(rope: Rope) -> float:
     return 1.0
 
 
-def _shared_size(config: Any) -> int:
-    """Shared experts are as one of them all, side by side."""
-    size: int = config.moe_intermediate_size * config.n_shared_experts
-    return size
-
-
 def _check_routing(config: Any, routing: GroupLimitedRouting) -> None:
     """Raise CheckpointError if groups are not whole, or too small for what is chosen of them."""
     num_experts, num_groups = config.n_routed_experts, routing.num_groups
@@ -178,6 +176,13 @@ def _check_routing(config: Any, routing: GroupLimitedRouting) -> None:
             f"experts. {REMEDY}"
         )
     require_enough_experts(config.num_experts_per_tok, group_size * routing.groups_per_token)
+
+
+def _require_sizes(config: Any) -> None:
+    """Raise CheckpointError if a size is null that transformers takes so."""
+    for name in _SIZES:
+        if getattr(config, name) is None:
+            raise CheckpointError(f"{name} is null; expected a whole number. {REMEDY}")
 
 
 def _require(name: str, found: object, expected: object) -> None:

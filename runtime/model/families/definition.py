@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raydix.runtime.model.families.restoring import Restorer, unchanged
 from raydix.runtime.model.spec import ModelSpec
 
 
@@ -16,7 +17,7 @@ class FamilyDefinition:
     architecture: str
     """The one entry of config.json's `architectures`, if there is any."""
     read_spec: Callable[[Any], ModelSpec]
-    """Reads the config as transformers presents it.
+    """Reads the config of the language model as transformers presents it.
 
     Raises CheckpointError, naming the limit, for what the decoder does not support.
     """
@@ -24,3 +25,7 @@ class FamilyDefinition:
     """What checkpoints call the decoder's weights: a table as in `weight_names`."""
     has_prediction_layers: bool = False
     """May checkpoints hold layers past the last, which guess tokens ahead? They are not loaded."""
+    text_section: str | None = None
+    """The section of config.json that describes the language model; None: the whole file."""
+    restore: Restorer = unchanged
+    """Turns the tensors of a checkpoint into those that `weight_names` names."""

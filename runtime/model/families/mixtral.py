@@ -7,6 +7,7 @@ from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
+    read_glu,
     read_norm,
     require_enough_experts,
     window_in_all,
@@ -33,6 +34,7 @@ def _read_spec(config: Any) -> ModelSpec:
             intermediate_size=config.intermediate_size,
             routing=SoftmaxRouting(renormalise=True),
             shared=None,
+            glu=read_glu(config.hidden_act),
         ),
         norm=read_norm(config),
     )

@@ -7,6 +7,8 @@ from raydix.kernels.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
+    read_glu,
+    read_mlp,
     read_norm,
     require_enough_experts,
     window_in_all,
@@ -40,7 +42,7 @@ def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
         and (layer + 1) % config.decoder_sparse_step == 0
     )
     if not is_sparse:
-        return DenseMlpSpec(intermediate_size=config.intermediate_size, bias=False)
+        return read_mlp(config, bias=False)
 
     require_enough_experts(config.num_experts_per_tok, config.num_experts)
     return MoeMlpSpec(
@@ -49,6 +51,7 @@ def _read_mlp(config: Any, layer: int) -> DenseMlpSpec | MoeMlpSpec:
         intermediate_size=config.moe_intermediate_size,
         routing=SoftmaxRouting(renormalise=config.norm_topk_prob),
         shared=None,
+        glu=read_glu(config.hidden_act),
     )
 
 

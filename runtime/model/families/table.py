@@ -3,6 +3,7 @@
 from enum import Enum
 
 from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -22,3 +23,6 @@ class Family(Enum):
     MIXTRAL = MIXTRAL
     DEEPSEEK_V2 = DEEPSEEK_V2
     DEEPSEEK_V3 = DEEPSEEK_V3
+    GEMMA2 = GEMMA2
+    GEMMA3 = GEMMA3
+    GEMMA3_WITH_VISION = GEMMA3_WITH_VISION

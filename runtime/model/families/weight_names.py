@@ -28,6 +28,14 @@ QK_NORM_NAMES: Mapping[str, str] = {
     "layers.{}.attention.k_norm": "model.layers.{}.self_attn.k_norm",
 }
 
+FOUR_NORM_NAMES: Mapping[str, str] = {
+    "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
+    "layers.{}.attention_post_norm": "model.layers.{}.post_attention_layernorm",
+    "layers.{}.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "layers.{}.mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+"""Where a norm follows attention and feed-forward, too."""
+
 
 def checkpoint_name(weight: str, names: Mapping[str, str]) -> str:
     """What the checkpoint calls a weight of `Decoder.weights`. KeyError if the table lacks it."""

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.reference.experts import fused_experts, group_limited_gating, topk_gating
 from raydix.kernels.routing import GroupLimitedRouting, Scoring
 
@@ -30,7 +31,7 @@ def test_experts_match_the_definition(num_tokens: int) -> None:
     x, gate_up, down = torch.randn(num_tokens, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
     weights, ids = topk_gating(torch.randn(num_tokens, 7), 3, renormalise=False)
 
-    out = fused_experts(x, gate_up, down, weights, ids)
+    out = fused_experts(x, gate_up, down, weights, ids, SiluGlu())
 
     torch.testing.assert_close(
         out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
@@ -41,7 +42,7 @@ def test_all_tokens_may_choose_one_expert() -> None:
     x, gate_up, down = torch.randn(70, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
     weights, ids = torch.ones(70, 1), torch.full((70, 1), 4)
 
-    out = fused_experts(x, gate_up, down, weights, ids)
+    out = fused_experts(x, gate_up, down, weights, ids, SiluGlu())
 
     torch.testing.assert_close(
         out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4

@@ -9,6 +9,7 @@ from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key, split_keys
 from raydix.runtime.cache.page_pool import PagePool
+from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_node import EvictionKey, RadixNode
 from raydix.runtime.cache.radix_tree import Insertion, Lock, Match, RadixTree, Segment, Victim
 from raydix.runtime.messages.arrays import Int32Array
@@ -18,11 +19,16 @@ Chain = tuple[PageKey, tuple[int, ...]]
 
 
 class PrefixModel:
-    """What `RadixTree` should hold: one page id per chain, and one entry per lock of a chain."""
+    """What `RadixTree` should hold: a page id per chain and group, an entry per lock of a chain.
 
-    def __init__(self, page_size: int) -> None:
+    An id is 0 where a WINDOW group holds nothing.
+    """
+
+    def __init__(self, page_size: int, reaches: Sequence[int | None]) -> None:
         self.page_size = page_size
-        self.page_ids: dict[Chain, int] = {}
+        self.reaches = tuple(reaches)
+        self.page_ids: dict[Chain, list[int]] = {}
+        self.by_key: dict[PageKey, Chain] = {}
         self.serials: dict[Chain, int] = {}
         """Tells a page from a later one of the same chain, even in the same place."""
         self.num_inserted = 0
@@ -33,8 +39,8 @@ class PrefixModel:
         ends = range(self.page_size, len(tokens) + 1, self.page_size)
         return [(identity, tuple(tokens[:end])) for end in ends]
 
-    def match(self, identity: PageKey, tokens: Sequence[int]) -> list[int]:
-        """Page ids of the longest cached prefix."""
+    def match(self, identity: PageKey, tokens: Sequence[int]) -> list[list[int]]:
+        """Page ids of the longest cached prefix, per page and group."""
         page_ids = []
         for chain in self.chains(identity, tokens):
             if chain not in self.page_ids:
@@ -42,27 +48,68 @@ class PrefixModel:
             page_ids.append(self.page_ids[chain])
         return page_ids
 
-    def insert(self, chain: Chain, page_id: int) -> int:
-        """Cache a page unless its chain has one; returns the one that it has now."""
+    def insert(self, chain: Chain, page_ids: Sequence[int]) -> list[int]:
+        """Cache a page where its chain has none; returns what each group has now."""
         if chain not in self.page_ids:
-            self.page_ids[chain] = page_id
+            self.page_ids[chain] = [0] * len(page_ids)
+            keys = extend_keys(chain[0], pack_tokens(chain[1]), self.page_size)
+            self.by_key[split_keys(keys)[-1]] = chain
             self.num_inserted += 1
             self.serials[chain] = self.num_inserted
+        own = self.page_ids[chain]
+        self.page_ids[chain] = [mine or given for mine, given in zip(own, page_ids, strict=True)]
         return self.page_ids[chain]
 
-    @property
-    def locked(self) -> set[Chain]:
-        """Cached chains that some lock protects."""
-        return {chain for lock in self.locks for chain in self.chains(*lock)}
+    def cached(self, group: int) -> set[Chain]:
+        """Chains of whose last page a group holds a copy."""
+        return {chain for chain, page_ids in self.page_ids.items() if page_ids[group]}
 
-    def evict(self, page_ids: Sequence[int]) -> None:
+    def locked(self, group: int) -> set[Chain]:
+        """Those of them that some lock protects: of a WINDOW group, one window."""
+        reach = self.reaches[group]
+        paths = [self.chains(*lock) for lock in self.locks]
+        windows = [path if reach is None else path[max(0, len(path) - reach) :] for path in paths]
+        return {chain for window in windows for chain in window} & self.cached(group)
+
+    def num_evictable(self, group: int) -> int:
+        """How many of them no lock protects."""
+        return len(self.cached(group)) - len(self.locked(group))
+
+    def evict(self, victims: Sequence[Victim]) -> None:
         """Forget these pages. None may be locked, nor still be needed by a longer chain."""
-        gone = {chain for chain, page_id in self.page_ids.items() if page_id in set(page_ids)}
-        assert len(gone) == len(page_ids), "a page was evicted that is not cached, or twice"
-        assert not gone & self.locked, "a locked page was evicted"
-        for chain in gone:
-            del self.page_ids[chain]
-            del self.serials[chain]
+        locked = [self.locked(group) for group in range(len(self.reaches))]
+        paths = {chain for lock in self.locks for chain in self.chains(*lock)}
+        for victim in victims:
+            page_ids = zip(*[ids.tolist() for ids in victim.page_ids], strict=True)
+            for key, gone in zip(split_keys(victim.keys), page_ids, strict=True):
+                chain = self.by_key[key]
+                own = self.page_ids[chain]
+                for group, page_id in enumerate(gone):
+                    assert page_id in (0, own[group]), "a page was evicted that is not cached"
+                    assert not page_id or chain not in locked[group], "a locked page was evicted"
+                    assert not page_id or victim.is_removed or self.reaches[group] is not None
+                pairs = zip(gone, own, strict=True)
+                self.page_ids[chain] = [0 if out else page_id for out, page_id in pairs]
+                if victim.is_removed:
+                    assert chain not in paths, "a locked path was evicted"
+                    assert not any(self.page_ids[chain]), "a removed page was kept"
+                    self.forget(chain)
+        self.require_whole_chains()
+
+    def forget(self, chain: Chain) -> None:
+        """Nothing is known of a chain any more."""
+        del self.page_ids[chain]
+        del self.serials[chain]
+
+    def forget_hollow(self, chains: Sequence[Chain]) -> None:
+        """These have gone with their lock: no group may hold anything of them or behind them."""
+        for chain in chains:
+            assert not any(self.page_ids[chain]), "a page has vanished"
+            self.forget(chain)
+        self.require_whole_chains()
+
+    def require_whole_chains(self) -> None:
+        """No chain has lost what is before its end."""
         for identity, tokens in self.page_ids:
             parent = (identity, tokens[: -self.page_size])
             assert not parent[1] or parent in self.page_ids, "a page was orphaned"
@@ -136,6 +183,8 @@ class Request:
     tokens: list[int]
     lock: Lock
     match: Match
+    own: PageIds = ()
+    """What it last gave the tree."""
     insertion: Insertion | None = None
     num_duplicates: int = 0
 
@@ -147,7 +196,7 @@ class Cache:
     page_size: int = 1
     num_pages: int = 512
     eviction: str = "lru"
-    num_groups: int = 1
+    reaches: tuple[int | None, ...] = (None,)
     identity: PageKey = field(default_factory=root_key)
     now_s: float = 0.0
     tree: RadixTree = field(init=False)
@@ -155,9 +204,9 @@ class Cache:
 
     def __post_init__(self) -> None:
         self.tree = RadixTree(
-            page_size=self.page_size, num_groups=self.num_groups, eviction=self.eviction
+            page_size=self.page_size, reaches=self.reaches, eviction=self.eviction
         )
-        self.pools = tuple(PagePool(self.num_pages) for _ in range(self.num_groups))
+        self.pools = tuple(PagePool(self.num_pages) for _ in self.reaches)
 
     def tick(self) -> float:
         """A later time than any before."""
@@ -175,7 +224,7 @@ class Cache:
     def start(self, tokens: Sequence[int], identity: PageKey | None = None) -> Request:
         """Match and lock, without inserting."""
         match = self.match(tokens, identity)
-        lock = self.tree.lock(match, now_s=self.tick())
+        lock = self.tree.lock(match, match.num_pages, now_s=self.tick())
         cached = list(tokens[: match.num_pages * self.page_size])
         return Request(identity or self.identity, cached, lock, match)
 
@@ -186,21 +235,54 @@ class Cache:
         *,
         segment: Segment = Segment.PROMPT,
         priority: int = 0,
+        num_behind: int = 0,
     ) -> Insertion:
-        """Publish the full pages after the request's tokens; give duplicates back to the pool."""
+        """Publish the full pages after the request's tokens; give duplicates back to the pool.
+
+        Of the first `num_behind` WINDOW groups have none.
+        """
         packed = pack_tokens(tokens)
         keys = extend_keys(request.lock.last_key, packed, self.page_size)
         num_pages = len(split_keys(keys))
-        own = tuple(self.allocate(pool, num_pages) for pool in self.pools)
+        own = self.take(num_pages, num_behind)
         insertion = self.tree.insert(
             request.lock, packed, own, keys, segment=segment, priority=priority, now_s=self.tick()
         )
-        for pool, mine, kept in zip(self.pools, own, insertion.page_ids, strict=True):
-            pool.release(mine[mine != kept], after_step=-1)
+        self.release_duplicates(own, insertion.page_ids)
+        request.own = own
         request.tokens += tokens[: num_pages * self.page_size]
         request.insertion = insertion
         request.num_duplicates += int(np.count_nonzero(own[0] != insertion.page_ids[0]))
         return insertion
+
+    def heal(self, request: Request, start: int, num_behind: int = 0) -> PageIds:
+        """Give the tree what WINDOW groups lack from page `start` to the end of a lock.
+
+        Of the first `num_behind` there are none.
+        """
+        num_pages = request.lock.num_pages - start
+        own = tuple(
+            np.concatenate((np.zeros(num, np.int32), self.allocate(pool, num_pages - num)))
+            for pool, reach in zip(self.pools, self.reaches, strict=True)
+            for num in [num_pages if reach is None else min(num_behind, num_pages)]
+        )
+        kept = self.tree.heal(request.lock, start, own)
+        self.release_duplicates(own, kept)
+        request.own = own
+        return kept
+
+    def take(self, num_pages: int, num_behind: int = 0) -> PageIds:
+        """Pages of all groups, but of WINDOW groups not the first `num_behind`."""
+        num_missing = [0 if reach is None else min(num_behind, num_pages) for reach in self.reaches]
+        return tuple(
+            np.concatenate((np.zeros(num, np.int32), self.allocate(pool, num_pages - num)))
+            for pool, num in zip(self.pools, num_missing, strict=True)
+        )
+
+    def release_duplicates(self, own: PageIds, kept: PageIds) -> None:
+        """Give back those pages for which the tree has others."""
+        for pool, mine, theirs in zip(self.pools, own, kept, strict=True):
+            pool.release(mine[(mine != theirs) & (mine > 0)], after_step=-1)
 
     def allocate(self, pool: PagePool, num_pages: int) -> Int32Array:
         """Pages that are there; tests size their pools so."""
@@ -224,9 +306,10 @@ class Cache:
         self.tree.unlock(request.lock)
         return request
 
-    def evict(self, num_pages: int) -> list[Victim]:
-        """Evict and release."""
-        victims = self.tree.evict(num_pages)
+    def evict(self, *num_pages: int) -> list[Victim]:
+        """Evict and release so many pages per group, or so many of each group."""
+        per_group = num_pages * len(self.reaches) if len(num_pages) == 1 else num_pages
+        victims = self.tree.evict(per_group)
         self.release(victims)
         return victims
 
@@ -240,14 +323,11 @@ class Cache:
         """Give evicted pages back."""
         for victim in victims:
             for pool, page_ids in zip(self.pools, victim.page_ids, strict=True):
-                pool.release(page_ids, after_step=-1)
+                pool.release(page_ids[page_ids > 0], after_step=-1)
 
     def check(self) -> None:
         """Every page is free or cached, in every group, and every owner's invariants hold."""
         self.tree.check()
-        assert (
-            self.tree.num_evictable_pages + self.tree.num_locked_pages == self.tree.num_cached_pages
-        )
-        for pool in self.pools:
+        for group, pool in enumerate(self.pools):
             pool.check()
-            assert pool.num_free + self.tree.num_cached_pages == pool.num_pages
+            assert pool.num_free + self.tree.num_cached_pages(group) == pool.num_pages

@@ -141,7 +141,7 @@ def test_eviction_frees_what_was_asked_for_or_all_that_there_is(num_pages: int) 
 
     assert len(freed) == min(num_pages, 11)
     assert sorted(freed + page_ids_of(cache.tree.unlocked())) == cached_before
-    assert cache.tree.num_cached_pages == 11 - len(freed)
+    assert cache.tree.num_cached_pages(0) == 11 - len(freed)
     cache.check()
 
 

@@ -11,7 +11,7 @@ def num_used(pools: PagePools) -> tuple[int, ...]:
 
 
 def take(pools: PagePools, num_pages: int) -> PageIds:
-    taken = pools.allocate(num_pages)
+    taken = pools.allocate((num_pages,) * pools.num_groups)
     assert taken is not None
     return taken
 
@@ -20,7 +20,7 @@ def test_a_run_is_taken_from_every_group_or_from_none() -> None:
     pools = PagePools((8, 3))
 
     assert [len(ids) for ids in take(pools, 2)] == [2, 2]
-    assert pools.allocate(2) is None
+    assert pools.allocate((2, 2)) is None
     assert num_used(pools) == (2, 2)
     assert (pools.num_pages, pools.num_free) == (3, 1)
 

@@ -75,11 +75,11 @@ def test_a_lock_inside_a_node_splits_it_and_keeps_all_pages() -> None:
 
     request = cache.start([1, 2, 3, 9])
 
-    assert (cache.tree.num_nodes, cache.tree.num_cached_pages) == (2, 5)
-    assert (cache.tree.num_locked_pages, cache.tree.num_evictable_pages) == (3, 2)
+    assert (cache.tree.num_nodes, cache.tree.num_cached_pages(0)) == (2, 5)
+    assert (cache.tree.num_locked_pages(0), cache.tree.num_evictable_pages(0)) == (3, 2)
     cache.check()
     cache.tree.unlock(request.lock)
-    assert cache.tree.num_evictable_pages == 5
+    assert cache.tree.num_evictable_pages(0) == 5
     assert cache.num_matched(tokens(1, 5)) == 5
     cache.check()
 
@@ -88,7 +88,7 @@ def test_only_whole_pages_are_kept_and_matched() -> None:
     cache = Cache(page_size=4)
     cache.run(tokens(1, 10))
 
-    assert cache.tree.num_cached_pages == 2
+    assert cache.tree.num_cached_pages(0) == 2
     assert cache.num_matched(tokens(1, 7) + [99]) == 4
     assert cache.num_matched(tokens(1, 3)) == 0
     assert cache.num_matched([*tokens(1, 5), 99, *tokens(7, 10)]) == 4
@@ -108,7 +108,7 @@ def test_identities_share_nothing() -> None:
     cached = [cache.run(prompt, identity=identity).match.num_pages for identity in identities]
 
     assert cached == [0] * len(identities)
-    assert cache.tree.num_cached_pages == 6 * len(identities)
+    assert cache.tree.num_cached_pages(0) == 6 * len(identities)
     keys = {cache.match(prompt, identity).last_key for identity in identities}
     assert len(keys) == len(identities)
     cache.check()
@@ -156,12 +156,12 @@ def test_a_locked_prefix_survives_eviction() -> None:
     assert cache.tree.inspect() is None
     assert list(cache.tree.unlocked()) == []
     assert (
-        cache.tree.num_locked_pages + cache.tree.num_evictable_pages
-        == cache.tree.num_cached_pages
+        cache.tree.num_locked_pages(0) + cache.tree.num_evictable_pages(0)
+        == cache.tree.num_cached_pages(0)
         == 8
     )
     cache.tree.unlock(request.lock)
-    assert cache.tree.num_evictable_pages == 8
+    assert cache.tree.num_evictable_pages(0) == 8
     cache.check()
 
 
@@ -188,7 +188,7 @@ def test_a_second_unlock_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(AccountingError, match="given back"):
         cache.extend(first, [5])
 
-    assert (cache.tree.num_locks, cache.tree.num_locked_pages) == (1, 4)
+    assert (cache.tree.num_locks, cache.tree.num_locked_pages(0)) == (1, 4)
     cache.tree.unlock(second.lock)
 
 
@@ -198,13 +198,13 @@ def test_a_split_of_a_locked_path_leaves_both_parts_locked_until_one_unlock() ->
     outer = cache.start(tokens(1, 8))
     inner = cache.start([*tokens(1, 5), 99])
 
-    assert cache.tree.num_locked_pages == 8
+    assert cache.tree.num_locked_pages(0) == 8
     assert cache.tree.num_nodes == 2
     cache.tree.unlock(inner.lock)
-    assert cache.tree.num_locked_pages == 8
+    assert cache.tree.num_locked_pages(0) == 8
     cache.check()
     cache.tree.unlock(outer.lock)
-    assert cache.tree.num_locked_pages == 0
+    assert cache.tree.num_locked_pages(0) == 0
     cache.check()
 
 
@@ -213,14 +213,16 @@ def test_a_match_that_was_split_since_can_be_locked() -> None:
     cache.run(tokens(1, 8))
     matches = [cache.match(tokens(1, last)) for last in (5, 8, 3, 5)]
 
-    first, *locks = [cache.tree.lock(match, now_s=cache.tick()) for match in matches]
+    first, *locks = [
+        cache.tree.lock(match, match.num_pages, now_s=cache.tick()) for match in matches
+    ]
 
     assert [lock.num_pages for lock in locks] == [8, 3, 5]
     assert cache.tree.num_nodes == 3
     cache.check()
     for lock in [*locks, first]:
         cache.tree.unlock(lock)
-    assert cache.tree.num_locked_pages == 0
+    assert cache.tree.num_locked_pages(0) == 0
     cache.check()
 
 
@@ -231,7 +233,7 @@ def test_a_match_that_was_evicted_since_is_refused() -> None:
     cache.evict(8)
 
     with pytest.raises(AccountingError, match="evicted"):
-        cache.tree.lock(match, now_s=cache.tick())
+        cache.tree.lock(match, match.num_pages, now_s=cache.tick())
     with pytest.raises(AccountingError, match="evicted"):
         cache.tree.touch(match, now_s=cache.tick())
     assert cache.tree.num_locks == 0
@@ -246,10 +248,10 @@ def test_flush_returns_every_unlocked_page() -> None:
     victims = cache.flush()
 
     assert sum(victim.num_pages for victim in victims) == 10
-    assert (cache.tree.num_cached_pages, cache.tree.num_nodes) == (2, 1)
+    assert (cache.tree.num_cached_pages(0), cache.tree.num_nodes) == (2, 1)
     cache.tree.unlock(request.lock)
     cache.flush()
-    assert (cache.tree.num_cached_pages, cache.tree.num_nodes, cache.pools[0].num_free) == (
+    assert (cache.tree.num_cached_pages(0), cache.tree.num_nodes, cache.pools[0].num_free) == (
         0,
         0,
         512,

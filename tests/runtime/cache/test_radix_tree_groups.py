@@ -20,7 +20,7 @@ def matched(tree: RadixTree, num_pages: int = 8) -> list[list[int]]:
 def insert(tree: RadixTree, *page_ids: list[int]) -> tuple[Insertion, Lock]:
     """Insert the first pages of the chain, from its start, under a new lock."""
     packed = pack_tokens(TOKENS[: len(page_ids[0])])
-    lock = tree.lock(tree.match(IDENTITY, b""), now_s=1.0)
+    lock = tree.lock(tree.match(IDENTITY, b""), 0, now_s=1.0)
     insertion = tree.insert(
         lock,
         packed,
@@ -34,7 +34,7 @@ def insert(tree: RadixTree, *page_ids: list[int]) -> tuple[Insertion, Lock]:
 
 def tree_with_gaps() -> RadixTree:
     """The second group has only the last two of four pages."""
-    tree = RadixTree(page_size=1, num_groups=2)
+    tree = RadixTree(page_size=1, reaches=(None, 2))
     _, lock = insert(tree, [1, 2, 3, 4], [0, 0, 7, 8])
     tree.unlock(lock)
     return tree
@@ -49,12 +49,12 @@ def test_a_match_tells_which_pages_each_group_holds() -> None:
 
 def test_a_split_and_a_cut_keep_to_each_group_what_it_holds() -> None:
     tree = tree_with_gaps()
-    lock = tree.lock(match(tree, 3), now_s=2.0)
-    [victim] = tree.evict(1)
+    lock = tree.lock(match(tree, 3), 3, now_s=2.0)
+    [victim] = tree.evict((1, 0))
     assert [ids.tolist() for ids in victim.page_ids] == [[4], [8]]
     tree.unlock(lock)
 
-    victims = tree.evict(2)
+    victims = tree.evict((2, 0))
     assert [[ids.tolist() for ids in victim.page_ids] for victim in victims] == [[[2, 3], [0, 7]]]
     assert matched(tree) == [[1], [0]]
     tree.check()

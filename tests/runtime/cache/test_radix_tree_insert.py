@@ -23,7 +23,7 @@ def test_inserting_again_reports_all_as_present_and_frees_the_duplicates_once() 
 
     assert insertion.num_existing_pages == 3
     assert insertion.page_ids[0].tolist() == first.insertion.page_ids[0].tolist()
-    assert (cache.tree.num_cached_pages, late.num_duplicates) == (3, 3)
+    assert (cache.tree.num_cached_pages(0), late.num_duplicates) == (3, 3)
     cache.check()
 
 
@@ -69,7 +69,7 @@ def test_decode_grows_one_node() -> None:
         cache.extend(request, [100 + step] * 4, segment=Segment.OUTPUT)
 
     assert cache.tree.num_nodes == 2
-    assert cache.tree.num_cached_pages == cache.tree.num_locked_pages == 22
+    assert cache.tree.num_cached_pages(0) == cache.tree.num_locked_pages(0) == 22
     cache.tree.unlock(request.lock)
     cache.check()
 
@@ -103,7 +103,7 @@ def test_of_two_requests_that_compute_the_same_pages_the_first_copy_stays() -> N
 
     assert second.num_duplicates == 4
     cache.tree.unlock(first.lock)
-    assert cache.tree.num_locked_pages == 4
+    assert cache.tree.num_locked_pages(0) == 4
     cache.tree.unlock(second.lock)
     assert cache.match(tokens(1, 16)).page_ids[0].tolist() == kept
     cache.check()
@@ -134,7 +134,7 @@ def test_the_output_is_evicted_before_the_prompt() -> None:
 
 
 def test_every_group_has_its_own_pages() -> None:
-    cache = Cache(page_size=2, num_groups=2)
+    cache = Cache(page_size=2, reaches=(None, None))
     cache.allocate(cache.pools[1], 3)  # so that the groups' ids differ
     cache.run(tokens(1, 8))
     request = cache.start([*tokens(1, 4), 99, 99])
@@ -157,7 +157,7 @@ def test_every_group_has_its_own_pages() -> None:
 
 def test_lengths_that_disagree_are_refused_before_anything_changes() -> None:
     cache = Cache(page_size=4)
-    lock = cache.tree.lock(cache.match([]), now_s=1.0)
+    lock = cache.tree.lock(cache.match([]), 0, now_s=1.0)
     packed = pack_tokens(tokens(1, 8))
     keys = extend_keys(cache.identity, packed, 4)
 

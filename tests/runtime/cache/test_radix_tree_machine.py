@@ -1,176 +1,30 @@
 """Requests, evictions and flushes in any order, against a dict of chains and sets of pages."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key, split_keys
-from raydix.runtime.cache.radix_node import take_back_hit
-from raydix.runtime.cache.radix_tree import Match, Segment, Victim
-from tests.runtime.cache.model_radix_tree import Cache, EvictionModel, PrefixModel, Request
+from raydix.runtime.cache.page_key import root_key
+from raydix.runtime.cache.radix_tree import Segment
+from tests.runtime.cache.checked_cache import CheckedCache, Found
+from tests.runtime.cache.model_radix_tree import Cache
 
 IDENTITIES = (root_key(), root_key(cache_salt="tenant"))
-
-
-@dataclass(slots=True)
-class Found:
-    """A match, and which pages it was of."""
-
-    symbols: Sequence[int]
-    identity: PageKey
-    match: Match
-    serials: list[int | None]
-
-
-class CheckedCache:
-    """A cache that does everything twice, in the tree and in the model, and compares.
-
-    Prompts are given as one symbol per page: pages that differ in their last token alone, then part
-    of a page.
-    """
-
-    def __init__(self, *, page_size: int, eviction: str, num_groups: int = 1) -> None:
-        self.cache = Cache(
-            page_size=page_size, num_pages=300, eviction=eviction, num_groups=num_groups
-        )
-        self.tree = self.cache.tree
-        self.model = PrefixModel(page_size)
-        self.order = EvictionModel(self.tree, eviction)
-        self.running: list[Request] = []
-
-    def tokens_of(self, symbols: Sequence[int], num_partial: int = 0) -> list[int]:
-        size = self.cache.page_size
-        page_tokens = [token for symbol in symbols for token in [9] * (size - 1) + [symbol]]
-        return page_tokens + [9] * min(num_partial, size - 1)
-
-    def match(self, symbols: Sequence[int], identity: PageKey, num_partial: int = 0) -> Found:
-        tokens = self.tokens_of(symbols, num_partial)
-        match = self.cache.match(tokens, identity)
-        assert match.page_ids[0].tolist() == self.model.match(identity, tokens)
-        cached = tokens[: match.num_pages * self.cache.page_size]
-        keys = identity + extend_keys(identity, pack_tokens(cached), self.cache.page_size)
-        assert match.last_key == split_keys(keys)[-1]
-        return Found(symbols, identity, match, self.serials(identity, cached))
-
-    def serials(self, identity: PageKey, tokens: Sequence[int]) -> list[int | None]:
-        return [self.model.serials.get(chain) for chain in self.model.chains(identity, tokens)]
-
-    def start(self, found: Found) -> None:
-        """Lock a match, perhaps an earlier one: it must be refused if its pages have gone since."""
-        match, identity = found.match, found.identity
-        tokens = self.tokens_of(found.symbols[: match.num_pages])
-        if self.serials(identity, tokens) != found.serials:
-            with pytest.raises(AccountingError, match="evicted"):
-                self.tree.lock(match, now_s=self.cache.tick())
-            return
-        lock = self.tree.lock(match, now_s=self.cache.tick())
-        self.running.append(Request(identity, tokens, lock, match))
-        self.model.locks.append((identity, tuple(tokens)))
-
-    def extend(
-        self,
-        index: int,
-        symbols: Sequence[int],
-        segment: Segment,
-        priority: int,
-        num_partial: int = 0,
-    ) -> None:
-        request = self.running[index]
-        num_before = request.lock.num_pages
-        tokens = self.tokens_of(symbols, num_partial)
-        if min(pool.num_free for pool in self.cache.pools) < len(symbols):
-            return
-        insertion = self.cache.extend(request, tokens, segment=segment, priority=priority)
-        chains = self.model.chains(request.identity, request.tokens)[num_before:]
-        assert insertion.num_existing_pages == sum(chain in self.model.page_ids for chain in chains)
-        for chain, page_id in zip(chains, insertion.page_ids[0].tolist(), strict=True):
-            assert self.model.insert(chain, page_id) == page_id
-        assert request.lock.num_pages == num_before + len(symbols)
-        self.model.locks[index] = (request.identity, tuple(request.tokens))
-
-    def finish(self, index: int) -> None:
-        self.tree.unlock(self.running.pop(index).lock)
-        self.model.locks.pop(index)
-
-    def serve(self, symbols: Sequence[int], identity: PageKey, priority: int) -> None:
-        """A whole request."""
-        found = self.match(symbols, identity)
-        self.start(found)
-        self.extend(-1, symbols[found.match.num_pages :], Segment.PROMPT, priority)
-        self.finish(-1)
-
-    def withdraw(self, index: int) -> None:
-        """Finish a request as if it had never come: its hits are taken back."""
-        take_back_hit(self.running[index].lock.node)
-        self.finish(index)
-
-    def evict(self, num_pages: int) -> None:
-        expected = self.order.victims(num_pages)
-        victims = self.cache.evict(num_pages)
-        assert [victim.keys for victim in victims] == expected
-        self.forget(num_pages, victims)
-
-    def inspect(self) -> None:
-        expected, found = self.order.inspect(), self.tree.inspect()
-        assert (found and found.keys) == (expected and expected.keys)
-
-    def inspect_ahead(self, num_pages: int) -> None:
-        """Afterwards the first `num_pages` pages of leaves were inspected, and none was twice."""
-        for found in self.tree.inspect_ahead(num_pages):
-            expected = self.order.inspect()
-            assert expected is not None
-            assert found.keys == expected.keys
-        for leaf in self.order.leaves():
-            if num_pages <= 0:
-                break
-            assert self.order.is_inspected(leaf)
-            num_pages -= leaf.num_pages
-
-    def flush(self) -> None:
-        self.forget(self.tree.num_evictable_pages, self.cache.flush())
-        assert self.tree.num_evictable_pages == 0
-
-    def forget(self, num_wanted: int, victims: list[Victim]) -> None:
-        num_evictable = len(self.model.page_ids) - len(self.model.locked)
-        page_ids = [page_id for victim in victims for page_id in victim.page_ids[0].tolist()]
-        assert len(page_ids) == min(num_wanted, num_evictable)
-        keys = [key for victim in victims for key in split_keys(victim.keys)]
-        by_page = {page_id: chain for chain, page_id in self.model.page_ids.items()}
-        for page_id, key in zip(page_ids, keys, strict=True):
-            identity, tokens = by_page[page_id]
-            assert (
-                key
-                == split_keys(extend_keys(identity, pack_tokens(tokens), self.cache.page_size))[-1]
-            )
-        self.model.evict(page_ids)
-
-    def check(self) -> None:
-        self.cache.check()
-        assert self.tree.num_cached_pages == len(self.model.page_ids)
-        assert self.tree.num_locked_pages == len(self.model.locked)
-        assert self.tree.num_locks == len(self.running)
-        leaves, first = self.order.leaves(), self.tree.peek()
-        assert (first and first.keys) == (leaves[0].keys if leaves else None)
-        assert self.tree.num_inspected_pages == self.order.num_inspected_pages
-
-    def end(self) -> None:
-        """Finish and flush everything: nothing may be left."""
-        while self.running:
-            self.finish(-1)
-        self.flush()
-        self.check()
-        assert self.tree.num_nodes == 0
-        assert all(pool.num_free == pool.num_pages for pool in self.cache.pools)
-
-
+LAYOUTS: list[tuple[int | None, ...]] = [
+    (None,),
+    (None, None),
+    (None, 1),
+    (None, 3),
+    (1, None, 3),
+    (1,),
+    (3,),
+    (3, 1),
+]
+"""How many pages each group reaches back: FULL groups, WINDOW groups, and WINDOW groups alone."""
 SYMBOLS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 """Few enough that prompts share, extend and diverge all the time."""
 IDENTITY = st.sampled_from(IDENTITIES)
@@ -182,10 +36,10 @@ class TreeMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 4, 16]),
         eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
-        num_groups=st.integers(1, 2),
+        reaches=st.sampled_from(LAYOUTS),
     )
-    def build(self, page_size: int, eviction: str, num_groups: int) -> None:
-        self.checked = CheckedCache(page_size=page_size, eviction=eviction, num_groups=num_groups)
+    def build(self, page_size: int, eviction: str, reaches: tuple[int | None, ...]) -> None:
+        self.checked = CheckedCache(page_size=page_size, eviction=eviction, reaches=reaches)
         self.matches: list[Found] = []
 
     @rule(symbols=SYMBOLS, identity=IDENTITY, num_partial=st.integers(0, 15))
@@ -196,7 +50,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lock(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.matches) - 1))
-        self.checked.start(self.matches.pop(index))
+        self.checked.start(self.matches.pop(index), data.draw(st.integers(0, 2)))
 
     @precondition(lambda self: self.checked.running)
     @rule(
@@ -205,6 +59,7 @@ class TreeMachine(RuleBasedStateMachine):
         segment=st.sampled_from(Segment),
         priority=st.integers(-2, 2),
         num_partial=st.integers(0, 15),
+        num_behind=st.integers(0, 4),
     )
     def extend(
         self,
@@ -213,9 +68,16 @@ class TreeMachine(RuleBasedStateMachine):
         segment: Segment,
         priority: int,
         num_partial: int,
+        num_behind: int,
     ) -> None:
         index = data.draw(st.integers(0, len(self.checked.running) - 1))
-        self.checked.extend(index, symbols, segment, priority, num_partial)
+        self.checked.extend(index, symbols, segment, priority, num_partial, num_behind)
+
+    @precondition(lambda self: self.checked.running)
+    @rule(data=st.data(), num_pages=st.integers(0, 9), num_behind=st.integers(0, 4))
+    def heal(self, data: st.DataObject, num_pages: int, num_behind: int) -> None:
+        index = data.draw(st.integers(0, len(self.checked.running) - 1))
+        self.checked.heal(index, num_pages, num_behind)
 
     @precondition(lambda self: self.checked.running)
     @rule(data=st.data())
@@ -236,10 +98,14 @@ class TreeMachine(RuleBasedStateMachine):
         cache = self.checked.cache
         cache.tree.touch(self.checked.match(symbols, identity).match, now_s=cache.tick())
 
-    @precondition(lambda self: self.checked.tree.num_evictable_pages)
-    @rule(num_pages=st.integers(0, 12))
-    def evict(self, num_pages: int) -> None:
-        self.checked.evict(num_pages)
+    @precondition(lambda self: any(map(self.checked.tree.num_evictable_pages, self.checked.groups)))
+    @rule(num_pages=st.tuples(*[st.integers(0, 12)] * 3))
+    def evict(self, num_pages: tuple[int, ...]) -> None:
+        self.checked.evict(num_pages[: len(self.checked.groups)])
+
+    @rule(num_pages=st.integers(1, 12))
+    def evict_from_the_last_group(self, num_pages: int) -> None:
+        self.checked.evict([*[0] * (len(self.checked.groups) - 1), num_pages])
 
     @rule()
     def inspect(self) -> None:
@@ -249,7 +115,7 @@ class TreeMachine(RuleBasedStateMachine):
     def inspect_ahead(self, num_pages: int) -> None:
         self.checked.inspect_ahead(num_pages)
 
-    @precondition(lambda self: self.checked.tree.num_evictable_pages >= 24)
+    @precondition(lambda self: self.checked.tree.num_evictable_pages(0) >= 24)
     @rule()
     def flush(self) -> None:
         self.checked.flush()
@@ -264,37 +130,51 @@ class TreeMachine(RuleBasedStateMachine):
 
 TestTreeMachine = TreeMachine.TestCase
 TestTreeMachine.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True
 )
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
+    symbols = rng.integers(0, 3, size=rng.integers(1, 9)).tolist()
+    identity = IDENTITIES[int(rng.random() < 0.2)]
+    num_running = len(checked.running)
+    num_behind = int(rng.integers(0, 4))
+    match rng.integers(0, 10):
+        case 0 | 1:
+            checked.serve(symbols, identity, int(rng.integers(-2, 3)))
+        case 2 | 3 if num_running < 5:
+            checked.start(checked.match(symbols, identity), int(rng.integers(0, 3)))
+        case 4 if num_running:
+            checked.extend(
+                int(rng.integers(num_running)),
+                symbols,
+                list(Segment)[int(rng.integers(2))],
+                int(rng.integers(-2, 3)),
+                num_behind=num_behind,
+            )
+        case 5 if num_running:
+            checked.finish(int(rng.integers(num_running)))
+        case 6:
+            checked.evict([int(rng.integers(0, 13)) for _ in checked.groups])
+        case 7 if num_running:
+            checked.heal(int(rng.integers(num_running)), int(rng.integers(9)), num_behind)
+        case 8:
+            checked.inspect_ahead(int(rng.integers(1, 40)))
+        case _:
+            checked.inspect()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "reaches"), [(1, (None,)), (4, (None,)), (16, (None,)), (4, (None, 3)), (1, (2,))]
+)
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
-def test_a_long_random_run_loses_no_page(policy: str, page_size: int) -> None:
+def test_a_long_random_run_loses_no_page(
+    policy: str, page_size: int, reaches: tuple[int | None, ...]
+) -> None:
     rng = np.random.default_rng(page_size)
-    checked = CheckedCache(page_size=page_size, eviction=policy)
+    checked = CheckedCache(page_size=page_size, eviction=policy, reaches=reaches)
     for _ in range(150):
-        symbols = rng.integers(0, 3, size=rng.integers(1, 9)).tolist()
-        identity = IDENTITIES[int(rng.random() < 0.2)]
-        num_running = len(checked.running)
-        match rng.integers(0, 9):
-            case 0 | 1:
-                checked.serve(symbols, identity, int(rng.integers(-2, 3)))
-            case 2 | 3 if num_running < 5:
-                checked.start(checked.match(symbols, identity))
-            case 4 if num_running:
-                segment = list(Segment)[int(rng.integers(2))]
-                checked.extend(
-                    int(rng.integers(num_running)), symbols, segment, int(rng.integers(-2, 3))
-                )
-            case 5 if num_running:
-                checked.finish(int(rng.integers(num_running)))
-            case 6:
-                checked.evict(int(rng.integers(1, 13)))
-            case 7:
-                checked.inspect_ahead(int(rng.integers(1, 40)))
-            case _:
-                checked.inspect()
+        random_step(checked, rng)
         checked.check()
     checked.end()
 

@@ -25,7 +25,7 @@ def test_a_leaf_of_a_hundred_pages_that_gives_one_keeps_the_others() -> None:
 
 
 def test_a_tail_names_the_pages_that_went_in_every_group() -> None:
-    cache = Cache(page_size=2, num_groups=2)
+    cache = Cache(page_size=2, reaches=(None, None))
     cache.allocate(cache.pools[1], 3)  # so that the groups' ids differ
     cache.run(tokens(1, 12))
     before = cache.match(tokens(1, 12))
@@ -115,11 +115,11 @@ def test_a_match_of_pages_that_went_is_refused_and_one_above_them_is_not() -> No
     cache.evict(2)
 
     with pytest.raises(AccountingError, match="evicted"):
-        cache.tree.lock(whole, now_s=cache.tick())
+        cache.tree.lock(whole, whole.num_pages, now_s=cache.tick())
     with pytest.raises(AccountingError, match="evicted"):
         cache.tree.touch(whole, now_s=cache.tick())
 
-    assert cache.tree.lock(part, now_s=cache.tick()).num_pages == 5
+    assert cache.tree.lock(part, part.num_pages, now_s=cache.tick()).num_pages == 5
     cache.check()
 
 
@@ -130,7 +130,7 @@ def test_a_match_whose_node_went_is_found_in_the_node_above() -> None:
     cache.tree.unlock(cache.start(tokens(1, 5)).lock)
     cache.evict(3)  # all that is left of the node that the match names
 
-    assert cache.tree.lock(match, now_s=cache.tick()).num_pages == 3
+    assert cache.tree.lock(match, match.num_pages, now_s=cache.tick()).num_pages == 3
     cache.check()
 
 
@@ -146,7 +146,7 @@ def test_a_match_stays_refused_when_others_have_taken_the_place_of_its_pages() -
     cache.run(tokens(1, 8))
 
     with pytest.raises(AccountingError, match="evicted"):
-        cache.tree.lock(match, now_s=cache.tick())
+        cache.tree.lock(match, match.num_pages, now_s=cache.tick())
     cache.check()
 
 

@@ -41,3 +41,18 @@ def test_pages_that_a_codec_cannot_encode_are_refused(
 
     with pytest.raises(ConfigError, match=message):
         KvLayout(page_size=4, dtype="bfloat16", dtype_bytes=2, groups=groups, codec=Codec.INT8)
+
+
+def test_a_window_reaches_back_as_many_pages_as_its_next_token_sees() -> None:
+    groups = (
+        GROUP,
+        replace(GROUP, kind=GroupKind.LATENT),
+        replace(GROUP, kind=GroupKind.WINDOW, window=6),
+    )
+
+    assert replace(LAYOUT, groups=groups).reaches == (None, None, 2)
+
+
+def test_a_window_group_without_a_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="no window"):
+        replace(GROUP, kind=GroupKind.WINDOW).reach(4)

@@ -7,7 +7,7 @@ import pytest
 from raydix.errors import CheckpointError
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.rope_spec import DefaultRope, Llama3Rope, Rope, YarnRope
+from raydix.runtime.model.rope_spec import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 
 BASE: dict[str, Any] = {
@@ -27,6 +27,8 @@ BASE: dict[str, Any] = {
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -137,6 +139,29 @@ def test_each_layer_says_whether_it_has_experts(tmp_path: Path) -> None:
     assert spec.layers[3].mlp == DenseMlpSpec(intermediate_size=40, bias=False)
 
 
+def test_gemma_3_of_the_old_style_has_two_ropes(tmp_path: Path) -> None:
+    text = {
+        **{name: value for name, value in BASE.items() if name != "eos_token_id"},
+        **GEMMA3,
+        "num_hidden_layers": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 1024,
+        "sliding_window_pattern": 3,
+    }
+
+    config = read_checkpoint_config(
+        write_config(tmp_path, **WITH_VISION, text_config=text, eos_token_id=[1, 5])
+    )
+
+    layers = [layer.attention for layer in config.spec.layers]
+    assert [layer.window for layer in layers] == [1024, 1024, None] * 2
+    assert layers[0].rope == DefaultRope(theta=1e4)
+    assert layers[2].rope == LinearRope(theta=1e6, factor=8.0)
+    assert config.eos_token_ids == (1, 5)
+
+
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "rope type": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -187,6 +212,23 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "too few experts": (
         {**MIXTRAL, "num_experts_per_tok": 5},
         "num_experts_per_tok is 5; expected at most",
+    ),
+    "attention to later tokens": (
+        {**GEMMA3, "use_bidirectional_attention": True, "sliding_window": 128},
+        "use_bidirectional_attention is true",
+    ),
+    "capped scores of Gemma 3": (
+        {**GEMMA3, "attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping is 50.0; Gemma 3 has none",
+    ),
+    "no scale": ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected"),
+    "language model of no size": (
+        {**WITH_VISION, "text_config": {"hidden_size": 0}},
+        "hidden_size is 0; expected",
+    ),
+    "vision without a language model": (
+        {**WITH_VISION, "text_config": None},
+        "config of the language model is None",
     ),
     "wrong type": ({"hidden_size": "wide"}, "hidden_size"),
 }

@@ -101,6 +101,31 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
     ("mistral_without_window", Family.MISTRAL, {"sliding_window": None, "head_dim": 10}),
     ("mistral_window_of_two_tokens", Family.MISTRAL, {"sliding_window": 2}),
     ("mixtral_windows", Family.MIXTRAL, {"sliding_window": 13}),
+    ("gemma2_in_shards", Family.GEMMA2, {}),
+    (
+        "gemma2_without_caps",
+        Family.GEMMA2,
+        {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+            "sliding_window": 11,
+            "attention_bias": True,
+        },
+    ),
+    ("gemma3_in_shards", Family.GEMMA3, {}),
+    (
+        "gemma3_5_windows_to_1",
+        Family.GEMMA3,
+        {
+            "num_hidden_layers": 7,
+            "sliding_window_pattern": 6,
+            "sliding_window": 13,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 15.0,
+        },
+    ),
+    ("gemma3_with_vision", Family.GEMMA3_WITH_VISION, {}),
     ("mixtral_in_shards", Family.MIXTRAL, {}),
     ("deepseek_v2_lite_in_shards", Family.DEEPSEEK_V2, {}),
     (
@@ -169,6 +194,8 @@ def test_tokens_and_logits_are_those_of_transformers(
 WINDOWED: list[tuple[Family, dict[str, Any]]] = [
     (Family.MISTRAL, {"sliding_window": 21}),
     (Family.QWEN3, {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    (Family.GEMMA2, {"sliding_window": 21}),
+    (Family.GEMMA3, {"sliding_window": 19}),
 ]
 
 

@@ -61,7 +61,7 @@ class CoreDriver:
         **changes: Any,
     ) -> None:
         self.max_staged_pages = max_staged_pages
-        layout = replace(BASE.layout, page_size=page_size)
+        layout = replace(changes.pop("layout", BASE.layout), page_size=page_size)
         self.settings = replace(BASE, layout=layout, **changes)
         self.core = SchedulerCore(self.settings)
         self.now_s = 0.0
@@ -73,7 +73,7 @@ class CoreDriver:
         """Names of requests in the order of their ends."""
         self.kills: list[events.KillRank] = []
 
-        self._host = HostStandIn()
+        self._host = HostStandIn(self.settings.num_groups)
         self.ready, self.leases = self._host.ready, self._host.leases
         self._copies: list[list[int]] = [[] for _ in range(self.settings.num_lanes)]
         self._names: list[dict[int, str]] = [{} for _ in range(self.settings.num_lanes)]
@@ -306,7 +306,10 @@ class CoreDriver:
         self.host_connection = self._next_connection()
         self.send(events.HostAttached(connection=self.host_connection))
         self.hear_host(
-            host.StorageStatus(is_in_use=True, max_staged_pages=(self.max_staged_pages,))
+            host.StorageStatus(
+                is_in_use=True,
+                max_staged_pages=(self.max_staged_pages,) * self.settings.num_groups,
+            )
         )
 
     def lose_host(self) -> None:
@@ -332,14 +335,28 @@ class CoreDriver:
     def fill_l2(self, tokens: list[int]) -> bytes:
         """L2 holds the full pages of this prompt from now on; returns their keys."""
         keys = self.keys(tokens)
-        self.ready.update(split_keys(keys))
-        self.hear_host(host.MirrorUpdate(ready=mirror_keys(keys)))
+        for group in range(self.settings.num_groups):
+            self.fill_group(group, keys)
         return keys
+
+    def fill_group(self, group: int, keys: bytes) -> None:
+        """L2 holds these pages of one KV group from now on."""
+        self._host.groups[group].update(split_keys(keys))
+        self.hear_host(host.MirrorUpdate(ready=mirror_keys(keys), group=group))
+
+    def in_l2(self, group: int, keys: bytes) -> list[bool]:
+        """Which of these pages L2 holds of a KV group."""
+        return [key in self._host.groups[group] for key in split_keys(keys)]
 
     def drop_from_l2(self, keys: bytes) -> None:
         """L2 holds these no more."""
-        self.ready.difference_update(split_keys(keys))
-        self.hear_host(host.MirrorUpdate(dropped=mirror_keys(keys)))
+        for group in range(self.settings.num_groups):
+            self.drop_from_group(group, keys)
+
+    def drop_from_group(self, group: int, keys: bytes) -> None:
+        """L2 holds these pages of one KV group no more."""
+        self._host.groups[group].difference_update(split_keys(keys))
+        self.hear_host(host.MirrorUpdate(dropped=mirror_keys(keys), group=group))
 
     def grant(self, num_pages: int) -> None:
         """HostMemory hands out free host pages."""

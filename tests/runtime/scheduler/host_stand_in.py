@@ -1,4 +1,4 @@
-"""A stand-in for HostMemory, with as many pages of one KV group as are wanted and no L3."""
+"""A stand-in for HostMemory, with as many pages of each KV group as are wanted and no L3."""
 
 from typing import Any
 
@@ -13,8 +13,10 @@ from tests.runtime.scheduler.keys import mirror_keys
 class HostStandIn:
     """Owns: which keys are READY, which leases run, and which lookups have not ended."""
 
-    def __init__(self) -> None:
-        self.ready: set[bytes] = set()
+    def __init__(self, num_groups: int = 1) -> None:
+        self.groups: list[set[bytes]] = [set() for _ in range(num_groups)]
+        self.ready = self.groups[0]
+        """Of the first KV group."""
         self.leases: dict[LeaseId, int] = {}
         """Pages of each."""
         self._open_lookups: set[LookupId] = set()
@@ -22,15 +24,15 @@ class HostStandIn:
 
     def clear(self) -> None:
         """Its process ended, and all that it held is lost."""
-        for state in (self.ready, self.leases, self._open_lookups):
+        for state in (*self.groups, self.leases, self._open_lookups):
             state.clear()
 
-    def grant(self, num_pages: int) -> host.PagesGranted:
+    def grant(self, num_pages: int, group: int = 0) -> host.PagesGranted:
         """Hand out free host pages."""
         first = self._num_pages
         self._num_pages += num_pages
         pages = int32_array(range(first, first + num_pages))
-        return host.PagesGranted(host_page_ids=pages, generations=pages)
+        return host.PagesGranted(host_page_ids=pages, generations=pages, group=group)
 
     def report(self, lookup_id: LookupId, sources: list[PageSource]) -> host.LookupProgress:
         """Report on a chain; that is final unless a page is PENDING."""
@@ -39,7 +41,7 @@ class HostStandIn:
         if not is_final:
             self._open_lookups.add(lookup_id)
         return host.LookupProgress(
-            lookup_id=lookup_id, sources=(bytes(sources),), is_final=is_final
+            lookup_id=lookup_id, sources=(bytes(sources),) * len(self.groups), is_final=is_final
         )
 
     def answer(self, message: Any) -> list[host.FromHost]:
@@ -56,30 +58,39 @@ class HostStandIn:
                     del self.leases[lease_id]
                 return []
             case host.CommitPages():
-                self.ready.update(split_keys(message.keys))
-                ready = host.MirrorUpdate(ready=mirror_keys(message.keys))
-                return [ready, self.grant(len(message.host_page_ids))]
+                self.groups[message.group].update(split_keys(message.keys))
+                ready = host.MirrorUpdate(ready=mirror_keys(message.keys), group=message.group)
+                return [ready, self.grant(len(message.host_page_ids), message.group)]
             case host.CopiesDrained():
-                return [self.grant(64)]
+                return [self.grant(64, group) for group in range(len(self.groups))]
             case _:
                 return []
 
     def _look_up(self, lookup: host.Lookup) -> host.LookupProgress:
-        sources = [
-            PageSource.L2 if key in self.ready else PageSource.NOT_FOUND
-            for key in split_keys(lookup.keys)
-        ]
-        (num_l1_pages,) = lookup.num_l1_pages
-        sources[:num_l1_pages] = [PageSource.L1] * num_l1_pages
-        return self.report(lookup.lookup_id, sources)
+        sources = []
+        for ready, num_l1_pages in zip(self.groups, lookup.num_l1_pages, strict=True):
+            column = [
+                PageSource.L2 if key in ready else PageSource.NOT_FOUND
+                for key in split_keys(lookup.keys)
+            ]
+            column[:num_l1_pages] = [PageSource.L1] * num_l1_pages
+            sources.append(bytes(column))
+        self._open_lookups.discard(lookup.lookup_id)
+        return host.LookupProgress(
+            lookup_id=lookup.lookup_id, sources=tuple(sources), is_final=True
+        )
 
     def _lease(self, wanted: host.LeasePages) -> host.PagesLeased:
         keys = split_keys(wanted.keys)
-        missing = [index for index, key in enumerate(keys) if key not in self.ready]
-        num_leased = missing[0] if missing else len(keys)
-        self.leases[wanted.lease_id] = num_leased
+        missing = [
+            page
+            for ready, start in zip(self.groups, wanted.starts, strict=True)
+            for page in range(start, len(keys))
+            if keys[page] not in ready
+        ]
+        stop = min(missing, default=len(keys))
+        counts = [max(0, stop - start) for start in wanted.starts]
+        self.leases[wanted.lease_id] = max(counts)
 
-        pages = int32_array(range(1000, 1000 + num_leased))
-        return host.PagesLeased(
-            lease_id=wanted.lease_id, host_page_ids=(pages,), generations=(pages,)
-        )
+        runs = tuple([int32_array(range(1000, 1000 + count)) for count in counts])
+        return host.PagesLeased(lease_id=wanted.lease_id, host_page_ids=runs, generations=runs)

@@ -1,11 +1,13 @@
 """The scheduler core under events in any order, against a naive model of what must be answered."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from raydix.runtime.config.policies import (
     LoadPolicy,
     PrefetchStrategy,
@@ -15,9 +17,15 @@ from raydix.runtime.config.policies import (
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.request import MAX_LOSSES
 from raydix.runtime.scheduler.settings import PrefetchSettings
-from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
+from tests.runtime.scheduler.core_driver import BASE, CLIENT, CoreDriver
 
 NUM_LANES = 2
+FULL = BASE.layout
+SEEN = FULL.groups[0]
+WINDOW = replace(SEEN, kind=GroupKind.WINDOW, window=9)
+MIXED = replace(FULL, groups=(SEEN, WINDOW))
+TWO_WINDOWS = replace(FULL, groups=(replace(WINDOW, window=2), SEEN, replace(WINDOW, window=12)))
+ALL_WINDOW = replace(FULL, groups=(WINDOW,))
 
 
 def token_of(name: str, position: int) -> int:
@@ -43,8 +51,19 @@ class CoreMachine(RuleBasedStateMachine):
         write_policy=st.sampled_from(WritePolicy),
         strategy=st.sampled_from(PrefetchStrategy),
         load=st.sampled_from([LoadPolicy.ALWAYS, LoadPolicy.AUTO]),
-        num_pages=st.sampled_from([(12,), (40,)]),
+        shape=st.sampled_from(
+            [
+                (FULL, (12,)),
+                (FULL, (40,)),
+                (MIXED, (12, 10)),
+                (MIXED, (40, 12)),
+                (TWO_WINDOWS, (14, 12, 14)),
+                (ALL_WINDOW, (12,)),
+                (ALL_WINDOW, (30,)),
+            ]
+        ),
         is_chunked=st.booleans(),
+        prefix_caching=st.sampled_from([True, True, True, False]),
     )
     def start(
         self,
@@ -52,12 +71,16 @@ class CoreMachine(RuleBasedStateMachine):
         write_policy: WritePolicy,
         strategy: PrefetchStrategy,
         load: LoadPolicy,
-        num_pages: tuple[int, ...],
+        shape: tuple[KvLayout, tuple[int, ...]],
         is_chunked: bool,
+        prefix_caching: bool,
     ) -> None:
+        layout, num_pages = shape
         self.driver = CoreDriver(
+            layout=layout,
             num_lanes=NUM_LANES,
             num_pages=num_pages,
+            prefix_caching=prefix_caching,
             max_model_len=44,
             max_running_requests=3,
             max_waiting_requests=10,
@@ -195,6 +218,16 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(prefix=st.integers(0, 2), num_pages=st.integers(1, 7))
     def l2_gains(self, prefix: int, num_pages: int) -> None:
         self.driver.fill_l2(list(range(100 * prefix, 100 * prefix + 4 * num_pages)))
+
+    @precondition(lambda self: self.has_host)
+    @rule(
+        prefix=st.integers(0, 2), pages=st.sets(st.integers(0, 6), min_size=1), group=st.integers(0)
+    )
+    def l2_changes_in_one_group(self, prefix: int, pages: set[int], group: int) -> None:
+        keys = split_keys(self.driver.keys(list(range(100 * prefix, 100 * prefix + 28))))
+        chosen = b"".join(keys[page] for page in sorted(pages))
+        change = self.driver.fill_group if group % 2 else self.driver.drop_from_group
+        change(group // 2 % self.driver.settings.num_groups, chosen)
 
     @precondition(lambda self: self.has_host)
     @rule(prefix=st.integers(0, 2), num_pages=st.integers(1, 7))

@@ -232,7 +232,7 @@ def test_requests_go_where_they_are_answered_soonest() -> None:
     driver = CoreDriver(num_lanes=2)
     driver.submit(PROMPT, max_tokens=1)
     driver.run()
-    cached_lane = 0 if driver.core._replica.lanes[0].l1.tree.num_cached_pages else 1
+    cached_lane = 0 if driver.core._replica.lanes[0].l1.tree.num_cached_pages(0) else 1
     driver.submit([*PROMPT, 77], max_tokens=1, name="warm")
     assert driver.plans[cached_lane], "a cached prefix is less to compute"
     for index in range(8):
@@ -247,7 +247,7 @@ def test_what_l2_holds_is_no_reason_to_queue_behind_others() -> None:
     prompt = list(range(40))
     driver.submit(prompt, max_tokens=1)
     driver.run()
-    cached_lane = 0 if driver.core._replica.lanes[0].l1.tree.num_cached_pages else 1
+    cached_lane = 0 if driver.core._replica.lanes[0].l1.tree.num_cached_pages(0) else 1
     driver.submit([*prompt[:4], *range(500, 520)], max_tokens=1)
     driver.host_turn()
     assert driver.plans[cached_lane]
@@ -333,7 +333,8 @@ def test_pages_are_conserved_through_a_mixed_load() -> None:
             for request in driver.core._replica.lanes[0].running.values()
         )
         assert (
-            pool.num_free + pool.num_quarantined + tree.num_cached_pages + private == pool.num_pages
+            pool.num_free + pool.num_quarantined + tree.num_cached_pages(0) + private
+            == pool.num_pages
         )
     require_all_given_back(driver)
 

@@ -24,6 +24,7 @@ from raydix.runtime.cache.host.events import (
     WatchProcess,
 )
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
+from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import (
@@ -81,9 +82,13 @@ class HostScript:
         *,
         num_slabs: int = 1,
         page_sizes: tuple[int, ...] = (1,),
+        rule: PrefixRule | None = None,
         **changes: int,
     ) -> None:
-        """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group."""
+        """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group.
+
+        Without a rule every group needs all of a prefix.
+        """
         page_bytes = tuple(128 * size for size in page_sizes)
         geometry = ArenaGeometry(
             num_slabs=num_slabs,
@@ -95,6 +100,7 @@ class HostScript:
         )
         settings = HostSettings(
             page_size=PAGE_SIZE,
+            rule=rule or PrefixRule(reaches=(None,) * len(page_sizes)),
             storage=storage or STORAGE,
             has_storage=storage is not None,
             **changes,

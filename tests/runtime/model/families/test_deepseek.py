@@ -173,6 +173,11 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "groups of one": (V3, {"n_group": 256}, "256 groups of 1"),
     "groups too small": (V3, {"n_group": 128, "topk_group": 2}, "num_experts_per_tok is 8"),
     "odd rotated dims": (V3, {"qk_rope_head_dim": 63}, "even rotary dimension, but got .*63"),
+    "no number of choices": (
+        V2_LITE,
+        {"num_experts_per_tok": None},
+        "num_experts_per_tok is null",
+    ),
     "no latent": (V3, {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
 }
 

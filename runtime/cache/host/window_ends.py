@@ -1,0 +1,99 @@
+"""At which ends a chain can be of use, and for which of them pages are fetched. Pure functions.
+
+A prefix may end only where every FULL and LATENT group has all of its pages, and every WINDOW group
+the last ones. L3 keeps windows at checkpoints, so there may be few such ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from raydix.runtime.cache.kv_match import longest_prefix
+from raydix.runtime.config.kv_layout import KvLayout
+
+_WINDOWS_PER_CHECKPOINT = 8
+
+
+class PageHope(IntEnum):
+    """What a lookup knows of a page. One byte per page."""
+
+    HERE = 0
+    """L1 or L2 has it."""
+    FETCHABLE = 1
+    """L3 has it, or may have it."""
+    LOST = 2
+    """It will not come."""
+
+
+_NOT_HERE = bytes(hope != PageHope.HERE for hope in range(256))
+_LOST = bytes(hope >= PageHope.LOST for hope in range(256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixRule:
+    """What the KV groups of a model need of a prefix."""
+
+    reaches: tuple[int | None, ...] = (None,)
+    """Per group: see `KvLayout.reaches`."""
+    checkpoint_pages: int = 1
+    """Windows are fetched so far apart at least; the last one may be nearer to the one before."""
+
+    @property
+    def has_windows(self) -> bool:
+        """Some group needs only the last pages."""
+        return any(reach is not None for reach in self.reaches)
+
+    def starts(self, end: int) -> list[int]:
+        """Per group: the first page that a prefix of `end` pages needs."""
+        return [0 if reach is None else max(0, end - reach) for reach in self.reaches]
+
+
+def make_rule(layout: KvLayout) -> PrefixRule:
+    """The rule of a model's groups.
+
+    Checkpoints are 8 windows apart, and farther where WINDOW groups take more bytes a token than
+    the others, so that windows on the way are an eighth at most of what is fetched.
+    """
+    reaches = layout.reaches
+    sizes = [layout.payload_bytes(group) for group in range(len(reaches))]
+    full_bytes = sum(
+        size for size, reach in zip(sizes, reaches, strict=True) if reach is None
+    )
+    window_bytes = sum(sizes) - full_bytes
+
+    spacing = _WINDOWS_PER_CHECKPOINT * max((reach for reach in reaches if reach), default=1)
+    if full_bytes:
+        spacing = -(-spacing * max(full_bytes, window_bytes) // full_bytes)
+    return PrefixRule(reaches=reaches, checkpoint_pages=spacing)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """What a lookup fetches for."""
+
+    reached: int
+    """The best end all of whose pages are here."""
+    ends: tuple[int, ...]
+    """Later ends, in order; the last one is the best that can be had at all."""
+
+    @property
+    def best(self) -> int:
+        """The end that is reached if everything comes."""
+        return self.ends[-1] if self.ends else self.reached
+
+
+def plan_fetch(rule: PrefixRule, pages: Sequence[bytes]) -> FetchPlan:
+    """Choose the best end, and checkpoints on the way to it in case that not all of it comes.
+
+    `pages`: per group a `PageHope` for each page of the chain.
+    """
+    num_pages = len(pages[0])
+    reached = longest_prefix(rule.reaches, [each.translate(_NOT_HERE) for each in pages], num_pages)
+
+    gaps = [each.translate(_LOST) for each in pages]
+    ends: list[int] = []
+    end = longest_prefix(rule.reaches, gaps, num_pages)
+    while end > reached:
+        ends.append(end)
+        end = longest_prefix(rule.reaches, gaps, max(0, end - rule.checkpoint_pages))
+    return FetchPlan(reached, tuple(reversed(ends)))

@@ -1,0 +1,176 @@
+"""The pages of one WINDOW group in a radix tree: which are pinned, and in which order others go.
+
+First go pages that no cached chain ends with, the oldest first: nothing but a prefix that ends at a
+new place would use them. Then the windows before the ends of nodes, where requests have ended or
+chains part, in the order of the eviction policy as it saw them when a lock last reached them. Each
+loses its first pages first, as what follows in the chain may still use the others.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.runtime.cache.eviction import PolicyKey
+from raydix.runtime.cache.radix_node import RadixNode, Victim
+from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
+
+_SPARE_PAGES = 1
+"""Kept before a window: a repeated prompt computes its last token, and so ends a page earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a group holds of one node."""
+
+    num_open: int
+    """Leading pages of the node that no lock pins, whether the group holds them or not."""
+    num_inner: int
+    """Held among those, before the window that the node ends with."""
+    num_ending: int
+    """Held among those, in that window."""
+    num_locked: int
+    """Held and pinned."""
+
+    @property
+    def num_held(self) -> int:
+        """All pages of the node that the group holds."""
+        return self.num_inner + self.num_ending + self.num_locked
+
+
+_NOTHING = _Share(0, 0, 0, 0)
+
+
+class WindowPages:
+    """Owns: how many pages of one WINDOW group are cached and pinned, and which of them go next."""
+
+    def __init__(self, group: int, reach: int, policy_key: PolicyKey) -> None:
+        self.reach = reach
+        self.num_cached = 0
+        self.num_locked = 0
+        self._group = group
+        self._num_kept = reach + _SPARE_PAGES if reach else 0
+        self._policy_key = policy_key
+
+        self._shares: dict[RadixNode, _Share] = {}
+        """Of all nodes of which the group holds anything."""
+        self._inner: dict[RadixNode, None] = {}
+        """Those that can lose pages before the window that they end with, oldest first."""
+        self._order = SortedEntries()
+        """Those that can lose pages of that window."""
+        self._entries: dict[RadixNode, OrderEntry] = {}
+        self._last_ticket = 0
+
+    def refresh(self, node: RadixNode, nearest_end: int | None) -> None:
+        """A node, or what locks pin of it, has changed. It keeps its place in the order."""
+        self._note(node, self._share_of(node, nearest_end))
+
+    def renew(self, node: RadixNode, nearest_end: int | None) -> None:
+        """A lock has come or gone that reaches a node: it now goes when the policy says."""
+        self._leave_order(node)
+        self.refresh(node, nearest_end)
+
+    def forget(self, node: RadixNode) -> None:
+        """A node has left the tree."""
+        self._note(node, _NOTHING)
+
+    def evict(self, num_pages: int) -> Iterator[tuple[RadixNode, Victim]]:
+        """Take pages in order until so many are out, or all that no lock pins."""
+        while num_pages > 0 and (node := self._first()) is not None:
+            share = self._shares[node]
+            num_going = min(num_pages, share.num_inner or share.num_ending)
+            ids = node.page_ids[self._group][: share.num_open]
+            places = np.flatnonzero(ids)[:num_going]
+
+            victim = node.give_up(self._group, int(places[0]), int(places[-1]) + 1)
+            self._note(node, self._count(node, share.num_open))
+            num_pages -= num_going
+            yield node, victim
+
+    def _first(self) -> RadixNode | None:
+        """The node that loses pages next."""
+        node = next(iter(self._inner), None)
+        if node is None:
+            entry = self._order.first()
+            node = None if entry is None else entry[2]
+        return node
+
+    def _share_of(self, node: RadixNode, nearest_end: int | None) -> _Share:
+        num_open = node.num_pages
+        if nearest_end is not None:
+            num_open = min(num_open, max(0, nearest_end - self.reach - node.start))
+        return self._count(node, num_open)
+
+    def _count(self, node: RadixNode, num_open: int) -> _Share:
+        ids = node.page_ids[self._group]
+        num_before = min(num_open, max(0, node.num_pages - self._num_kept))
+        return _Share(
+            num_open,
+            int(np.count_nonzero(ids[:num_before])),
+            int(np.count_nonzero(ids[num_before:num_open])),
+            int(np.count_nonzero(ids[num_open:])),
+        )
+
+    def _note(self, node: RadixNode, share: _Share) -> None:
+        former = self._shares.pop(node, _NOTHING)
+        if share.num_held:
+            self._shares[node] = share
+        self.num_cached += share.num_held - former.num_held
+        self.num_locked += share.num_locked - former.num_locked
+
+        if share.num_inner:
+            self._inner.setdefault(node)
+        elif former.num_inner:
+            del self._inner[node]
+
+        if not share.num_ending:
+            self._leave_order(node)
+        elif node not in self._entries:
+            self._last_ticket += 1
+            entry = (self._policy_key(node), self._last_ticket, node)
+            self._entries[node] = entry
+            self._order.add(entry)
+
+    def _leave_order(self, node: RadixNode) -> None:
+        entry = self._entries.pop(node, None)
+        if entry is not None:
+            self._order.remove(entry)
+
+    def check(self, nearest_ends: Mapping[RadixNode, int | None]) -> None:
+        """Raises AccountingError unless this agrees with all nodes of the tree, with lock ends."""
+        found = {node: self._share_of(node, end) for node, end in nearest_ends.items()}
+        held = {node: share for node, share in found.items() if share.num_held}
+        if held != self._shares:
+            raise AccountingError(
+                f"group {self._group}: pages of {len(held)} nodes; noted are {len(self._shares)}, "
+                f"or other numbers of pages"
+            )
+        if any(share.num_locked and not node.num_locks for node, share in held.items()):
+            raise AccountingError(f"group {self._group}: pages are pinned that no lock holds")
+
+        num_found = (
+            sum(share.num_held for share in held.values()),
+            sum(share.num_locked for share in held.values()),
+        )
+        if num_found != (self.num_cached, self.num_locked):
+            raise AccountingError(
+                f"group {self._group}: cached, pinned pages: counted "
+                f"{(self.num_cached, self.num_locked)}, found {num_found}"
+            )
+        self._check_order(held)
+
+    def _check_order(self, held: Mapping[RadixNode, _Share]) -> None:
+        self._order.check()
+        waiting = list(self._order)
+        inner = {node for node, share in held.items() if share.num_inner}
+        ending = {node for node, share in held.items() if share.num_ending}
+        if (
+            self._inner.keys() != inner
+            or self._entries.keys() != ending
+            or sorted(self._entries.values()) != waiting
+        ):
+            raise AccountingError(
+                f"group {self._group}: {len(self._inner)} and {len(waiting)} nodes wait to lose "
+                f"pages; expected {len(inner)} and {len(ending)}"
+            )

@@ -1,0 +1,91 @@
+"""How many pages the L1 pool of each KV group has. Pure functions.
+
+FULL and LATENT pools are equally large, as a page of a chain takes one in each. The pool of a
+WINDOW group holds windows: one for each request that runs, and some for prefixes to come back to.
+"""
+
+import bisect
+from collections.abc import Sequence
+
+from raydix.errors import ConfigError
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import KvLayout
+
+_MAX_PAGES = 2**31 - 2
+"""Page ids are int32, and 0 is the padding page."""
+
+
+def least_window_pages(layout: KvLayout, step_tokens: int) -> tuple[int, ...]:
+    """Per KV group, pages without which a request that runs alone may never end; FULL: 0.
+
+    While it loads the window before its end it may hold the one before its end in L1. While it
+    computes it holds a window and `step_tokens` more, which need not begin or end with a page.
+    """
+    num_step = -(-step_tokens // layout.page_size)
+    return tuple([0 if reach is None else 2 * reach + num_step + 2 for reach in layout.reaches])
+
+
+def max_context_pages(
+    layout: KvLayout, num_pages: Sequence[int], *, is_chunked: bool
+) -> int | None:
+    """The longest context, in pages, that pools of these sizes have room for; None: any.
+
+    Where all layers have windows, that is any context whose prompt is computed in chunks.
+    """
+    bounded = [
+        pages
+        for pages, reach in zip(num_pages, layout.reaches, strict=True)
+        if reach is None or not is_chunked
+    ]
+    return min(bounded, default=None)
+
+
+def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[int, ...]:
+    """Pages of each group's pool if those of FULL groups have `num_pages`.
+
+    Where all layers have windows, the widest group has so many. Raises ConfigError if these are too
+    few for a single request.
+    """
+    scheduler = config.scheduler
+    if scheduler.chunked_prefill_tokens is None:
+        # A whole prompt is computed in one step: every group holds all of it for a moment.
+        return (num_pages,) * len(layout.groups)
+
+    least = least_window_pages(layout, scheduler.chunked_prefill_tokens)
+    reaches = layout.reaches
+    widest = max([reach or 0 for reach in reaches])
+    if None in reaches:
+        span = config.cache.l1.tokens_per_window // layout.page_size
+        shares = [1.0 if reach is None else (reach + 1) / max(1, span) for reach in reaches]
+        wanted = [fewest + share * num_pages for fewest, share in zip(least, shares, strict=True)]
+        return tuple([min(num_pages, int(pages)) for pages in wanted])
+
+    if num_pages < max(least):
+        raise ConfigError(
+            f"cache.l1 has room for {num_pages} pages; a model whose layers all look back over a "
+            f"window needs at least {max(least)}. Raise cache.l1.num_pages or memory_fraction, or "
+            f"lower scheduler.chunked_prefill_tokens."
+        )
+    wanted = [num_pages * ((reach or 0) + 1) / (widest + 1) for reach in reaches]
+    return tuple([max(fewest, int(pages)) for fewest, pages in zip(least, wanted, strict=True)])
+
+
+def largest_pools(
+    config: EngineConfig, layout: KvLayout, page_bytes: Sequence[int], num_bytes: int
+) -> int:
+    """The most `num_pages` whose `pool_pages` take at most `num_bytes`, with a padding page each.
+
+    0 if there is room for none.
+    """
+
+    def bytes_of(num_pages: int) -> int:
+        pages = pool_pages(config, layout, num_pages)
+        return sum((pages + 1) * size for pages, size in zip(pages, page_bytes, strict=True))
+
+    # Without a FULL group fewer than the least have no sizes.
+    fewest = 1
+    if None not in layout.reaches and config.scheduler.chunked_prefill_tokens is not None:
+        fewest = max(least_window_pages(layout, config.scheduler.chunked_prefill_tokens))
+    most = min(_MAX_PAGES, max(fewest, num_bytes // min(page_bytes)))
+    found = bisect.bisect_right(range(fewest, most + 1), num_bytes, key=bytes_of)
+    return fewest + found - 1 if found else 0

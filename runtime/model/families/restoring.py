@@ -1,0 +1,23 @@
+"""From the tensors that checkpoints hold to those that the decoder takes.
+
+A restorer passes on (name, tensor) one at a time, so that no more than one is held besides the
+model. What it does not know it passes on as it is.
+"""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+Tensors = Iterator[tuple[str, Tensor]]
+Restorer = Callable[[Tensors], Tensors]
+
+
+def unchanged(tensors: Tensors) -> Tensors:
+    """The tensors as they are."""
+    return tensors
+
+
+def add_one_to_norms(tensors: Tensors) -> Tensors:
+    """Weights of norms are stored less one (`NormSpec.is_offset`)."""
+    for name, tensor in tensors:
+        yield name, tensor.float() + 1.0 if name.endswith("norm.weight") else tensor

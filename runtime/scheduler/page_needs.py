@@ -1,0 +1,41 @@
+"""How many L1 pages of each KV group requests need at once. Pure functions.
+
+A page of a chain takes one in every group. Of a WINDOW group a request gives pages back while it
+goes on, so that it never needs more than a window and what its steps in flight compute.
+"""
+
+from collections.abc import Sequence
+
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+PageCounts = tuple[int, ...]
+"""Pages of each KV group."""
+
+
+def pages_to_compute(settings: SchedulerSettings, num_pages: int) -> PageCounts:
+    """What a request needs at most at once that computes `num_pages` pages of a chain."""
+    return tuple([num_pages if most is None else min(num_pages, most) for most in _most(settings)])
+
+
+def total_pages_to_compute(
+    settings: SchedulerSettings, needs: Sequence[int], num_others: int
+) -> PageCounts:
+    """The same for several requests together, and for `num_others` pages of further ones."""
+    total = sum(needs) + num_others
+    return tuple(
+        [
+            total if most is None else sum([min(need, most) for need in needs]) + num_others
+            for most in _most(settings)
+        ]
+    )
+
+
+def add_pages(*counts: Sequence[int]) -> PageCounts:
+    """The sum, group by group."""
+    return tuple(map(sum, zip(*counts, strict=True)))
+
+
+def _most(settings: SchedulerSettings) -> list[int | None]:
+    """Per group: a window, the pages of a step, and one that is begun; None: no bound."""
+    num_step = -(-settings.max_step_tokens // settings.page_size)
+    return [None if reach is None else reach + num_step + 1 for reach in settings.reaches]

@@ -1,0 +1,161 @@
+"""What a running request gives to L1's tree: computed pages, loaded windows, and what it leaves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from raydix.runtime.cache.checkpoints import checkpoints_between, window_before
+from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.page_pools import PageIds, num_pages_of, pages_between
+from raydix.runtime.cache.radix_node import Segment
+from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.scheduler.backups import NewPage, pages_with_keys
+from raydix.runtime.scheduler.l1 import duplicates
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.request import RequestState
+
+
+def advance(lane: Lane, request: RequestState, now_s: float) -> None:
+    """The request has computed more: what is full is published, what no row reads any more goes."""
+    settings = lane.settings
+    num_full = request.num_computed // settings.page_size
+    if settings.prefix_caching:
+        if num_full > request.num_held_pages:
+            publish_computed(lane, request, now_s)
+    elif settings.has_windows:
+        lane.l1.release(request.table.leave(_window_starts(lane, num_full)))
+
+
+def publish_computed(lane: Lane, request: RequestState, now_s: float) -> None:
+    """Publish what the request has computed, of which L2 may want a copy."""
+    lane.backups.offer_new(publish(lane, request, now_s))
+    count_use(lane, request)
+
+
+def count_use(lane: Lane, request: RequestState) -> None:
+    """Count each page of a request's published prefix as used by it, once."""
+    if lane.settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+        pages = request.count_pages()
+        lane.backups.count_use(
+            request.chain.keys(pages.stop, pages.start),
+            request.table.pages(pages.start, pages.stop),
+        )
+
+
+def publish(lane: Lane, request: RequestState, now_s: float) -> list[NewPage]:
+    """Put the request's full computed pages into the tree; returns those new to it.
+
+    Where the tree already held a page, the request's duplicate is released and its table points
+    at the tree's. Of WINDOW groups the request holds no page behind the window any more.
+    """
+    lock = request.lock
+    assert lock is not None, "only a running request publishes"
+    if request.batch is not None and request.slot is not None:
+        request.batch.flush_tokens(request.slot)
+
+    new: list[NewPage] = []
+    num_full = min(request.num_computed, request.num_tokens) // lane.settings.page_size
+    for segment, stop in (
+        (Segment.PROMPT, min(request.chain.num_prompt_pages, num_full)),
+        (Segment.OUTPUT, num_full),
+    ):
+        if lock.num_pages < stop:
+            new += _publish_segment(lane, request, segment, stop, now_s)
+    lane.lead(request, request.num_held_pages)
+    return new
+
+
+def _publish_segment(
+    lane: Lane, request: RequestState, segment: Segment, stop: int, now_s: float
+) -> list[NewPage]:
+    """Enter the pages up to `stop`, all of one segment; returns those that are new."""
+    lock = request.lock
+    assert lock is not None, "only a running request publishes"
+    start = lock.num_pages
+    own = request.table.pages(start, stop)
+    insertion = lane.l1.insert(
+        request.chain,
+        lock,
+        own,
+        segment=segment,
+        priority=request.submit.priority,
+        now_s=now_s,
+    )
+    keys = split_keys(request.chain.keys(stop, start))
+    for key in keys:
+        lane.waiting.page_came(key)
+
+    twice = duplicates(own, insertion.page_ids)
+    if num_pages_of(twice):
+        lane.l1.release(twice)
+        request.table.replace(start, insertion.page_ids)
+        lane.note_changed_table(request)
+
+    if lane.settings.has_windows:
+        _keep_windows(lane, request, start, stop)
+        request.table.leave(_window_starts(lane, stop))
+    first_new = insertion.num_existing_pages
+    return list(pages_with_keys(keys[first_new:], pages_between(own, first_new)))
+
+
+def _keep_windows(lane: Lane, request: RequestState, start: int, stop: int) -> None:
+    """Offer to L2 the windows before the checkpoints that have just been passed."""
+    distance = lane.settings.checkpoint_distance
+    assert distance is not None, "there are windows"
+    for end in checkpoints_between(start, stop, distance, request.start.checkpoints):
+        keep_window(lane, request, end)
+
+
+def keep_window(lane: Lane, request: RequestState, end: int) -> None:
+    """Offer the windows before a place to L2, as far as the request still holds them whole."""
+    for group, reach in enumerate(lane.settings.reaches):
+        if reach is None:
+            continue
+        pages = window_before(end, reach)
+        page_ids = request.table.pages(pages.start, pages.stop)[group]
+        if page_ids.all():
+            keys = split_keys(request.chain.keys(pages.stop, pages.start))
+            lane.backups.offer_window(group, keys, page_ids.tolist())
+
+
+def heal(lane: Lane, request: RequestState) -> None:
+    """The load of a request is done: the windows that it brought are the tree's from now on.
+
+    Where the tree got a page in the meantime, the request's duplicate goes.
+    """
+    places = request.take_unhealed()
+    if not any(places):
+        return
+    lock = request.lock
+    assert lock is not None, "only a running request has loaded"
+    start = min([pages[0] for pages in places if pages])
+    own = request.table.at(places)
+    given = [
+        _spread(ids, pages, start, lock.num_pages) for ids, pages in zip(own, places, strict=True)
+    ]
+
+    held = lane.l1.tree.heal(lock, start, tuple(given))
+    kept: PageIds = tuple(
+        [
+            int32_array(ids[[page - start for page in pages]]) if pages else empty()
+            for ids, pages in zip(held, places, strict=True)
+        ]
+    )
+    twice = duplicates(own, kept)
+    if num_pages_of(twice):
+        lane.l1.release(twice)
+        request.table.replace_at(places, kept)
+        lane.note_changed_table(request)
+
+
+def _spread(page_ids: Int32Array, pages: Sequence[int], start: int, stop: int) -> Int32Array:
+    """The ids of some pages as a run from `start` to `stop`, 0 for the others."""
+    run = np.zeros(stop - start, dtype=np.int32)
+    run[np.asarray(pages, dtype=np.intp) - start] = page_ids
+    return int32_array(run)
+
+
+def _window_starts(lane: Lane, end: int) -> list[int]:
+    """Per KV group, the first page that the tokens behind the first `end` pages need."""
+    return [0 if reach is None else max(0, end - reach) for reach in lane.settings.reaches]

@@ -1,0 +1,145 @@
+"""The radix tree of a model with sliding windows: which pages go, and in which order."""
+
+import pytest
+
+from raydix.runtime.cache.page_key import extend_keys, pack_tokens
+from raydix.runtime.cache.radix_tree import Segment
+from raydix.runtime.messages.arrays import int32_array
+from tests.runtime.cache.model_radix_tree import Cache
+from tests.runtime.cache.window_cache import FULL, WINDOW, cache_of, counts, live, tokens, usable
+
+
+def test_pages_in_no_window_go_before_those_at_a_chains_end() -> None:
+    cache = cache_of()
+    cache.run(tokens(1, 20))
+    cache.run(tokens(101, 120))
+    spare = 1  # a repeated prompt ends one page earlier
+
+    cache.evict(0, 2 * (20 - 3 - spare))
+
+    for first in (1, 101):
+        assert live(cache, tokens(first, first + 19)) == [16, 17, 18, 19]
+        assert usable(cache, tokens(first, first + 18)) == 19
+    cache.evict(0, 1 + spare)
+    assert live(cache, tokens(1, 20)) == [18, 19], "the first in the policy's order"
+    assert live(cache, tokens(101, 120)) == [16, 17, 18, 19]
+    cache.check()
+
+
+@pytest.mark.parametrize(("eviction", "left"), [("lru", 1), ("mru", 2), ("fifo", 2), ("filo", 1)])
+def test_windows_at_chain_ends_go_as_the_policy_says(eviction: str, left: int) -> None:
+    cache = cache_of(eviction=eviction)
+    cache.run(tokens(101, 104))
+    cache.run(tokens(201, 204))
+    cache.run(tokens(101, 104))
+
+    cache.evict(0, 4)
+
+    assert usable(cache, tokens(100 * left + 1, 100 * left + 4)) == 4
+    assert usable(cache, tokens(100 * (3 - left) + 1, 100 * (3 - left) + 4)) == 0
+
+
+def test_a_shortage_of_window_pages_takes_no_other_page() -> None:
+    cache = cache_of()
+    cache.run(tokens(1, 20))
+
+    victims = cache.evict(0, 100)
+
+    assert counts(cache, FULL) == (20, 0)
+    assert counts(cache, WINDOW) == (0, 0)
+    assert not any(victim.is_removed for victim in victims)
+    cache.check()
+
+
+def test_what_leaves_with_a_leaf_counts_for_the_window_group() -> None:
+    cache = cache_of()
+    cache.run(tokens(1, 20))
+
+    [victim] = cache.evict(5, 5)
+
+    assert victim.num_pages == 5
+    assert (counts(cache, FULL), counts(cache, WINDOW)) == ((15, 0), (15, 0))
+    cache.check()
+
+
+def all_window_cache() -> Cache:
+    """All layers look three pages back."""
+    return Cache(reaches=(3,))
+
+
+def test_a_leaf_of_which_nothing_is_left_goes_with_those_above_it() -> None:
+    cache = all_window_cache()
+    cache.run(tokens(1, 5), tokens(6, 8))
+    cache.run([*tokens(1, 5), 9])
+    assert cache.tree.num_nodes == 3
+
+    cache.evict(100)
+
+    assert cache.tree.num_nodes == 0
+    assert cache.match(tokens(1, 8)).num_pages == 0
+    cache.check()
+
+
+def test_a_running_request_keeps_the_path_to_its_window() -> None:
+    cache = all_window_cache()
+    request = cache.start([])
+    cache.extend(request, tokens(1, 10))
+    cache.extend(request, tokens(11, 14), segment=Segment.OUTPUT)
+
+    victims = cache.evict(100)
+
+    assert sum(victim.num_pages for victim in victims) == 11
+    assert live(cache, tokens(1, 14), 0) == [11, 12, 13]
+    cache.extend(request, tokens(15, 16), segment=Segment.OUTPUT)
+    cache.tree.unlock(request.lock)
+    cache.check()
+    victims = cache.evict(100)
+    assert [victim.num_pages for victim in victims if victim.is_removed] == [6, 10]
+    assert cache.tree.num_nodes == 0
+    cache.check()
+
+
+def test_a_locked_path_of_nothing_goes_when_its_lock_does() -> None:
+    cache = all_window_cache()
+    request = cache.start([])
+    packed = pack_tokens(tokens(1, 4))
+    cache.tree.insert(
+        request.lock,
+        packed,
+        (int32_array([0] * 4),),
+        extend_keys(cache.identity, packed, 1),
+        segment=Segment.PROMPT,
+        now_s=1.0,
+    )
+    assert (cache.tree.num_nodes, counts(cache, 0)) == (1, (0, 0))
+
+    cache.tree.unlock(request.lock)
+
+    assert cache.tree.num_nodes == 0
+    cache.check()
+
+
+def test_a_touched_window_goes_after_one_that_was_not() -> None:
+    cache = cache_of()
+    cache.run(tokens(101, 104))
+    cache.run(tokens(201, 204))
+
+    cache.tree.touch(cache.match(tokens(101, 104)), now_s=cache.tick())
+    cache.evict(0, 4)
+
+    assert usable(cache, tokens(101, 104)) == 4
+    cache.check()
+
+
+def test_the_use_of_a_chains_end_does_not_refresh_windows_far_above_it() -> None:
+    cache = cache_of(window=3)
+    cache.run(tokens(1, 4))
+    cache.run(tokens(1, 14))
+    cache.run(tokens(101, 104))
+    cache.run(tokens(1, 14))
+
+    cache.evict(0, 9 + 3)  # what is in no window, and one window
+
+    assert usable(cache, tokens(101, 104), window=3) == 4
+    assert usable(cache, tokens(1, 4), window=3) < 4
+    assert usable(cache, tokens(1, 14), window=3) == 14
