@@ -117,8 +117,8 @@ class Decoder(nn.Module):
     """The model, or a rank's part of it, on one device.
 
     Its parameters are uninitialised until weights are loaded. Its ranks meet in `forward` and
-    `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers share
-    a pool; the pools are the caller's.
+    `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers
+    share a pool; the pools are the caller's.
     """
 
     def __init__(
