@@ -7,7 +7,7 @@ from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import Routing
-from raydix.kernels.weight_part import WeightPart, cut
+from raydix.kernels.weight_part import WeightPart
 from raydix.moe.experts import Experts
 from raydix.moe.router import Router
 
@@ -26,27 +26,29 @@ class MoeLayer(nn.Module):
         routing: Routing,
         share: RankShare,
         glu: GluForm,
+        bias: bool,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self._intermediate_size = intermediate_size
-        self._share = share
         self.router = Router(
             hidden_size,
             num_experts,
             experts_per_token,
             ops,
             routing=routing,
+            bias=bias,
             device=device,
             dtype=dtype,
         )
         self.experts = Experts(
             hidden_size,
             num_experts,
-            share.length(intermediate_size),
+            intermediate_size,
             ops,
+            share=share,
             glu=glu,
+            bias=bias,
             device=device,
             dtype=dtype,
         )
@@ -59,15 +61,7 @@ class MoeLayer(nn.Module):
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
-        share, size = self._share, self._intermediate_size
-        weights = {f"router.{name}": each for name, each in self.router.weights().items()}
-        for expert, gate_up_IC in enumerate(self.experts.gate_up_EIC):
-            gate_IC, up_IC = gate_up_IC.chunk(2)
-            weights |= {
-                f"experts.{expert}.gate.weight": cut(gate_IC, share, size),
-                f"experts.{expert}.up.weight": cut(up_IC, share, size),
-                f"experts.{expert}.down.weight": cut(
-                    self.experts.down_ECI[expert], share, size, dim=1
-                ),
-            }
-        return weights
+        return {
+            **{f"router.{name}": each for name, each in self.router.weights().items()},
+            **{f"experts.{name}": each for name, each in self.experts.weights().items()},
+        }

@@ -13,7 +13,8 @@ from raydix.kernels.weight_part import WeightPart
 class Router(nn.Module):
     """Scores every expert for each token.
 
-    `weight_EC`: [experts, hidden]. `correction_bias_E`: float32, for routings that have one.
+    `weight_EC`: [experts, hidden]. `bias_E` may be None. `correction_bias_E`: float32, for routings
+    that have one.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class Router(nn.Module):
         ops: ModelOps,
         *,
         routing: Routing,
+        bias: bool,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -43,10 +45,15 @@ class Router(nn.Module):
         self.weight_EC = nn.Parameter(
             torch.empty(num_experts, hidden_size, device=device, dtype=dtype), requires_grad=False
         )
+        self.bias_E: nn.Parameter | None = None
+        if bias:
+            self.bias_E = nn.Parameter(
+                torch.empty(num_experts, device=device, dtype=dtype), requires_grad=False
+            )
 
     def forward(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights_TK float32, logical expert_ids_TK int)."""
-        logits_TE = self._ops.linear(x_TC.to(self.weight_EC.dtype), self.weight_EC, None)
+        logits_TE = self._ops.linear(x_TC.to(self.weight_EC.dtype), self.weight_EC, self.bias_E)
         match self.routing:
             case SoftmaxRouting(renormalise=renormalise):
                 return self._ops.topk_gating(
@@ -62,6 +69,8 @@ class Router(nn.Module):
     def weights(self) -> dict[str, WeightPart]:
         """The parameters, by what checkpoints call them: whole on every rank."""
         weights = {"weight": WeightPart(self.weight_EC)}
+        if self.bias_E is not None:
+            weights["bias"] = WeightPart(self.bias_E)
         if self.correction_bias_E is not None:
             weights["e_score_correction_bias"] = WeightPart(self.correction_bias_E)
         return weights

@@ -12,6 +12,7 @@ from transformers import (
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -51,6 +52,7 @@ _CONFIGS: dict[Family, Callable[..., PreTrainedConfig]] = {
     Family.GEMMA2: Gemma2Config,
     Family.GEMMA3: Gemma3TextConfig,
     Family.GEMMA3_WITH_VISION: _with_vision,
+    Family.GPT_OSS: GptOssConfig,
 }
 _COMMON = {
     "vocab_size": 199,
@@ -68,10 +70,10 @@ _COMMON = {
 }
 _DEEPSEEK = {
     "num_key_value_heads": 6,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 10,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 6,
     "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+    "v_head_dim": 10,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -134,6 +136,22 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
     },
     Family.GEMMA3: _GEMMA3,
     Family.GEMMA3_WITH_VISION: _GEMMA3,
+    Family.GPT_OSS: {
+        "head_dim": 12,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 20,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 _OFFSET_NORMS = (Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION)
 """Their norms have weights around zero, the others' around one."""

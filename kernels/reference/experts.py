@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference.activation import glu
 from raydix.kernels.routing import GroupLimitedRouting, Scoring
@@ -81,6 +82,7 @@ def fused_experts(
     weights_TK: Tensor,
     expert_ids_TK: Tensor,
     form: GluForm,
+    biases: ExpertBiases | None,
 ) -> Tensor:
     """Weighted sum of the chosen experts' outputs, [T, C].
 
@@ -88,20 +90,22 @@ def fused_experts(
     the device.
     """
     if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
-        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form)
+        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form, biases)
 
     num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
     order_X = expert_ids_TK.flatten().argsort(stable=True)
     tokens_X = order_X // experts_per_token
     counts = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts).tolist()
-    sorted_XC = x_TC[tokens_X]
-    outputs = [
-        functional.linear(
-            glu(functional.linear(part_XC, gate_up_EIC[expert]), form), down_ECI[expert]
-        )
-        for expert, part_XC in enumerate(sorted_XC.split(counts))
-        if counts[expert]
-    ]
+    outputs = []
+    for expert, part_XC in enumerate(x_TC[tokens_X].split(counts)):
+        if counts[expert]:
+            gate_up_I, down_C = (
+                (None, None)
+                if biases is None
+                else (biases.gate_up_EI[expert], biases.down_EC[expert])
+            )
+            hidden_XI = glu(functional.linear(part_XC, gate_up_EIC[expert], gate_up_I), form)
+            outputs.append(functional.linear(hidden_XI, down_ECI[expert], down_C))
 
     weighted_XC = torch.cat(outputs) * weights_TK.flatten()[order_X, None].to(x_TC.dtype)
     by_choice_TKC = torch.empty_like(weighted_XC).index_copy_(0, order_X, weighted_XC)
@@ -115,11 +119,17 @@ def _dense_experts(
     weights_TK: Tensor,
     expert_ids_TK: Tensor,
     form: GluForm,
+    biases: ExpertBiases | None,
 ) -> Tensor:
     num_experts, num_tokens = gate_up_EIC.shape[0], x_TC.shape[0]
     gate_up_ETI = x_TC.expand(num_experts, -1, -1) @ gate_up_EIC.transpose(1, 2)
-    out_TEC = (glu(gate_up_ETI, form) @ down_ECI.transpose(1, 2)).transpose(0, 1)
+    if biases is not None:
+        gate_up_ETI += biases.gate_up_EI[:, None]
+    out_ETC = glu(gate_up_ETI, form) @ down_ECI.transpose(1, 2)
+    if biases is not None:
+        out_ETC += biases.down_EC[:, None]
+
     weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(
         1, expert_ids_TK, weights_TK
     )
-    return (weights_TE.to(x_TC.dtype)[:, None] @ out_TEC)[:, 0]
+    return (weights_TE.to(x_TC.dtype)[:, None] @ out_ETC.transpose(0, 1))[:, 0]

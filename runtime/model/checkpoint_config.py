@@ -59,7 +59,8 @@ def read_checkpoint_config(folder: str | Path) -> CheckpointConfig:
     raw = read_json(folder / "config.json")
     family = _find_family(raw)
     section = family.value.text_section
-    _check_raw(raw, raw if section is None else raw.get(section))
+    _check_quantisation(raw, family)
+    _check_sizes(raw if section is None else raw.get(section))
 
     whole = _read_with_transformers(folder)
     config = whole if section is None else getattr(whole, section)
@@ -130,19 +131,25 @@ def _read_with_transformers(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json is not valid: {error}") from error
 
 
-def _check_raw(raw: Mapping[str, Any], text: object) -> None:
-    """Refuse what transformers would stumble over without saying where.
-
-    `text`: the section of the language model.
-    """
+def _check_quantisation(raw: Mapping[str, Any], family: Family) -> None:
     quantization = raw.get("quantization_config")
-    if quantization is not None:
-        is_object = isinstance(quantization, dict)
-        method = quantization.get("quant_method") if is_object else quantization
+    if quantization is None:
+        return
+    is_object = isinstance(quantization, dict)
+    method = quantization.get("quant_method") if is_object else quantization
+    if method not in family.value.quantisations:
+        known = ", ".join(("unquantised weights", *family.value.quantisations))
         raise CheckpointError(
-            f"The checkpoint is quantised ({method}); only unquantised weights are supported."
+            f"The checkpoint is quantised ({method}); supported for {family.value.model_type}: "
+            f"{known}."
         )
 
+
+def _check_sizes(text: object) -> None:
+    """Refuse what transformers would stumble over in the language model's section.
+
+    It would not say where.
+    """
     if not isinstance(text, Mapping):
         raise CheckpointError(
             f"The config of the language model is {text!r}; expected an object. {REMEDY}"

@@ -9,6 +9,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
@@ -17,7 +18,7 @@ from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
-from raydix.runtime.model.latent_attention import LatentAttention
+from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
 from raydix.runtime.model.mlp import make_mlp
 from raydix.runtime.model.rope import RotaryEmbedding
 from raydix.runtime.model.rope_spec import Rope
@@ -197,6 +198,15 @@ class Decoder(nn.Module):
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
         return weights
 
+    def divide_rows(
+        self, rows: Sequence[PrefillRow]
+    ) -> tuple[tuple[PrefillRow, ...], tuple[PrefillRow, ...]]:
+        """`prefill` and `expanded` of the `AttentionRows` of a step with these rows."""
+        latents = [each.attention for each in self.spec.layers]
+        spec = next((each for each in latents if isinstance(each, LatentAttentionSpec)), None)
+        expanded = tuple(row for row in rows if spec is not None and pays_to_expand(spec, row))
+        return tuple(row for row in rows if row not in expanded), expanded
+
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
         logits_RV = self.collectives.gather(self.ops.linear(hidden_RC, self.head, None))
@@ -251,7 +261,6 @@ def make_decoder(
         num_query_heads=len(share.heads(num_heads)),
         num_kv_heads=len(share.kv_heads(num_kv_heads)),
         expert_sizes=_expert_sizes(spec, share),
-        latent_dims=_latent_dims(spec),
     )
 
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
@@ -325,12 +334,6 @@ def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
             return attention.rope, attention.qk_rope_head_dim
         case _:
             assert_never(attention)
-
-
-def _latent_dims(spec: ModelSpec) -> tuple[int, ...]:
-    """The sizes of cached latents, if there are any."""
-    latents = [each.attention for each in spec.layers]
-    return tuple({each.latent_dim for each in latents if isinstance(each, LatentAttentionSpec)})
 
 
 def _expert_sizes(spec: ModelSpec, share: RankShare) -> tuple[int, ...]:

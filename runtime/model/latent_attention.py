@@ -1,11 +1,13 @@
 """Multi-head latent attention over paged latents (DeepSeek-V2, arXiv:2405.04434, 2.1).
 
-The absorbed form: keys and values are never expanded. The part of a head's query that is not
-rotated goes through the head's key matrix, so that its product with a latent is that with the key;
-what attention sums up of latents goes through the head's value matrix.
+The absorbed form expands no keys and values. The part of a head's query that is not rotated goes
+through the head's key matrix, so that its product with a latent is that with the key; what
+attention sums up of latents goes through the head's value matrix. Rows of many new tokens take the
+other form, where that is less work.
 
-Legend: T tokens of the step, C hidden, Q query heads, D dims of a latent, A its value dims, B dims
-of a head's query that are not rotated, E those that are, V value dims of a head.
+Legend: T tokens of the step, C hidden, X other features, Q query heads, H those and the key, D dims
+of a latent, A its value dims, B dims of a head's query that are not rotated, E those that are, V
+value dims of a head.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.reference.kv_write import apply_rope
@@ -151,67 +154,102 @@ class LatentAttention(nn.Module):
         Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
         layer touches the KV pool.
         """
-        spec, layer, rope = self.spec, self.layer_in_group, batch.ropes[self.rope]
-        q_TQD = self._absorbed_queries(x_TC, rope)
-        latent_TD = self._latents(x_TC, rope)
+        nope_TQB, rope_TQE, latent_TD = self._project(x_TC, batch.ropes[self.rope])
         if before_cache is not None:
             before_cache()
 
-        self._ops.write_latent(latent_TD, group.pool, layer, group.slot_mapping_T)
+        self._ops.write_latent(latent_TD, group.pool, self.layer_in_group, group.slot_mapping_T)
+        out_TQV = self._attend(nope_TQB, rope_TQE, group, batch.rows)
+        return self._ops.linear(out_TQV.flatten(1), self.output.weight, self.output.bias)
+
+    def _attend(
+        self, nope_TQB: Tensor, rope_TQE: Tensor, group: GroupBatch, rows: AttentionRows
+    ) -> Tensor:
+        """What each head makes of the values that it sees, [T, Q, V]."""
+        spec = self.spec
+        out_TQV = (
+            self._attend_absorbed(nope_TQB, rope_TQE, group, rows)
+            if rows.prefill or rows.decode
+            else nope_TQB.new_empty((*nope_TQB.shape[:2], spec.v_head_dim))
+        )
+        if rows.expanded:
+            self._ops.expanded_latent_attention(
+                torch.cat((nope_TQB, rope_TQE), dim=-1),
+                group.pool,
+                self.layer_in_group,
+                group.block_tables_RN,
+                rows.expanded,
+                self._up_matrix(),
+                scale=spec.scale,
+                out_TQV=out_TQV,
+            )
+        return out_TQV
+
+    def _attend_absorbed(
+        self, nope_TQB: Tensor, rope_TQE: Tensor, group: GroupBatch, rows: AttentionRows
+    ) -> Tensor:
+        """The same, in the space of latents. Tokens of expanded rows may be anything."""
+        spec = self.spec
+        key_up_QBA, value_up_QVA = self._up_matrix().split(
+            (spec.qk_nope_head_dim, spec.v_head_dim), dim=1
+        )
+        absorbed_QTA = nope_TQB.transpose(0, 1) @ key_up_QBA
+
         out_TQA = self._ops.latent_attention(
-            q_TQD,
+            torch.cat((absorbed_QTA.transpose(0, 1), rope_TQE), dim=-1),
             group.pool,
-            layer,
+            self.layer_in_group,
             group.block_tables_RN,
-            batch.rows,
+            rows,
             scale=spec.scale,
             value_dim=spec.kv_lora_rank,
         )
-
-        _, value_up_QVA = self._up_matrices()
         out_QTV = out_TQA.transpose(0, 1) @ value_up_QVA.transpose(1, 2)
-        out_TX = out_QTV.transpose(0, 1).flatten(1)
-        return self._ops.linear(out_TX, self.output.weight, self.output.bias)
+        return out_QTV.transpose(0, 1)
 
-    def _absorbed_queries(self, x_TC: Tensor, rope: RopeTables) -> Tensor:
-        """Queries of all heads in the space of latents, [T, Q, D]."""
+    def _project(self, x_TC: Tensor, rope: RopeTables) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of all heads, [T, Q, B] that are not rotated and [T, Q, E] that are, and what is
+        cached of each token: the normed latent, then the rotated key, [T, D].
+        """
         spec = self.spec
         queries_TX = (
             self.query(x_TC)
             if isinstance(self.query, LowRankQuery)
             else self._ops.linear(x_TC, self.query.weight, None)
         )
-        nope_TQB, rope_TQE = queries_TX.unflatten(1, (len(self._heads), -1)).split(
-            (spec.qk_nope_head_dim, spec.qk_rope_head_dim), dim=-1
-        )
+        head_dims = (spec.qk_nope_head_dim, spec.qk_rope_head_dim)
+        nope_TQB, rope_TQE = queries_TX.unflatten(1, (-1, sum(head_dims))).split(head_dims, dim=-1)
 
-        key_up_QBA, _ = self._up_matrices()
-        absorbed_QTA = nope_TQB.transpose(0, 1) @ key_up_QBA
-        return torch.cat((absorbed_QTA.transpose(0, 1), self._rotated(rope_TQE, rope)), dim=-1)
-
-    def _latents(self, x_TC: Tensor, rope: RopeTables) -> Tensor:
-        """What is cached of each token: the normed latent, then the rotated key, [T, D]."""
         latent_TD = self._ops.linear(x_TC, self.latent.weight, self.latent.bias)
-        value_TA, key_TE = latent_TD.split(
-            (self.spec.kv_lora_rank, self.spec.qk_rope_head_dim), dim=-1
-        )
-        # Rows of the split are not contiguous, as the norm expects them to be.
+        value_TA, key_TE = latent_TD.split((spec.kv_lora_rank, spec.qk_rope_head_dim), dim=-1)
+        # The norm expects rows that lie side by side.
         normed_TA = self.latent_norm(value_TA.contiguous())
-        return torch.cat((normed_TA, self._rotated(key_TE[:, None], rope)[:, 0]), dim=-1)
 
-    def _rotated(self, x_TQE: Tensor, rope: RopeTables) -> Tensor:
+        # One rotation for all of them takes fewer kernels.
+        rotated_THE = self._rotated(torch.cat((rope_TQE, key_TE[:, None]), dim=1), rope)
+        return nope_TQB, rotated_THE[:, :-1], torch.cat((normed_TA, rotated_THE[:, -1]), dim=-1)
+
+    def _rotated(self, x_THE: Tensor, rope: RopeTables) -> Tensor:
         if self.spec.has_interleaved_pairs:
             # Queries and keys alike are put in the order of halves: their products stay the same.
-            x_TQE = x_TQE.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        return apply_rope(x_TQE, *rope.of_tokens())
+            x_THE = x_THE.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return apply_rope(x_THE, *rope.of_tokens())
 
-    def _up_matrices(self) -> tuple[Tensor, Tensor]:
-        """Per head: from a key's dims to the latent's [Q, B, A], and to those of a value [Q, V, A].
+    def _up_matrix(self) -> Tensor:
+        """Per head, from a latent to what a key has of it, then to a value, [Q, B + V, A]."""
+        made_dims = self.spec.qk_nope_head_dim + self.spec.v_head_dim
+        return self.kv_up.weight.unflatten(0, (-1, made_dims))
 
-        Both are views of one parameter.
-        """
-        up_QXA = self.kv_up.weight.unflatten(0, (len(self._heads), -1))
-        key_up_QBA, value_up_QVA = up_QXA.split(
-            (self.spec.qk_nope_head_dim, self.spec.v_head_dim), dim=1
-        )
-        return key_up_QBA, value_up_QVA
+
+def pays_to_expand(spec: LatentAttentionSpec, row: PrefillRow) -> bool:
+    """Whether a row takes less arithmetic if its context is expanded to keys and values first.
+
+    Counted per head, in multiplications.
+    """
+    absorbed = spec.latent_dim + spec.kv_lora_rank
+    expanded = spec.qk_nope_head_dim + spec.qk_rope_head_dim + spec.v_head_dim
+    num_pairs = row.num_tokens * row.context_tokens - row.num_tokens**2 // 2
+
+    made_dims = spec.qk_nope_head_dim + spec.v_head_dim
+    expansion = row.context_tokens * spec.kv_lora_rank * made_dims
+    return num_pairs * (absorbed - expanded) > expansion

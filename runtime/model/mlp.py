@@ -104,6 +104,7 @@ def make_mlp(
                 experts_per_token=spec.experts_per_token,
                 routing=spec.routing,
                 glu=spec.glu,
+                bias=spec.bias,
                 share=share,
                 device=device,
                 dtype=dtype,

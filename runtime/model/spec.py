@@ -98,6 +98,8 @@ class MoeMlpSpec:
     shared: DenseMlpSpec | None
     """What every token takes besides, and is added."""
     glu: GluForm = field(default_factory=SiluGlu)
+    bias: bool = False
+    """Have the router and the experts' matrices biases?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         routing=SoftmaxRouting(renormalise=True),
         share=RankShare(),
         glu=SiluGlu(),
+        bias=False,
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

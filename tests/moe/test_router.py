@@ -19,7 +19,14 @@ ROUTING = GroupLimitedRouting(
 def make_router(dtype: torch.dtype) -> Router:
     torch.manual_seed(3)
     router = Router(
-        8, 6, 2, ReferenceOps(), routing=ROUTING, device=torch.device("cpu"), dtype=dtype
+        8,
+        6,
+        2,
+        ReferenceOps(),
+        routing=ROUTING,
+        bias=False,
+        device=torch.device("cpu"),
+        dtype=dtype,
     )
     for parameter in router.parameters():
         parameter.normal_()

@@ -56,9 +56,7 @@ def make_rule(layout: KvLayout) -> PrefixRule:
     """
     reaches = layout.reaches
     sizes = [layout.payload_bytes(group) for group in range(len(reaches))]
-    full_bytes = sum(
-        size for size, reach in zip(sizes, reaches, strict=True) if reach is None
-    )
+    full_bytes = sum(size for size, reach in zip(sizes, reaches, strict=True) if reach is None)
     window_bytes = sum(sizes) - full_bytes
 
     spacing = _WINDOWS_PER_CHECKPOINT * max((reach for reach in reaches if reach), default=1)

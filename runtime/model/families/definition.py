@@ -27,5 +27,7 @@ class FamilyDefinition:
     """May checkpoints hold layers past the last, which guess tokens ahead? They are not loaded."""
     text_section: str | None = None
     """The section of config.json that describes the language model; None: the whole file."""
+    quantisations: tuple[str, ...] = ()
+    """Methods of quantisation whose tensors `restore` turns into floats."""
     restore: Restorer = unchanged
     """Turns the tensors of a checkpoint into those that `weight_names` names."""

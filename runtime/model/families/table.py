@@ -4,6 +4,7 @@ from enum import Enum
 
 from raydix.runtime.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from raydix.runtime.model.families.gemma import GEMMA2, GEMMA3, GEMMA3_WITH_VISION
+from raydix.runtime.model.families.gpt_oss import GPT_OSS
 from raydix.runtime.model.families.llama import LLAMA
 from raydix.runtime.model.families.mistral import MISTRAL
 from raydix.runtime.model.families.mixtral import MIXTRAL
@@ -26,3 +27,4 @@ class Family(Enum):
     GEMMA2 = GEMMA2
     GEMMA3 = GEMMA3
     GEMMA3_WITH_VISION = GEMMA3_WITH_VISION
+    GPT_OSS = GPT_OSS

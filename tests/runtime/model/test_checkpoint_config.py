@@ -29,6 +29,12 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
 WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -176,6 +182,15 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "LlamaForSequenceClassification",
     ),
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    "quantised otherwise": (
+        {**GPT_OSS, "quantization_config": {"quant_method": "gptq"}},
+        r"quantised \(gptq\); supported for gpt_oss: unquantised weights, mxfp4",
+    ),
+    "quantised as another family is": (
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        r"quantised \(mxfp4\); supported for llama: unquantised weights\.",
+    ),
+    "experts without a limit": ({**GPT_OSS, "swiglu_limit": 0.0}, "swiglu_limit is 0.0; expected"),
     "activation": ({"hidden_act": "gelu"}, "gelu"),
     "odd head dim": ({**QWEN2, "hidden_size": 28}, "head_dim is 7"),
     "uneven groups": ({"num_key_value_heads": 3}, "num_key_value_heads 3"),

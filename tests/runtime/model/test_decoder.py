@@ -126,6 +126,12 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
         },
     ),
     ("gemma3_with_vision", Family.GEMMA3_WITH_VISION, {}),
+    ("gpt_oss_in_shards", Family.GPT_OSS, {}),
+    (
+        "gpt_oss_unbiased_attention",
+        Family.GPT_OSS,
+        {"attention_bias": False, "num_experts_per_tok": 3, "sliding_window": 17},
+    ),
     ("mixtral_in_shards", Family.MIXTRAL, {}),
     ("deepseek_v2_lite_in_shards", Family.DEEPSEEK_V2, {}),
     (
@@ -196,6 +202,7 @@ WINDOWED: list[tuple[Family, dict[str, Any]]] = [
     (Family.QWEN3, {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     (Family.GEMMA2, {"sliding_window": 21}),
     (Family.GEMMA3, {"sliding_window": 19}),
+    (Family.GPT_OSS, {"sliding_window": 19}),
 ]
 
 

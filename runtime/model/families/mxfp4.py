@@ -1,0 +1,51 @@
+"""MXFP4: blocks of 32 four-bit floats that share a power of two (OCP Microscaling Formats 1.0).
+
+Legend: E experts, O outputs, N blocks of an output, B bytes of a block: two numbers each.
+"""
+
+import torch
+from torch import Tensor
+
+from raydix.errors import CheckpointError
+from raydix.runtime.model.families.restoring import Tensors
+
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_BLOCK_BYTES = 16
+_SCALE_BIAS = 127
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
+
+
+def restore_mxfp4(tensors: Tensors) -> Tensors:
+    """Turn each pair `NAME_blocks` and `NAME_scales` into `NAME[0]`, `NAME[1]` ..., float32.
+
+    One for each expert, [outputs, inputs]. A tensor whose partner never comes is passed on as it
+    is. Raises CheckpointError if a pair does not fit together.
+    """
+    halves: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
+        if base == name:
+            yield name, tensor
+            continue
+
+        halves[name] = tensor
+        if base + _BLOCKS in halves and base + _SCALES in halves:
+            yield from _unpack(base, halves.pop(base + _BLOCKS), halves.pop(base + _SCALES))
+    yield from halves.items()
+
+
+def _unpack(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Tensors:
+    is_packed = blocks_EONB.dtype == scales_EON.dtype == torch.uint8 and blocks_EONB.dim() == 4
+    if not is_packed or blocks_EONB.shape != (*scales_EON.shape, _BLOCK_BYTES):
+        raise CheckpointError(
+            f"{name}{_BLOCKS} is {blocks_EONB.dtype} {list(blocks_EONB.shape)} and {name}{_SCALES} "
+            f"{scales_EON.dtype} {list(scales_EON.shape)}; expected uint8 and {_BLOCK_BYTES} bytes "
+            f"for each scale. Fetch the checkpoint again."
+        )
+
+    numbers = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
+    for expert, (blocks_ONB, scales_ON) in enumerate(zip(blocks_EONB, scales_EON, strict=True)):
+        codes = torch.stack((blocks_ONB & 0xF, blocks_ONB >> 4), dim=-1).flatten(-2)
+        exponents_ON1 = scales_ON[..., None].int() - _SCALE_BIAS
+        yield f"{name}[{expert}]", torch.ldexp(numbers[codes.int()], exponents_ON1).flatten(1)
