@@ -28,6 +28,17 @@ SHAPES: dict[str, dict[str, object]] = {
         "intermediate_size": 9728,
         "num_key_value_heads": 8,
     },
+    "qwen3_32b_l16": {
+        **_COMMON,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151_936,
+        "num_hidden_layers": 16,
+        "hidden_size": 5120,
+        "intermediate_size": 25_600,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
     "moe_l12": {
         **_COMMON,
         "model_type": "qwen3_moe",

@@ -11,7 +11,7 @@ import torch
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
 from raydix.runtime.actors.gpu import GpuActor
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
@@ -96,8 +96,8 @@ class Rank:
             on_fatal=self.died.set,
         )
 
-    def _build(self, config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
-        loaded = build_sleeping_model(config, rank, device_index, step_s=0.0)
+    def _build(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        loaded = build_sleeping_model(config, place, step_s=0.0)
         return replace(loaded, prepare=partial(self._prepare, loaded))
 
     def _prepare(self, loaded: LoadedGpuModel, num_pages: tuple[int, ...]) -> GpuModel:
