@@ -56,8 +56,8 @@ class Experts(nn.Module):
             self.down_ECI,
             weights_TK,
             expert_ids_TK,
-            self._glu,
-            self.biases,
+            form=self._glu,
+            biases=self.biases,
         )
 
     def weights(self) -> dict[str, WeightPart]:
