@@ -137,7 +137,7 @@ def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) ->
     return Assessment(
         prefix=prefix,
         is_loaded=num_gained > 0
-        and _is_load_cheaper(replica, replica.bytes_of(prefix.loads), num_gained, now_s),
+        and _is_load_cheaper(replica, replica.bytes_of(map(len, prefix.loads)), num_gained, now_s),
     )
 
 

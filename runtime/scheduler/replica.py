@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.cache.page_pools import PageIds
@@ -75,10 +75,10 @@ class Replica:
         self._effects: list[Effect] = []
         self._ids = itertools.count(1)
 
-    def bytes_of(self, loads: Sequence[Sequence[int]] | PageIds) -> int:
+    def bytes_of(self, num_pages: Iterable[int]) -> int:
         """What one rank loads if these are the pages of each KV group."""
-        pairs = zip(self.settings.loaded_bytes, loads, strict=True)
-        return sum(num_bytes * len(pages) for num_bytes, pages in pairs)
+        pairs = zip(self.settings.loaded_bytes, num_pages, strict=True)
+        return sum(num_bytes * num for num_bytes, num in pairs)
 
     def next_serial(self) -> int:
         """A number that no other request has had."""
