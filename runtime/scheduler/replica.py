@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
-from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
