@@ -32,8 +32,7 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from raydix.runtime.actors.gpu import build_torch_model
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.testing.engine import InProcessEngine

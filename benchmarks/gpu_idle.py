@@ -32,8 +32,7 @@ from benchmarks.engines import (
 )
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BATCHES, Batches
-from raydix.runtime.actors.gpu import build_torch_model
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 
 RAMP_STEPS = 12

@@ -167,6 +167,7 @@ class ModelOps(Protocol):
         down_ECI: Tensor,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
+        *,
         form: GluForm,
         biases: ExpertBiases | None,
     ) -> Tensor:

@@ -143,6 +143,7 @@ class TritonOps:
         down_ECI: Tensor,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
+        *,
         form: GluForm,
         biases: ExpertBiases | None,
     ) -> Tensor:

@@ -11,7 +11,7 @@ from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
 
 
 class Experts(nn.Module):
-    """Gated experts, of each of which this rank has its share of the intermediate size.
+    """Gated experts, with this rank's share of each one's intermediate size.
 
     `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first. `down_ECI`: [experts, hidden,
     intermediate]. `biases`: None if they have none.
@@ -24,9 +24,9 @@ class Experts(nn.Module):
         intermediate_size: int,
         ops: ModelOps,
         *,
+        share: RankShare,
         glu: GluForm,
         bias: bool,
-        share: RankShare,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -35,16 +35,16 @@ class Experts(nn.Module):
         self._glu = glu
         self._share = share
         self._whole_size = intermediate_size
-        size = share.length(intermediate_size)
+        own_size = share.length(intermediate_size)
 
         def empty(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
-        self.gate_up_EIC = empty(num_experts, 2 * size, hidden_size)
-        self.down_ECI = empty(num_experts, hidden_size, size)
+        self.gate_up_EIC = empty(num_experts, 2 * own_size, hidden_size)
+        self.down_ECI = empty(num_experts, hidden_size, own_size)
         self.biases: ExpertBiases | None = None
         if bias:
-            self.gate_up_bias_EI = empty(num_experts, 2 * size)
+            self.gate_up_bias_EI = empty(num_experts, 2 * own_size)
             self.down_bias_EC = empty(num_experts, hidden_size)
             self.biases = ExpertBiases(gate_up_EI=self.gate_up_bias_EI, down_EC=self.down_bias_EC)
 
@@ -56,8 +56,8 @@ class Experts(nn.Module):
             self.down_ECI,
             weights_TK,
             expert_ids_TK,
-            self._glu,
-            self.biases,
+            form=self._glu,
+            biases=self.biases,
         )
 
     def weights(self) -> dict[str, WeightPart]:

@@ -24,9 +24,9 @@ class MoeLayer(nn.Module):
         num_experts: int,
         experts_per_token: int,
         routing: Routing,
+        share: RankShare,
         glu: GluForm,
         bias: bool,
-        share: RankShare,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -46,9 +46,9 @@ class MoeLayer(nn.Module):
             num_experts,
             intermediate_size,
             ops,
+            share=share,
             glu=glu,
             bias=bias,
-            share=share,
             device=device,
             dtype=dtype,
         )

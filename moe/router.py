@@ -13,8 +13,8 @@ from raydix.kernels.weight_part import WeightPart
 class Router(nn.Module):
     """Scores every expert for each token.
 
-    `weight_EC`: [experts, hidden]. `bias_E` may be None. `correction_bias_E`: float32, for routings
-    that have one.
+    `weight_EC`: [experts, hidden]. `bias_E`: added to the scores, if there is one.
+    `correction_bias_E`: float32, for routings that have one.
     """
 
     def __init__(

@@ -81,6 +81,7 @@ def fused_experts(
     down_ECI: Tensor,
     weights_TK: Tensor,
     expert_ids_TK: Tensor,
+    *,
     form: GluForm,
     biases: ExpertBiases | None,
 ) -> Tensor:
@@ -90,7 +91,9 @@ def fused_experts(
     the device.
     """
     if x_TC.shape[0] <= DENSE_EXPERT_TOKENS:
-        return _dense_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form, biases)
+        return _dense_experts(
+            x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK, form=form, biases=biases
+        )
 
     num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
     order_X = expert_ids_TK.flatten().argsort(stable=True)
@@ -118,6 +121,7 @@ def _dense_experts(
     down_ECI: Tensor,
     weights_TK: Tensor,
     expert_ids_TK: Tensor,
+    *,
     form: GluForm,
     biases: ExpertBiases | None,
 ) -> Tensor:

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,14 @@ from raydix.errors import AccountingError
 from raydix.ids import Rank
 from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_model import (
+    BuildModel,
     GpuModel,
     LoadedGpuModel,
     LoadReport,
     RankPlace,
     StepOutput,
     StepTimer,
+    build_torch_model,
 )
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
@@ -49,8 +51,6 @@ FINISH_S = 5.0
 RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
-BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
-"""Meets the other ranks of the lane and loads the rank's part of the model."""
 Dial = Callable[[threading.Event], BlockingLink]
 """Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
@@ -71,15 +71,6 @@ class _Step:
     link: BlockingLink
     output: StepOutput | None
     timer: StepTimer | None
-
-
-def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-    """Load the configured checkpoint."""
-    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
-    # wait for it.
-    from raydix.runtime.actors.torch_model import load_gpu_model
-
-    return load_gpu_model(config, place)
 
 
 class GpuActor:
@@ -107,10 +98,9 @@ class GpuActor:
         self._name = name
         self._rank = rank
         self._incarnation = incarnation
-        self._meeting = meeting
         self._build_model = build_model
         self._on_fatal = on_fatal
-        self._device_index = rank
+        self._place = RankPlace(rank=rank, device_index=rank, meeting=meeting)
 
         self._loaded: LoadedGpuModel | None = None
         self._model: GpuModel | None = None
@@ -134,15 +124,14 @@ class GpuActor:
 
     def use_device(self, index: int) -> None:
         """Load on this CUDA device instead of the one that is numbered like the rank."""
-        self._device_index = index
+        self._place = replace(self._place, device_index=index)
 
     async def load(self) -> LoadReport:
         """Wait for the other ranks of the lane, and load the weights.
 
         Raises CheckpointError or ConfigError.
         """
-        place = RankPlace(rank=self._rank, device_index=self._device_index, meeting=self._meeting)
-        self._loaded = await asyncio.to_thread(self._build_model, self._config, place)
+        self._loaded = await asyncio.to_thread(self._build_model, self._config, self._place)
         return self._loaded.report
 
     async def prepare(self, num_pages: tuple[int, ...]) -> None:

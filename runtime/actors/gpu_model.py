@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.tiers.host_arena import HostArena
@@ -135,3 +136,16 @@ class LoadedGpuModel:
     """Makes pools of so many usable pages per KV group, then captures graphs. May be called once,
     from any thread.
     """
+
+
+BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
+"""Meets the other ranks of the lane and loads the rank's part of the model."""
+
+
+def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+    """Load the configured checkpoint."""
+    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
+    # wait for it.
+    from raydix.runtime.actors.torch_model import load_gpu_model
+
+    return load_gpu_model(config, place)

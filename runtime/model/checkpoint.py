@@ -81,7 +81,7 @@ def load_model(
 
     At most one tensor is held besides the model itself. `split_kv_groups_at`: see
     `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
-    corrupt.
+    corrupt, and ConfigError if the model cannot be divided among so many ranks.
     """
     folder = Path(folder)
     config = read_checkpoint_config(folder)

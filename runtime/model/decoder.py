@@ -106,12 +106,9 @@ class DecoderLayer(nn.Module):
             "mlp_norm": self.mlp_norm,
             "mlp_post_norm": self.mlp_post_norm,
         }
+        whole = {name: WeightPart(norm.weight) for name, norm in norms.items() if norm is not None}
         return {
-            **{
-                f"{name}.weight": WeightPart(norm.weight)
-                for name, norm in norms.items()
-                if norm is not None
-            },
+            **{f"{name}.weight": part for name, part in whole.items()},
             **{f"attention.{name}": each for name, each in self.attention.weights().items()},
             **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
         }
@@ -219,14 +216,14 @@ class Decoder(nn.Module):
         return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
-        """The tokens' rows, each of which one rank has."""
-        embedded_TC = self._embedded_rows(token_ids_T)
+        embedded_TC = self.collectives.sum(self._own_rows(token_ids_T))
         scale = self.spec.embedding_scale
         if scale is None:
             return embedded_TC
         return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
 
-    def _embedded_rows(self, token_ids_T: Tensor) -> Tensor:
+    def _own_rows(self, token_ids_T: Tensor) -> Tensor:
+        """The tokens' rows of the embedding; zeros where another rank has them."""
         if self._share.size == 1:
             return self.embedding[token_ids_T]
 
@@ -234,7 +231,7 @@ class Decoder(nn.Module):
         own_T = token_ids_T - self._share.rank * num_rows
         is_elsewhere_T = (own_T < 0) | (own_T >= num_rows)
         part_TC = self.embedding[own_T.clamp(0, num_rows - 1)]
-        return self.collectives.sum(part_TC.masked_fill_(is_elsewhere_T[:, None], 0))
+        return part_TC.masked_fill_(is_elsewhere_T[:, None], 0)
 
     def _vocabulary_matrix(self) -> nn.Parameter:
         shape = (self._share.length(self.spec.vocab_size), self.spec.hidden_size)

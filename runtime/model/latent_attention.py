@@ -218,8 +218,7 @@ class LatentAttention(nn.Module):
             else self._ops.linear(x_TC, self.query.weight, None)
         )
         head_dims = (spec.qk_nope_head_dim, spec.qk_rope_head_dim)
-        queries_TQX = queries_TX.unflatten(1, (len(self._heads), sum(head_dims)))
-        nope_TQB, rope_TQE = queries_TQX.split(head_dims, dim=-1)
+        nope_TQB, rope_TQE = queries_TX.unflatten(1, (-1, sum(head_dims))).split(head_dims, dim=-1)
 
         latent_TD = self._ops.linear(x_TC, self.latent.weight, self.latent.bias)
         value_TA, key_TE = latent_TD.split((spec.kv_lora_rank, spec.qk_rope_head_dim), dim=-1)

@@ -109,6 +109,9 @@ def _keep_windows(lane: Lane, request: RequestState, start: int, stop: int) -> N
 
 def keep_window(lane: Lane, request: RequestState, end: int) -> None:
     """Offer the windows before a place to L2, as far as the request still holds them whole."""
+    if any(request.unhealed):
+        # They are not loaded yet.
+        return
     for group, reach in enumerate(lane.settings.reaches):
         if reach is None:
             continue

@@ -3,6 +3,7 @@
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import mul
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
 from raydix.runtime.cache.page_pools import PageIds
@@ -77,8 +78,8 @@ class Replica:
 
     def bytes_of(self, loads: Sequence[Sequence[int]] | PageIds) -> int:
         """What one rank loads if these are the pages of each KV group."""
-        pairs = zip(self.settings.loaded_bytes, loads, strict=True)
-        return sum(num_bytes * len(pages) for num_bytes, pages in pairs)
+        lengths = [len(pages) for pages in loads]
+        return sum(map(mul, self.settings.loaded_bytes, lengths))
 
     def next_serial(self) -> int:
         """A number that no other request has had."""

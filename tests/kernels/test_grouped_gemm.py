@@ -50,7 +50,7 @@ def test_experts_match_the_twin(
     out = fused_experts(*tensors)
 
     torch.testing.assert_close(
-        out, reference.fused_experts(*tensors, SiluGlu(), None), atol=2e-6, rtol=1e-5
+        out, reference.fused_experts(*tensors, form=SiluGlu(), biases=None), atol=2e-6, rtol=1e-5
     )
 
 
@@ -60,7 +60,9 @@ def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
     ).tensors()
     kept = weights.clone()
     kept[::2, 0] = 0.0
-    expected = reference.fused_experts(x, gate_up, down, kept, expert_ids, SiluGlu(), None)
+    expected = reference.fused_experts(
+        x, gate_up, down, kept, expert_ids, form=SiluGlu(), biases=None
+    )
     expert_ids[::2, 0] = -1
 
     out = fused_experts(x, gate_up, down, weights, expert_ids.int())
@@ -87,7 +89,7 @@ def test_every_bucket_is_as_exact_as_bfloat16_allows(
     out = fused_experts(x, gate_up, down, weights, expert_ids)
 
     expected = reference.fused_experts(
-        x.float(), gate_up.float(), down.float(), weights, expert_ids, SiluGlu(), None
+        x.float(), gate_up.float(), down.float(), weights, expert_ids, form=SiluGlu(), biases=None
     )
     assert (out.float() - expected).norm() / expected.norm() < 5e-3
 

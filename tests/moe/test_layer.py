@@ -16,9 +16,9 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         num_experts=4,
         experts_per_token=2,
         routing=SoftmaxRouting(renormalise=True),
+        share=RankShare(),
         glu=SiluGlu(),
         bias=False,
-        share=RankShare(),
         device=torch.device("cpu"),
         dtype=torch.float32,
     )

@@ -338,8 +338,11 @@ class SimulatedRank:
         size = self.cluster.settings.page_size
         hashes = self.hashes[slot]
         assert end <= len(hashes), f"slot {slot} computes token {end - 1} of {len(hashes)}"
+        layout = self.cluster.settings.layout
         for group, table in enumerate(self.tables[slot]):
-            for position in range(max(start, min(write_start, end))):
+            window = layout.groups[group].window
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, max(start, min(write_start, end))):
                 page = table[position // size]
                 held = self.pages[group][page][position % size]
                 if page == 0 or held != kv_of(hashes[position], group):

@@ -14,6 +14,7 @@ from raydix.runtime.config.policies import (
     SchedulingPolicy,
     WritePolicy,
 )
+from raydix.runtime.config.pool_sizes import least_window_pages
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
@@ -49,6 +50,8 @@ FULL_AND_LATENT = replace(
         KvGroup(kind=GroupKind.LATENT, layers=(1, 2), num_kv_heads=1, head_dim=16),
     ),
 )
+WINDOWS = (1, 4, 5, 6, 8, 13, 16)
+"""Tokens of a window: up to four pages of the prefix, and as they suit pages or not."""
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
 BASE_SETTINGS = SchedulerSettings(
     layout=LAYOUT,
@@ -112,7 +115,7 @@ def draw_workload(seed: int) -> Workload:
     """A workload in which every option has been drawn at random."""
     draw = random.Random(seed)
     has_storage = draw.random() < 0.6
-    settings = _draw_settings(draw, has_storage)
+    settings = draw_windows(seed, _draw_settings(draw, has_storage))
     workload = Workload(
         seed=seed,
         settings=settings,
@@ -166,6 +169,35 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
         layout = LATENT if len(settings.num_pages) == 1 else FULL_AND_LATENT
         settings = replace(settings, layout=layout)
     return settings
+
+
+def draw_windows(seed: int, settings: SchedulerSettings) -> SchedulerSettings:
+    """The same settings where some layers look back over a window, in two workloads of five.
+
+    Their pools are large enough for one request, and sometimes no larger.
+    """
+    draw = random.Random(seed + 3)
+    if draw.random() < 0.6:
+        return settings
+
+    groups = [
+        replace(LAYOUT.groups[0], kind=GroupKind.WINDOW, layers=(3,), window=draw.choice(WINDOWS))
+        for _ in range(draw.choice([1, 1, 2]))
+    ]
+    has_full = draw.random() < 0.7
+    if has_full:
+        groups.insert(draw.randrange(len(groups) + 1), TWO_GROUPS.groups[0])
+    layout = replace(LAYOUT, groups=tuple(groups))
+
+    max_pages = -(-settings.max_model_len // PAGE_SIZE)
+    least = least_window_pages(layout, settings.prefill_budget_tokens)
+    num_pages = [
+        settings.num_pages[0]
+        if group.window is None
+        else (fewest if settings.chunked_prefill else max_pages) + draw.choice([0, 3, 20])
+        for group, fewest in zip(groups, least, strict=True)
+    ]
+    return replace(settings, layout=layout, num_pages=tuple(num_pages))
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:

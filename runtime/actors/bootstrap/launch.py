@@ -14,7 +14,8 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, find_supervisor, typed_error
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
-from raydix.runtime.actors.gpu import BuildModel, GpuActor, build_torch_model
+from raydix.runtime.actors.gpu import GpuActor
+from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent

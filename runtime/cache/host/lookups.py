@@ -29,7 +29,7 @@ class HostLookups:
     """Owns: lookups that are not final, and the questions to L3 that are open for them.
 
     What is fetched for a request stays staged until it is leased, its lookup is cancelled, or some
-    time after the final report.
+    time after the final report; of a WINDOW group, from then on, only the pages of the best end.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class HostLookups:
         self._end_question(lookup)
 
     def _end_question(self, lookup: OpenLookup) -> None:
-        """Once L3 has answered for every group, want what it has of the prefix that all can get."""
+        """Once L3 has answered for every group, want what it has of the ends that all can get."""
         if not lookup.note_answer() or lookup.is_final:
             return
         lookup.begin_fetch()

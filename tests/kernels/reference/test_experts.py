@@ -35,7 +35,7 @@ def test_experts_match_the_definition(num_tokens: int) -> None:
     x, gate_up, down = torch.randn(num_tokens, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
     weights, ids = topk_gating(torch.randn(num_tokens, 7), 3, renormalise=False)
 
-    out = fused_experts(x, gate_up, down, weights, ids, SiluGlu(), None)
+    out = fused_experts(x, gate_up, down, weights, ids, form=SiluGlu(), biases=None)
 
     torch.testing.assert_close(
         out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
@@ -48,7 +48,7 @@ def test_biases_are_added_before_the_activation_and_before_the_weighting(num_tok
     biases = ExpertBiases(gate_up_EI=torch.randn(7, 10), down_EC=torch.randn(7, 8))
     weights, ids = topk_gating(torch.randn(num_tokens, 7), 3, renormalise=True)
 
-    out = fused_experts(x, gate_up, down, weights, ids, SiluGlu(), biases)
+    out = fused_experts(x, gate_up, down, weights, ids, form=SiluGlu(), biases=biases)
 
     expected = naive_experts(x, gate_up, down, weights, ids, biases)
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
@@ -63,8 +63,8 @@ def test_clamped_experts_clamp_gate_and_up() -> None:
         down,
         torch.ones(1, 1),
         torch.zeros(1, 1, dtype=torch.int64),
-        ClampedGlu(slope=1.0, limit=3.0),
-        None,
+        form=ClampedGlu(slope=1.0, limit=3.0),
+        biases=None,
     )
 
     torch.testing.assert_close(out, -2 * 3 * torch.tensor([[3.0]]).sigmoid())
@@ -74,7 +74,7 @@ def test_all_tokens_may_choose_one_expert() -> None:
     x, gate_up, down = torch.randn(70, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
     weights, ids = torch.ones(70, 1), torch.full((70, 1), 4)
 
-    out = fused_experts(x, gate_up, down, weights, ids, SiluGlu(), None)
+    out = fused_experts(x, gate_up, down, weights, ids, form=SiluGlu(), biases=None)
 
     torch.testing.assert_close(
         out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4

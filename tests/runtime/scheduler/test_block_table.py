@@ -48,3 +48,25 @@ def test_a_request_that_does_not_run_has_no_pages() -> None:
 
     assert len(table) == 0
     assert not table.has_unsent
+
+
+def test_pages_behind_the_window_of_a_group_are_left_once() -> None:
+    table = BlockTable(pages([1, 2, 3, 4], [5, 6, 7, 8]))
+    table.take_unsent()
+
+    assert as_lists(table.leave([0, 2])) == [[], [5, 6]]
+    assert as_lists(table.leave([0, 1])) == [[], []]
+    assert as_lists(table.leave([0, 3])) == [[], [7]]
+    assert as_lists(table.pages(0)) == [[1, 2, 3, 4], [0, 0, 0, 8]]
+    assert table.num_held_from(0) == (4, 1)
+    assert not table.has_unsent, "no row reads what the device still knows there"
+
+
+def test_the_device_is_told_of_single_pages_that_were_replaced() -> None:
+    table = BlockTable(pages([1, 2, 3, 4], [5, 6, 7, 8]))
+    table.take_unsent()
+    assert as_lists(table.at(((), (1, 3)))) == [[], [6, 8]]
+    table.replace_at(((), (1, 3)), pages([], [16, 18]))
+
+    assert as_lists(table.pages(0)) == [[1, 2, 3, 4], [5, 16, 7, 18]]
+    assert table.take_unsent() == (1, [[2, 3, 4], [16, 7, 18]])

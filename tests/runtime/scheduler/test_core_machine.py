@@ -67,6 +67,7 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def start(
         self,
+        *,
         policy: SchedulingPolicy,
         write_policy: WritePolicy,
         strategy: PrefetchStrategy,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.gpu import BuildModel
-from raydix.runtime.actors.gpu_model import LoadedGpuModel, RankPlace
+from raydix.runtime.actors.gpu_model import BuildModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
