@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, _SymmetricMemory
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    _register_process_group,
+    _SymmetricMemory,
+)
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from raydix.errors import ConfigError
@@ -88,9 +94,9 @@ class _MappedMemory:
 
     def __init__(self, shard: KvShard, device: torch.device, store: Store) -> None:
         self._device = device
-        _SymmetricMemory.set_group_info(
-            _GROUP_NAME, shard.rank, shard.num_ranks, PrefixStore("symmetric", store)
-        )
+        # Without a backend: it only says who the ranks are, and where they exchange their handles.
+        self._group = ProcessGroup(PrefixStore("symmetric", store), shard.rank, shard.num_ranks)
+        _register_process_group(_GROUP_NAME, self._group)
         self._mappings: list[object] = []
         """Peers' memory stays mapped as long as these live."""
 
