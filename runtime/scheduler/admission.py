@@ -340,7 +340,7 @@ def _begin(
 
 def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Start:
     """Where a request takes up its chain."""
-    layout, prefix = replica.settings.layout, found.prefix
+    prefix = found.prefix
     num_pages = found.num_start_pages
 
     # Where a prefix has outlived its window, the window is kept now that it is computed anew.
@@ -349,7 +349,7 @@ def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Sta
         checkpoints.append(prefix.num_known_pages)
     return Start(
         num_pages=num_pages,
-        tiers=tiers_of(layout, num_pages, found.loads),
+        tiers=tiers_of(replica.settings, num_pages, found.loads),
         loads=found.loads,
         num_left_pages=prefix.num_pages - num_pages,
         checkpoints=tuple(checkpoints),
@@ -361,7 +361,7 @@ def _first_table(
 ) -> BlockTable:
     """The pages that a request begins behind, in WINDOW groups those of its window."""
     columns = []
-    needed = first_needed(replica.settings.layout, start.num_pages)
+    needed = first_needed(replica.settings, start.num_pages)
     for group, ids in enumerate(found.prefix.match.page_ids):
         column = np.zeros(start.num_pages, dtype=np.int32)
         locked = found.num_locked_pages
