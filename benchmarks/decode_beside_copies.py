@@ -32,8 +32,7 @@ from benchmarks.engines import (
     parse_options,
 )
 from benchmarks.record import Figure
-from raydix.runtime.actors.gpu import build_torch_model
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.testing.engine import InProcessEngine
@@ -108,9 +107,9 @@ class WatchedTransfers:
         self.windows: list[Window] = []
         self._num_pages: dict[int, int] = {}
 
-    def build_model(self, config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+    def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
         """See `BuildModel`."""
-        loaded = build_torch_model(config, rank, device_index)
+        loaded = build_torch_model(config, place)
         return replace(loaded, prepare=lambda num_pages: self._watch(loaded.prepare(num_pages)))
 
     def _watch(self, model: GpuModel) -> GpuModel:
@@ -145,6 +144,10 @@ class WatchedTransfers:
     def close(self) -> None:
         """See `TransferEngine`."""
         self._inner.close()
+
+    def abandon_peers(self) -> None:
+        """See `TransferEngine`."""
+        self._inner.abandon_peers()
 
     def _end(self, done: TransferDone) -> None:
         self.windows.append(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.model_shapes import SHAPES
 from benchmarks.record import RESULTS, Figure, report
-from raydix.runtime.actors.gpu import BuildModel, build_torch_model
+from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
@@ -33,6 +33,7 @@ Generate = Callable[[list[int], SamplingParams], AsyncGenerator[RequestOutput, N
 
 DENSE_L16: ModelConfig = SHAPES["dense_l16"]
 MOE_L12: ModelConfig = SHAPES["moe_l12"]
+QWEN3_32B_L16: ModelConfig = SHAPES["qwen3_32b_l16"]
 _TINY: ModelConfig = {
     "vocab_size": 256,
     "hidden_size": 32,

@@ -32,8 +32,7 @@ from benchmarks.engines import (
 )
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, MAX_IDLE_FRACTION, TINY_BATCHES, Batches
-from raydix.runtime.actors.gpu import build_torch_model
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace, build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 
 RAMP_STEPS = 12
@@ -143,7 +142,7 @@ class PassRecorder:
     def __init__(self) -> None:
         self.passes: list[Pass] = []
 
-    def build_model(self, config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+    def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
         """See `BuildModel`."""
         stamp = CudaStamp if config.model.device == "cuda" else HostStamp
 
@@ -152,7 +151,7 @@ class PassRecorder:
             self.passes.append(Pass(stamp(), stamp(), previous))
             return self.passes[-1]
 
-        loaded = build_torch_model(config, rank, device_index)
+        loaded = build_torch_model(config, place)
 
         def prepare(num_pages: tuple[int, ...]) -> GpuModel:
             return replace(loaded.prepare(num_pages), make_timer=make_timer)

@@ -22,6 +22,7 @@ from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.copy_engine import MIN_PIECE_BYTES, CopyEngine
+from raydix.kernels.decode_tiles import DecodeTiles
 from raydix.kernels.page_copy import (
     CopyDirection,
     CopySegment,
@@ -32,7 +33,7 @@ from raydix.kernels.page_copy import (
     pack_copies,
     piece_places,
 )
-from raydix.kernels.paged_decode import DecodeTiles, paged_decode
+from raydix.kernels.paged_decode import paged_decode
 
 LAYERS, KV_HEADS, HEAD_DIM, ELEMENT_BYTES = 16, 8, 128, 2
 HEADER_BYTES = 64

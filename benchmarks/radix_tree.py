@@ -9,8 +9,9 @@ inserts prompts of 1,024 tokens behind 1,000 distinct first blocks into trees of
 nodes. `evict_per_victim` is one call's time by what it took: whole leaves, and the tail of the last
 one. The step load holds 65,536 leaves of one page, inspected a sixteenth ahead as before backups;
 each of 100,000 rounds adds a leaf and evicts a page. The tail load takes one leaf of 131,072 tokens
-page by page. Everything runs `--repeats` times and the best median counts: other processes share
-the machine's caches.
+page by page. The window load takes pages of a WINDOW group that reaches 8 pages back, two at a
+time, out of 1k and of 30k chains of 16 pages. Everything runs `--repeats` times and the best median
+counts: other processes share the machine's caches.
 """
 
 import gzip
@@ -41,6 +42,7 @@ SWEEP_REQUESTS = 4000
 NUM_STEP_LEAVES = 65_536
 NUM_STEPS = 100_000
 TAIL_TOKENS = 131_072
+WINDOW_PAGES = 8
 
 Times = dict[str, list[float]]
 
@@ -299,6 +301,50 @@ def time_tails(page_size: int) -> list[Figure]:
     ]
 
 
+def sweep_windows(repeats: int) -> list[Figure]:
+    """Time to take two pages of a WINDOW group in trees of two sizes, and their ratio."""
+    seconds = [min(_time_windows(num_nodes) for _ in range(repeats)) for num_nodes in SWEEP_NODES]
+
+    return [
+        *(
+            Figure(name=f"window_evict_2_of_{num_nodes}_nodes", value=value * 1e6, unit="us")
+            for num_nodes, value in zip(SWEEP_NODES, seconds, strict=True)
+        ),
+        Figure(
+            name="window_evict_ratio_30k_to_1k",
+            value=seconds[1] / seconds[0],
+            unit="times",
+            max_value=1.5,
+        ),
+    ]
+
+
+def _time_windows(num_nodes: int) -> float:
+    """Median seconds to take two pages out of so many chains, first those in no window."""
+    tree = RadixTree(page_size=1, reaches=(None, WINDOW_PAGES))
+    for number in range(num_nodes):
+        page_ids = int32_array(range(16 * number + 1, 16 * number + 17))
+        packed = pack_tokens([number] * 16)
+        lock = tree.lock(tree.match(root_key(), packed), 0, now_s=float(number))
+        tree.insert(
+            lock,
+            packed,
+            (page_ids, page_ids),
+            bytes(16 * KEY_BYTES),
+            segment=Segment.PROMPT,
+            now_s=float(number),
+        )
+        tree.unlock(lock)
+
+    seconds = []
+    for _ in range(7 * min(SWEEP_NODES)):
+        started = perf_counter()
+        tree.evict((0, 2))
+        seconds.append(perf_counter() - started)
+    tree.check()
+    return median(seconds)
+
+
 def main() -> int:
     """Measure, and return 1 below a bar."""
     parser = make_parser(__doc__)
@@ -322,6 +368,7 @@ def main() -> int:
         figures += best_of(replays)
         figures += sweep_eviction(eviction, page_size=options.page_size, repeats=options.repeats)
         figures += best_of([time_steps(eviction) for _ in range(options.repeats)])
+    figures += sweep_windows(options.repeats)
     figures += best_of([time_tails(options.page_size) for _ in range(options.repeats)])
     return report("radix_tree", vars(options), figures)
 

@@ -2,7 +2,13 @@
 
 import torch
 
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, LoadReport
+from raydix.runtime.actors.gpu_model import (
+    GpuModel,
+    HostTimer,
+    LoadedGpuModel,
+    LoadReport,
+    RankPlace,
+)
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
@@ -17,8 +23,7 @@ PAGE_TOKENS = 64
 
 def build_model(
     config: EngineConfig,
-    rank: int,
-    device_index: int,
+    place: RankPlace,
     *,
     layout: KvLayout,
     step_s: float,
@@ -38,7 +43,7 @@ def build_model(
 
     def prepare(num_pages: tuple[int, ...]) -> GpuModel:
         tp = config.parallel.tp
-        shard = KvShard(layout=layout, rank=rank % tp, num_ranks=tp)
+        shard = KvShard(layout=layout, rank=place.rank % tp, num_ranks=tp)
         pools = make_pools(shard, num_pages, torch.device("cpu"))
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:

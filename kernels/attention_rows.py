@@ -45,6 +45,8 @@ class AttentionRows:
 
     prefill: tuple[PrefillRow, ...]
     decode: tuple[DecodeRows, ...]
+    expanded: tuple[PrefillRow, ...] = ()
+    """Rows of many tokens whose latents are expanded to keys and values; in no other field."""
     tiles_X4: Tensor | None = None
     """The rows of `prefill` that are not in `decode` too, cut into tiles for the GPU.
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
@@ -131,6 +132,20 @@ class ModelOps(Protocol):
         `rows.tiles_X4` comes from `plan_tiles`.
         """
 
+    def expanded_latent_attention(
+        self,
+        q_TQX: Tensor,
+        pool_PLSD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: Sequence[PrefillRow],
+        up_QYA: Tensor,
+        *,
+        scale: float,
+        out_TQV: Tensor,
+    ) -> None:
+        """See `expanded_latents.expanded_latent_attention`."""
+
     def topk_gating(
         self, router_logits_TE: Tensor, num_experts_per_token: int, *, renormalise: bool
     ) -> tuple[Tensor, Tensor]:
@@ -171,6 +186,7 @@ class ReferenceOps:
     paged_attention = staticmethod(paged_attention.paged_attention)
     write_latent = staticmethod(latent_attention.write_latent)
     latent_attention = staticmethod(latent_attention.latent_attention)
+    expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(experts.topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     fused_experts = staticmethod(experts.fused_experts)
@@ -189,17 +205,15 @@ def choose_ops(
     num_query_heads: int,
     num_kv_heads: int,
     expert_sizes: Sequence[int],
-    latent_dims: Sequence[int] = (),
 ) -> ModelOps:
     """The fastest operations for a model of these shapes.
 
-    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none.
-    `latent_dims`: sizes of the latents that it caches; empty if it has none. Where a GPU
+    `expert_sizes`: hidden and intermediate size of its experts; empty if it has none. Where a GPU
     has to do without Triton, the log says why.
     """
     if device.type != "cuda":
         return ReferenceOps()
-    obstacle = _obstacle(dtype, expert_sizes, latent_dims)
+    obstacle = _obstacle(dtype, expert_sizes)
     if obstacle is not None:
         logger.warning("%s runs plain PyTorch operations, which are slow: %s", device, obstacle)
         return ReferenceOps()
@@ -209,16 +223,12 @@ def choose_ops(
     return TritonOps(device, dtype, num_query_heads=num_query_heads, num_kv_heads=num_kv_heads)
 
 
-def _obstacle(
-    dtype: torch.dtype, expert_sizes: Sequence[int], latent_dims: Sequence[int]
-) -> str | None:
+def _obstacle(dtype: torch.dtype, expert_sizes: Sequence[int]) -> str | None:
     """Why Triton's operations cannot serve; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed."
     if dtype not in _TRITON_DTYPES:
         return f"model.dtype is {dtype}; the Triton kernels know bfloat16 and float32."
-    if latent_dims:
-        return "there is no Triton kernel for latent attention."
 
     if any(
         size * dtype.itemsize % _ALIGNMENT_BYTES or size % _EXPERT_ROWS for size in expert_sizes

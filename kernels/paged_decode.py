@@ -11,8 +11,6 @@ pages of a block table, Q query heads, D head dim, P pages, L layers of the KV g
 slots per page, X splits.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -25,46 +23,12 @@ from raydix.kernels.attention_scores import (
     scaled_scores,
     score_scales,
 )
+from raydix.kernels.decode_tiles import DecodeTiles, check_tiles
 from raydix.kernels.paged_inputs import check_paged_inputs
+from raydix.kernels.split_combine import combine_splits
 
-MAX_SPLITS = 64
 MAX_TILE_ROWS = 128
 """Query tokens of a tile times query heads per KV head."""
-_MIN_SPLIT_TOKENS = 64
-_MAX_SPLIT_TOKENS = 8192
-"""One long row among short ones must not keep a few programs busy after all others have ended."""
-_PROGRAMS_PER_SM = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeTiles:
-    """Which tokens attend to which rows; all tensors int32 or int64, on the device."""
-
-    rows_B: Tensor
-    """Row in the block tables."""
-    tokens_B: Tensor
-    """Index in T of the tile's first token."""
-    context_tokens_B: Tensor
-    """Cached tokens up to and including the tile's last token; 0 skips the tile."""
-    num_tokens_B: Tensor | None = None
-    """Tokens of each tile, at most `tokens_per_tile`; None: one each."""
-    tokens_per_tile: int = 1
-
-
-def choose_num_splits(
-    num_tiles: int, num_kv_heads: int, max_visible_tokens: int, num_sms: int
-) -> int:
-    """Splits for a bucket of batches, a power of two that gives every multiprocessor work.
-
-    max_visible_tokens: the most keys that a tile sees. No split is needlessly short or long.
-    """
-    to_fill = min(
-        _PROGRAMS_PER_SM * num_sms // max(num_tiles * num_kv_heads, 1),
-        max_visible_tokens // _MIN_SPLIT_TOKENS,
-    )
-    to_balance = -(-max_visible_tokens // _MAX_SPLIT_TOKENS)
-    wanted = max(to_fill, to_balance, 1)
-    return min(1 << (wanted.bit_length() - 1), MAX_SPLITS)
 
 
 def paged_decode(
@@ -87,9 +51,8 @@ def paged_decode(
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
     check_form(form, q_TQD.shape[1])
     _, _, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
-    _check_tiles(tiles, q_TQD.shape[1] // num_heads)
-    if not 1 <= num_splits <= MAX_SPLITS:
-        raise ValueError(f"num_splits is {num_splits}; expected 1 to {MAX_SPLITS}.")
+    check_tiles(tiles, num_splits)
+    _check_tile_rows(tiles, q_TQD.shape[1] // num_heads)
     num_tiles, num_query_heads = len(tiles.rows_B), q_TQD.shape[1]
     if num_tiles == 0:
         return
@@ -141,21 +104,14 @@ def paged_decode(
         num_warps=8 if is_wide and block_rows > 32 else 4,
     )
     if num_splits > 1:
-        _combine_splits[(num_slots, num_query_heads)](
-            partial_XTQD,
-            lse_XTQ,
-            tiles.tokens_B,
-            tiles.context_tokens_B,
-            tiles.num_tokens_B,
-            out_TQD,
-            out_TQD.stride(0),
-            out_TQD.stride(1),
-            num_splits,
-            TILE_TOKENS=tiles.tokens_per_tile,
-            BLOCK_SPLITS=triton.next_power_of_2(num_splits),
-            DIM=head_dim,
-            BLOCK_DIM=block_dim,
-            num_warps=4,
+        combine_splits(partial_XTQD, lse_XTQ, tiles, out_TQD)
+
+
+def _check_tile_rows(tiles: DecodeTiles, group: int) -> None:
+    if tiles.tokens_per_tile * group > MAX_TILE_ROWS:
+        raise ValueError(
+            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at "
+            f"most {MAX_TILE_ROWS} in product."
         )
 
 
@@ -164,32 +120,6 @@ def _block_keys(is_float32: bool, is_wide: bool) -> int:
     if is_float32:
         return 16 if is_wide else 32
     return 64
-
-
-def _check_tiles(tiles: DecodeTiles, group: int) -> None:
-    columns = [tiles.rows_B, tiles.tokens_B, tiles.context_tokens_B]
-    columns += [tiles.num_tokens_B] if tiles.num_tokens_B is not None else []
-    if any(
-        column.dtype not in (torch.int32, torch.int64) or not column.is_contiguous()
-        for column in columns
-    ):
-        raise ValueError(
-            f"Tiles have columns of {[column.dtype for column in columns]}; expected int32 or "
-            f"int64."
-        )
-    if any(column.shape != tiles.rows_B.shape or column.dim() != 1 for column in columns):
-        raise ValueError(
-            f"Tiles have columns of {[tuple(column.shape) for column in columns]}; expected one "
-            f"length."
-        )
-
-    if tiles.tokens_per_tile < 1 or tiles.tokens_per_tile * group > MAX_TILE_ROWS:
-        raise ValueError(
-            f"A tile of {tiles.tokens_per_tile} tokens with {group} query heads each; expected at "
-            f"most {MAX_TILE_ROWS} in product."
-        )
-    if tiles.num_tokens_B is None and tiles.tokens_per_tile != 1:
-        raise ValueError(f"Tiles of {tiles.tokens_per_tile} tokens need num_tokens_B.")
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -313,48 +243,3 @@ def _decode_split(
         out_row_ptr = out_ptr + (slot * QUERY_HEADS + query_head) * DIM
         tl.store(out_row_ptr[:, None] + dim[None, :], result, mask=is_out)
         tl.store(lse_ptr + slot * QUERY_HEADS + query_head, maximum + tl.log2(total), mask=is_query)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def _combine_splits(
-    partial_ptr,
-    lse_ptr,
-    tokens_ptr,
-    contexts_ptr,
-    counts_ptr,
-    out_ptr,
-    out_token_stride,
-    out_head_stride,
-    num_splits,
-    TILE_TOKENS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    """Mean of one token's and head's splits, weighted by their sums of exponentials.
-
-    The logarithm `lse` of such a sum has base 2.
-    """
-    slot = tl.program_id(0)
-    query_head = tl.program_id(1)
-    tile = slot // TILE_TOKENS
-    token = slot % TILE_TOKENS
-    count = 1 if counts_ptr is None else tl.load(counts_ptr + tile).to(tl.int32)
-    if (token < count) & (tl.load(contexts_ptr + tile) > 0):
-        split = tl.arange(0, BLOCK_SPLITS)
-        is_split = split < num_splits
-        dim = tl.arange(0, BLOCK_DIM)
-        is_dim = dim < DIM
-        entry = (split * tl.num_programs(0) + slot).to(tl.int64) * tl.num_programs(1) + query_head
-        lse = tl.load(lse_ptr + entry, mask=is_split, other=float("-inf"))
-        weights = tl.exp2(lse - tl.max(lse, 0))
-        partial = tl.load(
-            partial_ptr + entry[:, None] * DIM + dim[None, :],
-            mask=is_split[:, None] & is_dim[None, :],
-            other=0.0,
-        )
-        result = tl.sum(partial * weights[:, None], 0) / tl.sum(weights, 0)
-
-        out_row_ptr = out_ptr + tl.load(tokens_ptr + tile).to(tl.int64) * out_token_stride
-        out_row_ptr += token * out_token_stride + query_head * out_head_stride
-        tl.store(out_row_ptr + dim, result.to(out_ptr.dtype.element_ty), mask=is_dim)

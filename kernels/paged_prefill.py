@@ -64,6 +64,15 @@ def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int
     return np.array(tiles, dtype=np.int32).reshape(-1, 4)
 
 
+def check_tile_table(tiles_X4: Tensor) -> None:
+    """Raise ValueError if this is no table of `plan_tiles` on a device."""
+    if tiles_X4.dtype != torch.int32 or tiles_X4.shape[1:] != (4,) or not tiles_X4.is_contiguous():
+        raise ValueError(
+            f"The tiles are {tiles_X4.dtype} {tuple(tiles_X4.shape)}; expected contiguous int32 "
+            f"[X, 4]."
+        )
+
+
 def is_extension(row: PrefillRow, num_query_heads: int, num_sms: int) -> bool:
     """Are tokens so few, and the prefix so long, that splitting keys (`paged_decode`) is faster?"""
     num_programs = -(-row.num_tokens // TILE_TOKENS) * num_query_heads
@@ -88,11 +97,7 @@ def paged_prefill(
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
     check_form(form, q_TQD.shape[1])
-    if tiles_X4.dtype != torch.int32 or tiles_X4.shape[1:] != (4,) or not tiles_X4.is_contiguous():
-        raise ValueError(
-            f"The tiles are {tiles_X4.dtype} {tuple(tiles_X4.shape)}; expected contiguous int32 "
-            f"[X, 4]."
-        )
+    check_tile_table(tiles_X4)
     _, num_layers, num_heads, _, page_size, head_dim = pool_PLH2SD.shape
     num_tiles, num_query_heads = tiles_X4.shape[0], q_TQD.shape[1]
     if num_tiles == 0:

@@ -15,13 +15,15 @@ from raydix.kernels import kv_write
 from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
-from raydix.kernels.expert_biases import ExpertBiases
-from raydix.kernels.glu_form import GluForm, SiluGlu
+from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
+from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.grouped_gemm import fused_experts
+from raydix.kernels.latent_attention import latent_decode, latent_prefill, num_row_blocks
+from raydix.kernels.latent_write import write_latent
 from raydix.kernels.norm import rms_norm
-from raydix.kernels.paged_decode import DecodeTiles, choose_num_splits, paged_decode
+from raydix.kernels.paged_decode import paged_decode
 from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
-from raydix.kernels.reference import experts, latent_attention
+from raydix.kernels.reference import experts
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
 from raydix.kernels.small_linear import fits, small_linear
@@ -37,9 +39,10 @@ class TritonOps:
     is_capturable = True
     rms_norm = staticmethod(rms_norm)
     glu = staticmethod(glu)
-    write_latent = staticmethod(latent_attention.write_latent)
-    latent_attention = staticmethod(latent_attention.latent_attention)
+    write_latent = staticmethod(write_latent)
+    expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
+    fused_experts = staticmethod(fused_experts)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
@@ -49,7 +52,6 @@ class TritonOps:
     ) -> None:
         self._dtype = dtype
         self._num_query_heads = num_query_heads
-        self._num_kv_heads = num_kv_heads
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
 
@@ -126,37 +128,61 @@ class TritonOps:
                 block_tables_RN,
                 _decode_tiles(decode),
                 form=form,
-                num_splits=self._num_splits(decode, q_TQD.shape[0], form.window),
+                num_splits=self._num_splits(
+                    decode, q_TQD.shape[0], pool_PLH2SD.shape[2], form.window
+                ),
                 out_TQD=out_TQD,
             )
         return out_TQD
 
-    def fused_experts(
+    def latent_attention(
         self,
-        x_TC: Tensor,
-        gate_up_EIC: Tensor,
-        down_ECI: Tensor,
-        weights_TK: Tensor,
-        expert_ids_TK: Tensor,
+        q_TQD: Tensor,
+        pool_PLSD: Tensor,
+        layer: int,
+        block_tables_RN: Tensor,
+        rows: AttentionRows,
         *,
-        form: GluForm,
-        biases: ExpertBiases | None,
+        scale: float,
+        value_dim: int,
     ) -> Tensor:
         """See `ModelOps`."""
-        if not isinstance(form, SiluGlu) or biases is not None:
-            raise ValueError(
-                f"Experts are {form}, with biases: {biases is not None}; the Triton kernels expect "
-                f"SiluGlu without biases."
+        num_tokens, num_heads, _ = q_TQD.shape
+        out_TQV = q_TQD.new_empty((num_tokens, num_heads, value_dim))
+        if rows.tiles_X4 is not None:
+            latent_prefill(
+                q_TQD,
+                pool_PLSD,
+                layer,
+                block_tables_RN,
+                rows.tiles_X4,
+                scale=scale,
+                out_TQV=out_TQV,
             )
-        return fused_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
 
-    def _num_splits(self, rows: DecodeRows, num_tokens: int, window: int | None) -> int:
+        for decode in rows.decode:
+            blocks = num_row_blocks(decode.tokens_per_tile * num_heads, q_TQD.dtype)
+            latent_decode(
+                q_TQD,
+                pool_PLSD,
+                layer,
+                block_tables_RN,
+                _decode_tiles(decode),
+                scale=scale,
+                num_splits=self._num_splits(decode, num_tokens, blocks, None),
+                out_TQV=out_TQV,
+            )
+        return out_TQV
+
+    def _num_splits(
+        self, rows: DecodeRows, num_tokens: int, programs_per_tile: int, window: int | None
+    ) -> int:
         # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
         num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
         visible_tokens = rows.max_context_tokens
         if window is not None:
             visible_tokens = min(visible_tokens, window + rows.tokens_per_tile - 1)
-        return choose_num_splits(num_tiles, self._num_kv_heads, visible_tokens, self._num_sms)
+        return choose_num_splits(num_tiles, programs_per_tile, visible_tokens, self._num_sms)
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:

@@ -6,10 +6,12 @@ from torch import Tensor, nn
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.rank_share import RankShare
+from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
 
 
 class Experts(nn.Module):
-    """Gated experts.
+    """Gated experts, with this rank's share of each one's intermediate size.
 
     `gate_up_EIC`: [experts, 2 x intermediate, hidden], gate first. `down_ECI`: [experts, hidden,
     intermediate]. `biases`: None if they have none.
@@ -22,6 +24,7 @@ class Experts(nn.Module):
         intermediate_size: int,
         ops: ModelOps,
         *,
+        share: RankShare,
         glu: GluForm,
         bias: bool,
         device: torch.device,
@@ -30,15 +33,18 @@ class Experts(nn.Module):
         super().__init__()
         self._ops = ops
         self._glu = glu
+        self._share = share
+        self._whole_size = intermediate_size
+        own_size = share.length(intermediate_size)
 
         def empty(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
-        self.gate_up_EIC = empty(num_experts, 2 * intermediate_size, hidden_size)
-        self.down_ECI = empty(num_experts, hidden_size, intermediate_size)
+        self.gate_up_EIC = empty(num_experts, 2 * own_size, hidden_size)
+        self.down_ECI = empty(num_experts, hidden_size, own_size)
         self.biases: ExpertBiases | None = None
         if bias:
-            self.gate_up_bias_EI = empty(num_experts, 2 * intermediate_size)
+            self.gate_up_bias_EI = empty(num_experts, 2 * own_size)
             self.down_bias_EC = empty(num_experts, hidden_size)
             self.biases = ExpertBiases(gate_up_EI=self.gate_up_bias_EI, down_EC=self.down_bias_EC)
 
@@ -54,23 +60,24 @@ class Experts(nn.Module):
             biases=self.biases,
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
-        weights: dict[str, Tensor] = {}
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        share, size = self._share, self._whole_size
+        weights: dict[str, WeightPart] = {}
         for expert, (gate_up_IC, down_CI) in enumerate(
             zip(self.gate_up_EIC, self.down_ECI, strict=True)
         ):
             gate_IC, up_IC = gate_up_IC.chunk(2)
             weights |= {
-                f"{expert}.gate.weight": gate_IC,
-                f"{expert}.up.weight": up_IC,
-                f"{expert}.down.weight": down_CI,
+                f"{expert}.gate.weight": cut(gate_IC, share, size),
+                f"{expert}.up.weight": cut(up_IC, share, size),
+                f"{expert}.down.weight": cut(down_CI, share, size, dim=1),
             }
             if self.biases is not None:
                 gate_I, up_I = self.biases.gate_up_EI[expert].chunk(2)
                 weights |= {
-                    f"{expert}.gate.bias": gate_I,
-                    f"{expert}.up.bias": up_I,
-                    f"{expert}.down.bias": self.biases.down_EC[expert],
+                    f"{expert}.gate.bias": cut(gate_I, share, size),
+                    f"{expert}.up.bias": cut(up_I, share, size),
+                    f"{expert}.down.bias": first_rank_only(self.biases.down_EC[expert], share),
                 }
         return weights

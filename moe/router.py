@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.routing import GroupLimitedRouting, Routing, SoftmaxRouting
+from raydix.kernels.weight_part import WeightPart
 
 
 class Router(nn.Module):
@@ -65,11 +66,11 @@ class Router(nn.Module):
             case _:
                 assert_never(self.routing)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The parameters, by what checkpoints call them."""
-        weights: dict[str, Tensor] = {"weight": self.weight_EC}
+    def weights(self) -> dict[str, WeightPart]:
+        """The parameters, by what checkpoints call them: whole on every rank."""
+        weights = {"weight": WeightPart(self.weight_EC)}
         if self.bias_E is not None:
-            weights["bias"] = self.bias_E
+            weights["bias"] = WeightPart(self.bias_E)
         if self.correction_bias_E is not None:
-            weights["e_score_correction_bias"] = self.correction_bias_E
+            weights["e_score_correction_bias"] = WeightPart(self.correction_bias_E)
         return weights

@@ -70,10 +70,10 @@ _COMMON = {
 }
 _DEEPSEEK = {
     "num_key_value_heads": 6,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 10,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 6,
     "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+    "v_head_dim": 10,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
     "n_shared_experts": 2,

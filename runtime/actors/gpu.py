@@ -14,18 +14,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import Rank
+from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_model import (
+    BuildModel,
     GpuModel,
     LoadedGpuModel,
     LoadReport,
+    RankPlace,
     StepOutput,
     StepTimer,
+    build_torch_model,
 )
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
@@ -35,18 +39,18 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import StepPlan, StepResult
-from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
-from raydix.runtime.tiers.transfers import TransferEngine
+from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 8
 """Steps that are enqueued and not yet reported; the Scheduler plans one ahead."""
+FINISH_S = 5.0
+"""How long a stopping rank waits for the end of its steps in flight, of which a peer may know less.
+"""
 RECONNECT_S = 120.0
 """How long a GPU actor waits for the Scheduler to be restarted."""
 
-BuildModel = Callable[[EngineConfig, int, int], LoadedGpuModel]
-"""Loads the model of that rank, on the CUDA device of that index or on the cpu."""
 Dial = Callable[[threading.Event], BlockingLink]
 """Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
@@ -69,15 +73,6 @@ class _Step:
     timer: StepTimer | None
 
 
-def build_torch_model(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
-    """Load the configured checkpoint."""
-    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
-    # wait for it.
-    from raydix.runtime.actors.torch_model import load_gpu_model
-
-    return load_gpu_model(config, rank, device_index)
-
-
 class GpuActor:
     """Owns: one device's model, KV pools, block tables and state of requests.
 
@@ -91,24 +86,25 @@ class GpuActor:
         name: str,
         rank: int,
         incarnation: int,
+        meeting: str | None = None,
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`name` is the engine's. A thread that cannot go on logs why and calls `on_fatal`."""
+        """`name` is the engine's; `meeting`: see `RankPlace`.
+
+        A thread that cannot go on logs why and calls `on_fatal`.
+        """
         self._config = config
         self._name = name
         self._rank = rank
         self._incarnation = incarnation
         self._build_model = build_model
         self._on_fatal = on_fatal
-        self._device_index = rank
+        self._place = RankPlace(rank=rank, device_index=rank, meeting=meeting)
 
         self._loaded: LoadedGpuModel | None = None
         self._model: GpuModel | None = None
-        self._arena: HostArena | None = None
-        self._transfers: TransferEngine | None = None
-        self._transfers_lock = threading.Lock()
-        """Held to start copies and to replace the engine, which two threads do."""
+        self._copies = ArenaCopies()
 
         self._link: BlockingLink | None = None
         self._stop = threading.Event()
@@ -128,13 +124,14 @@ class GpuActor:
 
     def use_device(self, index: int) -> None:
         """Load on this CUDA device instead of the one that is numbered like the rank."""
-        self._device_index = index
+        self._place = replace(self._place, device_index=index)
 
     async def load(self) -> LoadReport:
-        """Load the weights. Raises CheckpointError or ConfigError."""
-        self._loaded = await asyncio.to_thread(
-            self._build_model, self._config, self._rank, self._device_index
-        )
+        """Wait for the other ranks of the lane, and load the weights.
+
+        Raises CheckpointError or ConfigError.
+        """
+        self._loaded = await asyncio.to_thread(self._build_model, self._config, self._place)
         return self._loaded.report
 
     async def prepare(self, num_pages: tuple[int, ...]) -> None:
@@ -203,30 +200,15 @@ class GpuActor:
         # The thread may be any of a pool's, which starts on the first device.
         self._model.enter_thread()
 
-        if self._arena is None or not self._arena.is_at(location):
-            if self._model.make_transfers is None:
-                raise AccountingError(f"{self!r} has no KV to copy")
-            arena = HostArena.attach(location)
-            with self._transfers_lock:
-                self._end_transfers()
-                self._arena = arena
-                self._transfers = self._model.make_transfers(
-                    arena, self._reports.add, self._copies_failed
-                )
-
-        return self._arena.location
-
-    def _end_transfers(self) -> None:
-        if self._transfers is not None:
-            self._transfers.close()
-            self._transfers = None
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        make_transfers = self._model.make_transfers
+        if make_transfers is None:
+            raise AccountingError(f"{self!r} has no KV to copy")
+        return self._copies.attach(
+            location, lambda arena: make_transfers(arena, self._reports.add, self._copies_failed)
+        )
 
     def _drain(self) -> None:
-        if self._transfers is not None:
-            self._transfers.drain()
+        self._copies.drain()
         self._reports.flush()
         self._steps.join()
 
@@ -237,9 +219,14 @@ class GpuActor:
         if link is not None:
             link.close()
         for thread in self._threads:
+            thread.join(FINISH_S)
+        # A peer that has stopped before a plan can leave this rank in its step or its loads.
+        if self._model is not None:
+            self._model.close()
+        self._copies.abandon_peers()
+        for thread in self._threads:
             thread.join()
-        with self._transfers_lock:
-            self._end_transfers()
+        self._copies.close()
 
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
@@ -299,14 +286,8 @@ class GpuActor:
 
         # Begun before the rows, which wait for what these loads bring.
         if len(plan.loads) or len(plan.backups):
-            self._start_copies(plan)
+            self._copies.start(plan)
         self._steps.put(self._run_rows(plan, link))
-
-    def _start_copies(self, plan: StepPlan) -> None:
-        with self._transfers_lock:
-            if self._transfers is None:
-                raise AccountingError(f"plan {plan.step} copies pages; {self!r} has no arena")
-            self._transfers.start(plan.loads, plan.backups)
 
     def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
         if not len(plan.row_slots):
@@ -320,17 +301,26 @@ class GpuActor:
 
     def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
         """Wait for a load, which does not count as the step's own time."""
-        if self._transfers is not None:
+        if self._copies.engine is not None:
             timer.pause()
-            self._transfers.wait_layer(transfer_id, layer)
+            self._copies.engine.wait_layer(transfer_id, layer)
             timer.resume()
 
     def _forget_requests(self) -> None:
         """Drop every request, because the Scheduler that knew them is gone.
 
-        Its copies end first: the next Scheduler must find no page in motion.
+        Its copies end first: the next Scheduler must find no page in motion. If a peer has not
+        heard of the last plan and so never ends them, the ranks of the lane start afresh.
         """
-        self._drain()
+        is_alone = self._config.parallel.tp == 1
+        stuck = None if is_alone else threading.Timer(2 * FINISH_S, self._give_up)
+        if stuck is not None:
+            stuck.start()
+        try:
+            self._drain()
+        finally:
+            if stuck is not None:
+                stuck.cancel()
         if self._slots:
             assert self._model is not None
             self._model.runner.apply(
@@ -369,7 +359,10 @@ class GpuActor:
         try:
             body(*arguments)
         except Exception:
-            logger.exception("%r cannot go on", self)
+            if self._stop.is_set():
+                logger.info("%r stops within a step", self, exc_info=True)
+            else:
+                logger.exception("%r cannot go on", self)
             self._give_up()
 
     def _copies_failed(self, error: BaseException) -> None:

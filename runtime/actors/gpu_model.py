@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.plan import StepPlan, StepResult
 from raydix.runtime.tiers.host_arena import HostArena
@@ -80,6 +81,19 @@ class HostTimer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where an incarnation of a rank runs, and how it finds the others of its lane."""
+
+    rank: int
+    device_index: int
+    """Of its CUDA device, among those that its process sees."""
+    meeting: str | None = None
+    """A file that the same incarnations of its lane's ranks name, and nobody else; None if it is
+    alone in its lane.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     """What a GPU actor tells the Supervisor once its weights are loaded."""
 
@@ -93,6 +107,10 @@ class LoadReport:
     eos_token_ids: tuple[int, ...]
 
 
+def _nothing() -> None:
+    """What is left to do at the end of a model that waits for nobody."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """A model with its pools and everything around it that depends on its device."""
@@ -103,6 +121,10 @@ class GpuModel:
     """None: the model keeps no KV."""
     enter_thread: Callable[[], None]
     """To be called once in each thread that drives the model."""
+    close: Callable[[], None] = _nothing
+    """To be called at the end, from any thread: a step in flight may fail, but waits no longer for
+    other ranks.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +136,16 @@ class LoadedGpuModel:
     """Makes pools of so many usable pages per KV group, then captures graphs. May be called once,
     from any thread.
     """
+
+
+BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
+"""Meets the other ranks of the lane and loads the rank's part of the model."""
+
+
+def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+    """Load the configured checkpoint."""
+    # Imported here: torch takes seconds, and the processes that merely create GPU actors should not
+    # wait for it.
+    from raydix.runtime.actors.torch_model import load_gpu_model
+
+    return load_gpu_model(config, place)

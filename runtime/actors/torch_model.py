@@ -2,23 +2,32 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, LoadReport
+from raydix.runtime.actors.gpu_model import (
+    GpuModel,
+    HostTimer,
+    LoadedGpuModel,
+    LoadReport,
+    RankPlace,
+)
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.peer_pools import make_peer_pools
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 
@@ -59,32 +68,39 @@ def _now() -> torch.cuda.Event:
 
 
 def load_gpu_model(
-    config: EngineConfig, rank: int, device_index: int, split_kv_groups_at: Sequence[int] = ()
+    config: EngineConfig, place: RankPlace, split_kv_groups_at: Sequence[int] = ()
 ) -> LoadedGpuModel:
-    """Load the checkpoint of a rank, on CUDA device `device_index` or on the cpu.
+    """Meet the other ranks of the lane, and load this one's part of the checkpoint.
 
     `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
     tp = config.parallel.tp
-    if tp != 1:
-        raise ConfigError(
-            f"parallel.tp is {tp}; tensor parallelism is not supported. Set parallel.tp to 1."
-        )
-    device = _device(config, device_index)
+    device = _device(config, place.device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
+    collectives = meet(
+        None if place.meeting is None else Path(place.meeting),
+        place.rank % tp,
+        tp,
+        device=device,
+        dtype=dtype,
+    )
     load = make_dummy_model if config.model.load_format == "dummy" else load_model
     loaded = load(
-        config.model.path, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
+        config.model.path,
+        device=device,
+        dtype=dtype,
+        collectives=collectives,
+        split_kv_groups_at=split_kv_groups_at,
     )
 
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
-    shard = KvShard(layout=layout, rank=rank % tp, num_ranks=tp)
+    shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
     step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
     num_pages = _num_pages(config, shard, step_bytes, device)
 
     return LoadedGpuModel(
         report=_report(loaded, shard, num_pages),
-        prepare=partial(_prepare, config, loaded, shard, device, rank),
+        prepare=partial(_prepare, config, loaded, shard, device, place),
     )
 
 
@@ -93,30 +109,34 @@ def _prepare(
     loaded: LoadedModel,
     shard: KvShard,
     device: torch.device,
-    rank: int,
+    place: RankPlace,
     num_pages: tuple[int, ...],
 ) -> GpuModel:
     """See `LoadedGpuModel`."""
     # The thread may be another one than that which loaded.
     _enter_thread(device)
-    pools = make_pools(shard, num_pages, device)
+    file = None if place.meeting is None else Path(f"{place.meeting}-pools")
+    made = make_peer_pools(shard, num_pages, device, file)
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
-    runner = _make_runner(config, loaded, pools, max_model_len, device)
+    runner = _make_runner(config, loaded, made.pools, max_model_len, device)
     runner.capture_graphs()
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
         if device.type == "cuda":
-            return CudaTransfers(shard, pools, arena, on_done=on_done, on_error=on_error)
+            return CudaTransfers(
+                shard, made.pools, arena, on_done=on_done, on_error=on_error, peers=made.cuda
+            )
         return CpuTransfers(
             shard,
-            pools,
+            made.pools,
             arena,
             on_done=on_done,
             on_error=on_error,
             copy_delay_s=config.cache.l1.copy_delay_s,
-            seed=rank,
+            seed=place.rank,
+            peers=made.cpu,
         )
 
     return GpuModel(
@@ -124,6 +144,7 @@ def _prepare(
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
         enter_thread=partial(_enter_thread, device),
+        close=loaded.decoder.collectives.close,
     )
 
 

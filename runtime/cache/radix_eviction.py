@@ -54,6 +54,8 @@ class RadixEviction:
                 self.num_locked_pages -= current.num_pages
             current = current.parent
         self._settle(node)
+        if not self._whole:
+            self._remove_hollow(node)
 
     def touch(self, node: RadixNode) -> None:
         """A node that may wait in the order has been used."""
@@ -93,7 +95,19 @@ class RadixEviction:
 
     def evict(self, num_pages: Sequence[int]) -> list[Victim]:
         """Remove pages in order until so many are out of each group, or all that can go."""
-        victims = self._evict_leaves(max([num_pages[group] for group in self._whole], default=0))
+        # A leaf's pages leave all groups that need whole prefixes at once.
+        num_lacking = 0
+        for group in self._whole:
+            if num_pages[group] > num_lacking:
+                num_lacking = num_pages[group]
+
+        victims: list[Victim] = []
+        while num_lacking > 0 and (leaf := self._order.first()) is not None:
+            is_enough = leaf.num_pages > num_lacking
+            victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
+            num_lacking -= victim.num_pages
+            victims.append(victim)
+
         if self._windows is not None:
             self._evict_windows(self._windows, num_pages, victims)
         return victims
@@ -106,18 +120,7 @@ class RadixEviction:
             num_out = sum(int(np.count_nonzero(victim.page_ids[group])) for victim in victims)
             for node, victim in windows.evict(group, num_pages[group] - num_out):
                 victims.append(victim)
-                if not self._whole and node.is_hollow:
-                    victims += self._settle(node)
-
-    def _evict_leaves(self, num_pages: int) -> list[Victim]:
-        victims: list[Victim] = []
-        num_lacking = num_pages
-        while num_lacking > 0 and (leaf := self._order.first()) is not None:
-            is_enough = leaf.num_pages > num_lacking
-            victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
-            num_lacking -= victim.num_pages
-            victims.append(victim)
-        return victims
+                victims += self._remove_hollow(node)
 
     def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
         # The leaf keeps its place, so that eviction goes on with it.
@@ -129,34 +132,30 @@ class RadixEviction:
 
     def _remove(self, leaf: RadixNode) -> Victim:
         assert leaf.parent is not None, "a root is never evictable"
-        victim = self._unlink(leaf)
-        self._settle(leaf.parent)
-        return victim
-
-    def _unlink(self, leaf: RadixNode) -> Victim:
         self._order.discard(leaf)
         if self._windows is not None:
             self._windows.forget(leaf)
-        return self._forest.remove(leaf)
+        victim = self._forest.remove(leaf)
+        self._settle(leaf.parent)
+        return victim
 
-    def _settle(self, node: RadixNode) -> list[Victim]:
-        """A node has lost a child, a lock or its pages: one that has no child and no lock may go.
-
-        A root goes at once, and so does a leaf of which no group holds a page, and those above it
-        that this leaves so; they are returned.
-        """
-        removed: list[Victim] = []
-        while not node.children and not node.num_locks:
-            if node.parent is None:
-                self._forest.drop_root(node)
-                break
-
-            self._order.add(node)
-            if self._whole or not node.is_hollow:
-                break
-            removed.append(self._unlink(node))
+    def _remove_hollow(self, leaf: RadixNode) -> list[Victim]:
+        """Remove an evictable leaf if no group holds a page of it, and those above it likewise."""
+        removed = []
+        node: RadixNode | None = leaf
+        while node is not None and node.ticket and node.is_hollow:
+            removed.append(self._remove(node))
             node = node.parent
         return removed
+
+    def _settle(self, node: RadixNode) -> None:
+        """A node has lost a child or a lock: one that has neither may go, a root goes at once."""
+        if node.children or node.num_locks:
+            return
+        if node.parent is None:
+            self._forest.drop_root(node)
+        else:
+            self._order.add(node)
 
     def check(self, nodes: list[RadixNode]) -> None:
         """Raises AccountingError unless this agrees with the nodes of the forest."""

@@ -149,8 +149,9 @@ class RadixTree:
         that come there while the lock lasts. Splits where they end, and counts as a use and one hit
         of each node of their path. Raises AccountingError if some of them have left the tree since.
         """
-        if not 0 <= num_pages <= match.num_pages:
-            raise ValueError(f"num_pages is {num_pages}; expected 0 to {match.num_pages}")
+        num_matched = match.num_pages
+        if not 0 <= num_pages <= num_matched:
+            raise ValueError(f"num_pages is {num_pages}; expected 0 to {num_matched}")
         node = self._end_node(match, num_pages, now_s)
         self.num_locks += 1
         current: RadixNode | None = node
@@ -160,7 +161,7 @@ class RadixTree:
             current = current.parent
         if self._windows is not None:
             self._windows.pin(node)
-        last_key = match.last_key if num_pages == match.num_pages else node.last_key
+        last_key = match.last_key if num_pages == num_matched else node.last_key
         return Lock(num_pages, last_key, node)
 
     def unlock(self, lock: Lock) -> None:

@@ -80,8 +80,8 @@ class WindowPages:
         while num_pages > 0 and (node := self._first()) is not None:
             share = self._shares[node]
             num_going = min(num_pages, share.num_inner or share.num_ending)
-            ids = node.page_ids[self._group][: share.num_open]
-            places = np.flatnonzero(ids)[:num_going]
+            # What is pinned comes last in a node.
+            places = np.flatnonzero(node.page_ids[self._group])[:num_going]
 
             victim = node.give_up(self._group, int(places[0]), int(places[-1]) + 1)
             self._note(node, self._count(node, share.num_open))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from raydix.errors import ConfigError
+from raydix.kernels.rank_share import RankShare
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 
 
@@ -12,8 +13,11 @@ class KvShard:
 
     Canonical pages are whole in the arena and in storage, whatever the number of ranks. Each rank
     keeps a run of kv heads of every layer. With fewer heads than ranks several ranks keep the same
-    head, and the lowest of them writes it back. Latent pages are whole on every rank, and rank 0
-    writes them back.
+    head, and the lowest of them writes it back.
+
+    Latent pages are equal on all ranks, so these divide a transfer's latent pages among them: rank
+    r copies those whose place in the transfer is r (mod `num_ranks`), whole, and of a load it sends
+    them on to its peers.
     """
 
     layout: KvLayout
@@ -26,30 +30,30 @@ class KvShard:
             raise ConfigError(
                 f"rank {self.rank} of {self.num_ranks}; expected 0..{self.num_ranks - 1}."
             )
-        for group in self.layout.groups:
-            heads = group.num_kv_heads
-            is_latent = group.kind is GroupKind.LATENT
-            if not is_latent and heads % self.num_ranks and self.num_ranks % heads:
-                raise ConfigError(
-                    f"parallel.tp is {self.num_ranks}; {heads} kv heads cannot be divided among so "
-                    f"many ranks. Set parallel.tp to a divisor or a multiple of {heads}."
-                )
+        for group in range(len(self.layout.groups)):
+            self.heads(group)
 
     def heads(self, group: int) -> range:
         """The kv heads of a group that this rank keeps; a latent page counts as one head."""
         kv_group = self.layout.groups[group]
         if kv_group.kind is GroupKind.LATENT:
             return range(1)
-        num_heads = kv_group.num_kv_heads
-        first = self.rank * num_heads // self.num_ranks
-        return range(first, first + max(1, num_heads // self.num_ranks))
+        return RankShare(self.rank, self.num_ranks).kv_heads(kv_group.num_kv_heads)
 
-    def is_writer(self, group: int) -> bool:
-        """Whether this rank writes its heads of a group back to L2: no lower rank keeps them."""
-        if self.layout.groups[group].kind is GroupKind.LATENT:
-            return self.rank == 0
+    def is_shared(self, group: int) -> bool:
+        """Whether pages of a group are equal on several ranks, which divide the copies."""
+        return self.num_ranks > 1 and self.layout.groups[group].kind is GroupKind.LATENT
+
+    def loaded_rows(self, group: int) -> slice:
+        """Which of a load's pages of a group, in their order, this rank copies from L2 itself."""
+        return slice(self.rank, None, self.num_ranks) if self.is_shared(group) else slice(None)
+
+    def backed_up_rows(self, group: int) -> slice:
+        """Which of a backup's pages of a group this rank writes: each byte comes from one rank."""
+        if self.is_shared(group):
+            return self.loaded_rows(group)
         ranks_per_head = max(1, self.num_ranks // self.layout.groups[group].num_kv_heads)
-        return self.rank % ranks_per_head == 0
+        return slice(None) if self.rank % ranks_per_head == 0 else slice(0)
 
     def page_bytes(self, group: int) -> int:
         """Bytes that one page of a group takes in this rank's L1."""
@@ -66,10 +70,10 @@ class KvShard:
 
     @property
     def loaded_bytes(self) -> tuple[int, ...]:
-        """Per group: bytes of a canonical page that this rank loads."""
-        groups = range(len(self.layout.groups))
+        """Per group: bytes that this rank loads itself of each canonical page, on average."""
         return tuple(
-            len(self.layout.groups[group].layers) * len(self.byte_range(group)) for group in groups
+            -(-len(group.layers) * len(self.byte_range(index)) // self._num_sharers(index))
+            for index, group in enumerate(self.layout.groups)
         )
 
     def layer_bytes(self, group: int) -> int:
@@ -83,3 +87,7 @@ class KvShard:
         head_bytes = self.layer_bytes(group) // num_heads
         heads = self.heads(group)
         return range(heads.start * head_bytes, heads.stop * head_bytes)
+
+    def _num_sharers(self, group: int) -> int:
+        """Ranks that divide the copies of a group's pages among them."""
+        return self.num_ranks if self.is_shared(group) else 1

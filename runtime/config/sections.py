@@ -45,7 +45,9 @@ class ParallelSection(Section):
     dp: Count = Field(
         1, description="Data-parallel ranks: whole copies of the model, each with its own L1."
     )
-    tp: Count = Field(1, description="Tensor-parallel ranks per copy. Only 1 is supported.")
+    tp: Count = Field(
+        1, description="Tensor-parallel ranks per copy, each with a part of every layer."
+    )
 
 
 class L1Section(Section):

@@ -60,14 +60,18 @@ class Urgency(IntEnum):
 class Lookup:
     """Touch a chain, last page first, and fetch from L3 what neither L1 nor L2 holds.
 
-    `keys` is the whole chain, the same in every KV group. Progress is reported until every page's
-    source is final. Never stale: a request may ask again, under a new `lookup_id`.
+    `keys` is the whole chain, the same in every KV group. Of a WINDOW group only the pages before
+    the best end that all groups can have are fetched, and before some ends on the way to it.
+    Progress is reported until every page's source is final. Never stale: a request may ask again,
+    under a new `lookup_id`.
     """
 
     lookup_id: LookupId
     keys: bytes
     num_l1_pages: tuple[int, ...]
-    """Per KV group: pages before this one are only touched."""
+    """Per KV group: L1 holds the pages before this one, which are only touched; of a WINDOW group,
+    those that a prefix needs which ends here.
+    """
     urgency: Urgency = Urgency.REQUEST
 
 
@@ -200,8 +204,11 @@ class StorageStatus:
 class LookupProgress:
     """Where the pages of a chain come from, as far as is known. Stale if nobody waits for it.
 
-    A group's pages before its `num_l1_pages` say L1. In all groups the other pages from the first
-    one on that some group cannot have say why.
+    What `num_l1_pages` names says L1. In all groups the other pages from the first one on that a
+    FULL or LATENT group cannot have say why. A page of a WINDOW group that cannot be had says so
+    for itself; one that no end needs for which pages are fetched says NOT_FOUND, unless it is in
+    L2. It may turn to PENDING while the report is not final: if another page does not come, the
+    next best end is fetched for. The best end that the reports allow never moves back.
     """
 
     lookup_id: LookupId

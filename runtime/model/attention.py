@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.ops import ModelOps
+from raydix.kernels.rank_share import RankShare
 from raydix.kernels.rotation import QkNorm, RopeTables
+from raydix.kernels.weight_part import WeightPart, cut, cut_heads, first_rank_only
 from raydix.runtime.model.spec import AttentionSpec, NormSpec
 
 
@@ -50,6 +52,14 @@ def linear_parameters(
     return layer.requires_grad_(False)
 
 
+def output_parts(output: nn.Linear, share: RankShare, whole_length: int) -> dict[str, WeightPart]:
+    """Parts of the projection back from this rank's heads, of `whole_length` features in all."""
+    parts = {"output.weight": cut(output.weight, share, whole_length, dim=1)}
+    if output.bias is not None:
+        parts["output.bias"] = first_rank_only(output.bias, share)
+    return parts
+
+
 class RmsNorm(nn.Module):
     """Root-mean-square norm over the last dimension, with the residual connection before it."""
 
@@ -70,7 +80,7 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of one layer.
+    """Grouped-query attention of one layer, with the heads of one rank.
 
     `layer_in_group` is its place in the group's pool, `rope` that of its tables in a batch's.
     """
@@ -83,6 +93,7 @@ class Attention(nn.Module):
         ops: ModelOps,
         *,
         rope: int,
+        share: RankShare,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -91,6 +102,9 @@ class Attention(nn.Module):
         self.layer_in_group = layer_in_group
         self.rope = rope
         self._ops = ops
+        self._share = share
+        self._heads = share.heads(spec.num_heads)
+        self._kv_heads = share.kv_heads(spec.num_kv_heads)
 
         query_size, kv_size = self._row_counts()
         self.qkv = linear_parameters(
@@ -110,25 +124,28 @@ class Attention(nn.Module):
         self.sinks_Q: nn.Parameter | None = None
         if spec.has_sinks:
             self.sinks_Q = nn.Parameter(
-                torch.empty(spec.num_heads, device=device, dtype=dtype), requires_grad=False
+                torch.empty(len(self._heads), device=device, dtype=dtype), requires_grad=False
             )
         self._form = AttentionForm(
             scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks_Q=self.sinks_Q
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
-        query_size, kv_size = self._row_counts()
-        weights: dict[str, Tensor] = {
-            f"output.{kind}": each for kind, each in self.output.named_parameters()
-        }
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        spec, query_size, kv_size = self.spec, *self._row_counts()
+        weights = output_parts(self.output, self._share, spec.num_heads * spec.head_dim)
+
         for kind, stacked in self.qkv.named_parameters():
-            parts = stacked.split((query_size, kv_size, kv_size))
-            weights |= {f"{name}.{kind}": part for name, part in zip("qkv", parts, strict=True)}
+            q, k, v = stacked.split((query_size, kv_size, kv_size))
+            weights[f"q.{kind}"] = cut_heads(q, self._heads, spec.num_heads)
+            weights[f"k.{kind}"] = cut_heads(k, self._kv_heads, spec.num_kv_heads)
+            weights[f"v.{kind}"] = cut_heads(v, self._kv_heads, spec.num_kv_heads)
+
         if self.q_norm is not None and self.k_norm is not None:
-            weights |= {"q_norm.weight": self.q_norm.weight, "k_norm.weight": self.k_norm.weight}
+            weights["q_norm.weight"] = WeightPart(self.q_norm.weight)
+            weights["k_norm.weight"] = WeightPart(self.k_norm.weight)
         if self.sinks_Q is not None:
-            weights["sinks"] = self.sinks_Q
+            weights["sinks"] = cut_heads(self.sinks_Q, self._heads, spec.num_heads)
         return weights
 
     def forward(
@@ -140,7 +157,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Write this step's keys and values, attend to each row's context, project back to [T, C].
 
-        `before_cache` runs before the layer touches the KV pool.
+        Returns what this rank's heads add to the sum over ranks. `before_cache` runs before the
+        layer touches the KV pool.
         """
         qkv_TX = self.qkv(x_TC)
         if before_cache is not None:
@@ -158,8 +176,8 @@ class Attention(nn.Module):
 
     def _row_counts(self) -> tuple[int, int]:
         """Rows of the matrix of queries, and of that of keys or values."""
-        spec = self.spec
-        return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        head_dim = self.spec.head_dim
+        return len(self._heads) * head_dim, len(self._kv_heads) * head_dim
 
     def _norm(self) -> QkNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from raydix.errors import CheckpointError
 from raydix.kernels.page_codec import Codec
+from raydix.kernels.weight_part import WeightPart
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config, read_json
+from raydix.runtime.model.collectives.alone import ALONE
+from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
@@ -71,17 +74,23 @@ def load_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    collectives: Collectives = ALONE,
     split_kv_groups_at: Sequence[int] = (),
 ) -> LoadedModel:
-    """Read a Hugging Face checkpoint folder. At most one tensor is held besides the model itself.
+    """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
-    `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError if the checkpoint is
-    unsupported, incomplete or corrupt.
+    At most one tensor is held besides the model itself. `split_kv_groups_at`: see
+    `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
+    corrupt, and ConfigError if the model cannot be divided among so many ranks.
     """
     folder = Path(folder)
     config = read_checkpoint_config(folder)
     decoder = make_decoder(
-        config.spec, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
+        config.spec,
+        device=device,
+        dtype=dtype,
+        collectives=collectives,
+        split_kv_groups_at=split_kv_groups_at,
     )
 
     return LoadedModel(
@@ -147,17 +156,17 @@ def _digest(tensor: Tensor) -> bytes:
     return xxhash.xxh3_128_digest(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def _fill(target: Tensor, name: str, tensor: Tensor) -> None:
+def _fill(part: WeightPart, name: str, tensor: Tensor) -> None:
     if tensor.dtype not in _FLOAT_DTYPES:
         raise CheckpointError(
             f"Tensor {name} is {tensor.dtype}; only unquantised float weights are supported."
         )
-    if target.shape != tensor.shape:
+    if part.whole_shape != tensor.shape:
         raise CheckpointError(
             f"Tensor {name} has shape {list(tensor.shape)}; the config asks for "
-            f"{list(target.shape)}."
+            f"{list(part.whole_shape)}."
         )
-    target.copy_(tensor)
+    part.fill(tensor)
 
 
 def _some(names: set[str] | list[str]) -> str:

@@ -9,78 +9,26 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
+from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
-from raydix.moe.layer import MoeLayer
+from raydix.kernels.rank_share import RankShare
+from raydix.kernels.weight_part import WeightPart, cut
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm, linear_parameters
+from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
+from raydix.runtime.model.collectives.alone import ALONE
+from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
-from raydix.runtime.model.latent_attention import LatentAttention
+from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
+from raydix.runtime.model.mlp import make_mlp
 from raydix.runtime.model.rope import RotaryEmbedding
 from raydix.runtime.model.rope_spec import Rope
 from raydix.runtime.model.spec import (
     AttentionSpec,
-    DenseMlpSpec,
     LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     MoeMlpSpec,
 )
-
-
-class DenseMlp(nn.Module):
-    """Gated feed-forward; gate and up rows are stacked in one matrix."""
-
-    def __init__(
-        self,
-        spec: DenseMlpSpec,
-        hidden_size: int,
-        ops: ModelOps,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        self._ops = ops
-        self._glu = spec.glu
-        size, bias = spec.intermediate_size, spec.bias
-        self.gate_up = linear_parameters(
-            2 * size, hidden_size, bias=bias, device=device, dtype=dtype
-        )
-        self.down = linear_parameters(hidden_size, size, bias=bias, device=device, dtype=dtype)
-
-    def forward(self, x_TC: Tensor) -> Tensor:
-        """[T, C] in, [T, C] out."""
-        gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
-        hidden_TI = self._ops.glu(gate_up_TI, self._glu)
-        return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
-        weights: dict[str, Tensor] = {
-            f"down.{kind}": each for kind, each in self.down.named_parameters()
-        }
-        for kind, stacked in self.gate_up.named_parameters():
-            weights[f"gate.{kind}"], weights[f"up.{kind}"] = stacked.chunk(2)
-        return weights
-
-
-class SharedExpertsMlp(nn.Module):
-    """Routed experts, and those that every token visits: their outputs are added."""
-
-    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
-        super().__init__()
-        self.routed = routed
-        self.shared = shared
-
-    def forward(self, x_TC: Tensor) -> Tensor:
-        """[T, C] in, [T, C] out."""
-        out_TC: Tensor = self.routed(x_TC)
-        return out_TC + self.shared(x_TC)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
-        shared = {f"shared.{name}": each for name, each in self.shared.weights().items()}
-        return self.routed.weights() | shared
 
 
 class DecoderLayer(nn.Module):
@@ -94,11 +42,14 @@ class DecoderLayer(nn.Module):
         ops: ModelOps,
         *,
         rope: int,
+        collectives: Collectives,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.group = place.group
+        self._collectives = collectives
+        share = RankShare(collectives.rank, collectives.size)
 
         self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
         self.attention = _make_attention(
@@ -107,11 +58,12 @@ class DecoderLayer(nn.Module):
             place.layer_in_group,
             ops,
             rope=rope,
+            share=share,
             device=device,
             dtype=dtype,
         )
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.mlp = _make_mlp(spec.mlp, hidden_size, ops, device=device, dtype=dtype)
+        self.mlp = make_mlp(spec.mlp, hidden_size, ops, share=share, device=device, dtype=dtype)
 
         self.attention_post_norm: RmsNorm | None = None
         self.mlp_post_norm: RmsNorm | None = None
@@ -138,32 +90,36 @@ class DecoderLayer(nn.Module):
             else self.attention_norm(x_TC, residual_TC)
         )
 
-        x_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
+        part_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
+        x_TC = self._collectives.sum(part_TC)
         if self.attention_post_norm is not None:
             x_TC = self.attention_post_norm(x_TC)
 
-        out_TC: Tensor = self.mlp(self.mlp_norm(x_TC, residual_TC))
+        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC)))
         return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of the parameters, one for each tensor that a checkpoint has."""
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
         norms = {
             "attention_norm": self.attention_norm,
             "attention_post_norm": self.attention_post_norm,
             "mlp_norm": self.mlp_norm,
             "mlp_post_norm": self.mlp_post_norm,
         }
+        whole = {name: WeightPart(norm.weight) for name, norm in norms.items() if norm is not None}
         return {
-            **{f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None},
+            **{f"{name}.weight": part for name, part in whole.items()},
             **{f"attention.{name}": each for name, each in self.attention.weights().items()},
             **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
         }
 
 
 class Decoder(nn.Module):
-    """The whole model on one device. Its parameters are uninitialised until weights are loaded.
+    """The model, or a rank's part of it, on one device.
 
-    `kv_groups` say which layers share a pool; the pools are the caller's.
+    Its parameters are uninitialised until weights are loaded. Its ranks meet in `forward` and
+    `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers
+    share a pool; the pools are the caller's.
     """
 
     def __init__(
@@ -172,6 +128,7 @@ class Decoder(nn.Module):
         kv_groups: tuple[KvGroup, ...],
         ops: ModelOps,
         *,
+        collectives: Collectives,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -179,6 +136,8 @@ class Decoder(nn.Module):
         self.spec = spec
         self.kv_groups = kv_groups
         self.ops = ops
+        self.collectives = collectives
+        self._share = RankShare(collectives.rank, collectives.size)
         self.device = device
         self.dtype = dtype
         self.embedding = self._vocabulary_matrix()
@@ -190,6 +149,7 @@ class Decoder(nn.Module):
                 places[i],
                 ops,
                 rope=ropes.index(_rope_of(layer)),
+                collectives=collectives,
                 device=device,
                 dtype=dtype,
             )
@@ -220,38 +180,61 @@ class Decoder(nn.Module):
         hidden_TC: Tensor = self.norm(x_TC, residual_TC)
         return hidden_TC
 
-    def weights(self) -> dict[str, Tensor]:
-        """Views of all parameters by name, one for each tensor that a checkpoint has.
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has, by name.
 
         `families.weight_names` tells what checkpoints call them.
         """
-        weights: dict[str, Tensor] = {
-            "embedding.weight": self.embedding,
-            "norm.weight": self.norm.weight,
+        vocab_size = self.spec.vocab_size
+        weights = {
+            "embedding.weight": cut(self.embedding, self._share, vocab_size),
+            "norm.weight": WeightPart(self.norm.weight),
         }
         if not self.spec.tied_embeddings:
-            weights["head.weight"] = self.head
+            weights["head.weight"] = cut(self.head, self._share, vocab_size)
 
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
         return weights
 
+    def divide_rows(
+        self, rows: Sequence[PrefillRow]
+    ) -> tuple[tuple[PrefillRow, ...], tuple[PrefillRow, ...]]:
+        """`prefill` and `expanded` of the `AttentionRows` of a step with these rows."""
+        latents = [each.attention for each in self.spec.layers]
+        spec = next((each for each in latents if isinstance(each, LatentAttentionSpec)), None)
+        expanded = tuple(row for row in rows if spec is not None and pays_to_expand(spec, row))
+        return tuple(row for row in rows if row not in expanded), expanded
+
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """Raw logits [R, V] of the given rows of `forward`'s result, in the model's dtype."""
-        logits_RV = self.ops.linear(hidden_RC, self.head, None)
+        logits_RV = self.collectives.gather(self.ops.linear(hidden_RC, self.head, None))
+        # The last ranks' parts may go on past the end of the vocabulary.
+        logits_RV = logits_RV[:, : self.spec.vocab_size].contiguous()
         cap = self.spec.logits_soft_cap
         return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
-        embedded_TC = self.embedding[token_ids_T]
+        embedded_TC = self.collectives.sum(self._own_rows(token_ids_T))
         scale = self.spec.embedding_scale
         if scale is None:
             return embedded_TC
         return embedded_TC.mul_(torch.tensor(scale, dtype=self.dtype).item())
 
+    def _own_rows(self, token_ids_T: Tensor) -> Tensor:
+        """The tokens' rows of the embedding; zeros where another rank has them."""
+        if self._share.size == 1:
+            return self.embedding[token_ids_T]
+
+        num_rows = self.embedding.shape[0]
+        own_T = token_ids_T - self._share.rank * num_rows
+        is_elsewhere_T = (own_T < 0) | (own_T >= num_rows)
+        part_TC = self.embedding[own_T.clamp(0, num_rows - 1)]
+        return part_TC.masked_fill_(is_elsewhere_T[:, None], 0)
+
     def _vocabulary_matrix(self) -> nn.Parameter:
-        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        shape = (self._share.length(self.spec.vocab_size), self.spec.hidden_size)
         return nn.Parameter(
             torch.empty(shape, device=self.device, dtype=self.dtype), requires_grad=False
         )
@@ -262,24 +245,26 @@ def make_decoder(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    collectives: Collectives = ALONE,
     split_kv_groups_at: Sequence[int] = (),
 ) -> Decoder:
-    """A decoder with the fastest operations that the device has for it.
+    """A rank's decoder with the fastest operations that the device has for it.
 
-    `split_kv_groups_at`: see `derive_kv_groups`.
+    `split_kv_groups_at`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
+    among so many ranks.
     """
+    share = RankShare(collectives.rank, collectives.size)
     num_heads, num_kv_heads = _head_counts(spec)
     ops = choose_ops(
         device,
         dtype,
-        num_query_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        expert_sizes=_expert_sizes(spec),
-        latent_dims=_latent_dims(spec),
+        num_query_heads=len(share.heads(num_heads)),
+        num_kv_heads=len(share.kv_heads(num_kv_heads)),
+        expert_sizes=_expert_sizes(spec, share),
     )
 
     kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
-    return Decoder(spec, kv_groups, ops, device=device, dtype=dtype)
+    return Decoder(spec, kv_groups, ops, collectives=collectives, device=device, dtype=dtype)
 
 
 def _make_attention(
@@ -289,50 +274,33 @@ def _make_attention(
     ops: ModelOps,
     *,
     rope: int,
+    share: RankShare,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Attention | LatentAttention:
     match spec:
         case AttentionSpec():
             return Attention(
-                spec, hidden_size, layer_in_group, ops, rope=rope, device=device, dtype=dtype
-            )
-        case LatentAttentionSpec():
-            return LatentAttention(
-                spec, hidden_size, layer_in_group, ops, rope=rope, device=device, dtype=dtype
-            )
-        case _:
-            assert_never(spec)
-
-
-def _make_mlp(
-    spec: DenseMlpSpec | MoeMlpSpec,
-    hidden_size: int,
-    ops: ModelOps,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> DenseMlp | MoeLayer | SharedExpertsMlp:
-    match spec:
-        case DenseMlpSpec():
-            return DenseMlp(spec, hidden_size, ops, device=device, dtype=dtype)
-        case MoeMlpSpec():
-            routed = MoeLayer(
+                spec,
                 hidden_size,
-                spec.intermediate_size,
+                layer_in_group,
                 ops,
-                num_experts=spec.num_experts,
-                experts_per_token=spec.experts_per_token,
-                routing=spec.routing,
-                glu=spec.glu,
-                bias=spec.bias,
+                rope=rope,
+                share=share,
                 device=device,
                 dtype=dtype,
             )
-            if spec.shared is None:
-                return routed
-            shared = DenseMlp(spec.shared, hidden_size, ops, device=device, dtype=dtype)
-            return SharedExpertsMlp(routed, shared)
+        case LatentAttentionSpec():
+            return LatentAttention(
+                spec,
+                hidden_size,
+                layer_in_group,
+                ops,
+                rope=rope,
+                share=share,
+                device=device,
+                dtype=dtype,
+            )
         case _:
             assert_never(spec)
 
@@ -368,15 +336,11 @@ def _rope_of(layer: LayerSpec) -> tuple[Rope, int]:
             assert_never(attention)
 
 
-def _latent_dims(spec: ModelSpec) -> tuple[int, ...]:
-    """The sizes of cached latents, if there are any."""
-    latents = [each.attention for each in spec.layers]
-    return tuple({each.latent_dim for each in latents if isinstance(each, LatentAttentionSpec)})
-
-
-def _expert_sizes(spec: ModelSpec) -> tuple[int, ...]:
+def _expert_sizes(spec: ModelSpec, share: RankShare) -> tuple[int, ...]:
     sizes = {
-        layer.mlp.intermediate_size for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)
+        share.length(layer.mlp.intermediate_size)
+        for layer in spec.layers
+        if isinstance(layer.mlp, MoeMlpSpec)
     }
     return (spec.hidden_size, *sizes) if sizes else ()
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from raydix.runtime.model.checkpoint import LoadedModel
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.collectives.alone import ALONE
+from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import make_decoder
 
 SEED = 0
@@ -21,6 +23,7 @@ def make_dummy_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    collectives: Collectives = ALONE,
     split_kv_groups_at: Sequence[int] = (),
 ) -> LoadedModel:
     """Build the model of `folder`'s config with random weights; norms are ones. Reads no weights.
@@ -31,11 +34,15 @@ def make_dummy_model(
     """
     config = read_checkpoint_config(folder)
     decoder = make_decoder(
-        config.spec, device=device, dtype=dtype, split_kv_groups_at=split_kv_groups_at
+        config.spec,
+        device=device,
+        dtype=dtype,
+        collectives=collectives,
+        split_kv_groups_at=split_kv_groups_at,
     )
     generator = torch.Generator(device)
-    for name, weight in decoder.weights().items():
-        weight.copy_(_draw(name, weight.shape, dtype, generator))
+    for name, part in decoder.weights().items():
+        part.fill(_draw(name, part.whole_shape, dtype, generator))
 
     # Generators of other kinds of device, and of other dtypes, draw other numbers.
     described = f"dummy {SEED} by name, {dtype}, {device.type}"
@@ -47,7 +54,9 @@ def make_dummy_model(
     )
 
 
-def _draw(name: str, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _draw(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
     """The whole tensor of that name."""
     whole = torch.empty(shape, dtype=dtype, device=generator.device)
     if name.endswith("norm.weight"):

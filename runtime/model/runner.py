@@ -212,7 +212,7 @@ class ModelRunner:
         """All that the step needs on the device, by one copy."""
         tokens = token_columns(rows, self.slots)
         is_decode = rows.num_tokens == 1
-        prefill = rows.prefill_rows()
+        prefill, expanded = self._decoder.divide_rows(rows.prefill_rows())
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
 
         columns = self.slots.copies.to_device(
@@ -231,15 +231,8 @@ class ModelRunner:
                 *extensions_4Y,
             ]
         )
-        (
-            token_index_T,
-            page_index_T,
-            page_offset_T,
-            positions_T,
-            sampled_R,
-            next_index_R,
-            *others,
-        ) = columns
+        token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
+        sampled_R, next_index_R, *others = others
         sampling_columns, others = others[:NUM_COLUMNS], others[NUM_COLUMNS:]
         tiles, slots_B, tokens_B, contexts_B, *extension_columns = others
 
@@ -256,6 +249,7 @@ class ModelRunner:
         )
         attention_rows = AttentionRows(
             prefill=prefill,
+            expanded=expanded,
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
             tiles_X4=tiles.view(torch.int32).view(-1, 4),
         )

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.gpu import BuildModel, build_torch_model
+from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision

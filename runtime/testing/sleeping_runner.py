@@ -3,7 +3,13 @@
 import time
 from dataclasses import dataclass
 
-from raydix.runtime.actors.gpu_model import GpuModel, HostTimer, LoadedGpuModel, LoadReport
+from raydix.runtime.actors.gpu_model import (
+    GpuModel,
+    HostTimer,
+    LoadedGpuModel,
+    LoadReport,
+    RankPlace,
+)
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.messages.arrays import Int32Array, int32_array
@@ -46,7 +52,7 @@ class SleepingRunner:
 
 
 def build_sleeping_model(
-    config: EngineConfig, rank: int, device_index: int, *, step_s: float
+    config: EngineConfig, place: RankPlace, *, step_s: float
 ) -> LoadedGpuModel:
     """A model without weights or KV, for an engine without L2, on no device."""
     num_pages = config.cache.l1.num_pages

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.gpu import BuildModel, GpuActor, build_torch_model
+from raydix.runtime.actors.gpu import GpuActor
+from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor

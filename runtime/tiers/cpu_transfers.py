@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import PageCopies
+from raydix.runtime.tiers.cpu_peers import CpuPeers
 from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import (
@@ -35,9 +36,13 @@ from raydix.runtime.tiers.transfers import (
     TransferDone,
     TransferTable,
     no_delay,
+    require_peers,
 )
 
 logger = logging.getLogger(__name__)
+
+_POLL_S = 0.0002
+"""Between two looks at what the peers have written, while a load waits for them."""
 
 Bytes = NDArray[np.uint8]
 
@@ -65,20 +70,34 @@ class _Job:
         self.transfer = transfer
         self.started_s = now_s
         self.next_copy = 0
+        self.num_arrived = 0
+        """Shared layers of which all peers have written their shares."""
 
     def has_brought(self, layer: int) -> bool:
-        """Whether `layer` and all before it are complete."""
-        copies = self.transfer.layer_copies
-        return self.is_done or copies[self.next_copy].layer > layer
+        """Whether `layer` and all before it are complete, with the shares of all ranks."""
+        copies, shared = self.transfer.layer_copies, self.transfer.shared
+        is_copied = self.is_copied or copies[self.next_copy].layer > layer
+        has_shares = shared is None or self.num_arrived >= shared.num_layers_until(layer)
+        return is_copied and has_shares
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether this rank has copied its part of all layers."""
+        return self.next_copy >= len(self.transfer.layer_copies)
 
     @property
     def is_done(self) -> bool:
         """Whether all layers are complete."""
-        return self.next_copy >= len(self.transfer.layer_copies)
+        shared = self.transfer.shared
+        return self.is_copied and (shared is None or self.num_arrived == len(shared.layers))
 
     def advance(self) -> None:
         """The next layer has been copied."""
         self.next_copy += 1
+
+    def note_arrived(self, num_layers: int) -> None:
+        """So many shared layers have the shares of all peers."""
+        self.num_arrived = num_layers
 
 
 class CpuTransfers:
@@ -101,7 +120,11 @@ class CpuTransfers:
         seed: int = 0,
         num_threads: int = 2,
         delay: Delay = no_delay,
+        peers: CpuPeers | None = None,
     ) -> None:
+        """`peers`: of a rank whose pools hold pages that are equal on all ranks."""
+        require_peers(shard, peers)
+        self._peers = peers
         self._table = TransferTable(shard, [len(pool) - 1 for pool in pools], arena.geometry)
         self._pages_per_slab = arena.geometry.pages_per_slab
         self._generations = arena.generations
@@ -123,10 +146,14 @@ class CpuTransfers:
         self._idle: list[_Job] = []
         self._error: BaseException | None = None
         self._is_closing = False
+        self._has_peers = peers is not None
+        """No more once they are abandoned."""
 
+        bodies = [(f"copies-{index}", (self._work,)) for index in range(num_threads)]
+        watch = [] if peers is None else [("peers", (self._watch_peers, peers))]
         self._threads = [
-            threading.Thread(target=self._work, name=f"copies-{index}", daemon=True)
-            for index in range(num_threads)
+            threading.Thread(target=self._guard, args=arguments, name=name, daemon=True)
+            for name, arguments in (*bodies, *watch)
         ]
         for thread in self._threads:
             thread.start()
@@ -148,7 +175,11 @@ class CpuTransfers:
         with self._changed:
             job = self._jobs.get(transfer_id)
             if job is not None:
-                self._changed.wait_for(lambda: job.has_brought(layer) or self._error is not None)
+                self._changed.wait_for(
+                    lambda: (
+                        job.has_brought(layer) or self._error is not None or self._is_abandoned(job)
+                    )
+                )
                 self._raise_error()
 
     def drain(self) -> None:
@@ -165,18 +196,36 @@ class CpuTransfers:
         for thread in self._threads:
             thread.join()
 
+    def abandon_peers(self) -> None:
+        """See `TransferEngine`."""
+        with self._changed:
+            self._has_peers = False
+            self._changed.notify_all()
+
+    def _is_abandoned(self, job: _Job) -> bool:
+        return job.transfer.shared is not None and not self._has_peers
+
     def _raise_error(self) -> None:
         if self._error is not None:
             raise RuntimeError("page copies have failed") from self._error
 
     def _work(self) -> None:
+        while (job := self._take()) is not None:
+            self._hold(job.transfer)
+            if job.transfer.layer_copies:
+                self._delay(job)
+                self._copy_layer(job)
+            self._put_back(job)
+
+    def _watch_peers(self, peers: CpuPeers) -> None:
+        """Look again and again how far the peers are with the loads that all ranks share."""
+        while (jobs := self._take_shared()) is not None:
+            if not self._note_arrivals(peers, jobs):
+                time.sleep(_POLL_S)
+
+    def _guard(self, body: Callable[..., None], *arguments: CpuPeers) -> None:
         try:
-            while (job := self._take()) is not None:
-                self._hold(job.transfer)
-                if job.transfer.layer_copies:
-                    self._delay(job)
-                    self._copy_layer(job)
-                self._put_back(job)
+            body(*arguments)
         except Exception as error:
             logger.exception("page copies failed")
             with self._changed:
@@ -193,11 +242,44 @@ class CpuTransfers:
             self._idle[index], self._idle[-1] = self._idle[-1], self._idle[index]
             return self._idle.pop()
 
+    def _take_shared(self) -> list[_Job] | None:
+        """The loads in flight that all ranks share, once there are any; None at the end."""
+
+        def shared() -> list[_Job]:
+            return [job for job in self._jobs.values() if job.transfer.shared is not None]
+
+        with self._changed:
+            self._changed.wait_for(lambda: shared() or self._error is not None or self._may_end())
+            return None if self._error is not None else shared() or None
+
+    def _note_arrivals(self, peers: CpuPeers, jobs: list[_Job]) -> bool:
+        """Take in the peers' marks and end the loads that are complete. Whether there was news."""
+        has_news = False
+        for job in jobs:
+            transfer = job.transfer
+            assert transfer.shared is not None
+            num_arrived = peers.num_arrived(transfer.transfer_id, transfer.shared)
+            with self._changed:
+                if num_arrived > job.num_arrived:
+                    job.note_arrived(num_arrived)
+                    has_news = True
+                    self._changed.notify_all()
+                is_done, is_abandoned = job.is_done, job.is_copied and not self._has_peers
+
+            if is_done:
+                peers.forget(transfer.shared)
+                self._report(job)
+            if is_done or is_abandoned:
+                self._remove(job)
+                has_news = True
+        return has_news
+
     def _delay(self, job: _Job) -> None:
         if self._copy_delay_s > 0:
             with self._changed:
                 fraction = self._random.random()
-            num_pages, num_layers = len(job.transfer.host_page_ids), len(job.transfer.layer_copies)
+            num_pages = sum(len(pages.page_ids) for pages in job.transfer.groups.values())
+            num_layers = len(job.transfer.layer_copies)
             time.sleep(fraction * self._copy_delay_s * num_pages / num_layers)
 
     def _may_end(self) -> bool:
@@ -210,6 +292,7 @@ class CpuTransfers:
         payloads, place = self._payloads[copy.group], (slabs, indices, slice(copy.start, copy.stop))
         if job.transfer.direction is Direction.LOAD:
             self._write_layer(copy, pages.page_ids, payloads[place])
+            self._push_layer(job.transfer, copy)
         else:
             payloads[place] = self._read_layer(copy, pages.page_ids)
 
@@ -231,26 +314,42 @@ class CpuTransfers:
         )
         pool[torch.from_numpy(page_ids.astype(np.int64)), copy.index] = kv_XH2SD
 
+    def _push_layer(self, transfer: Transfer, copy: LayerCopy) -> None:
+        """Give all peers this rank's share of a layer, if they lack it."""
+        shared = transfer.shared
+        if self._peers is None or shared is None or copy.layer not in shared.layers:
+            return
+        self._peers.push(copy.group, transfer.groups[copy.group].page_ids, _pool_range(copy))
+        num_layers = shared.num_layers_until(copy.layer)
+        self._peers.announce(transfer.transfer_id, shared, num_layers)
+
     def _put_back(self, job: _Job) -> None:
         with self._changed:
             job.advance()
             # Asked under the lock: once it is idle again another thread may finish it.
-            is_done = job.is_done
-            if not is_done:
+            is_copied = job.is_copied
+            if not is_copied:
                 self._idle.append(job)
             self._changed.notify_all()
 
-        if is_done:
-            # Reported before it is forgotten, so that `drain` means reported.
-            self._on_done(
-                TransferDone(
-                    transfer_id=job.transfer.transfer_id,
-                    is_stale=job.transfer.is_stale(self._generations),
-                    num_bytes=job.transfer.loaded_bytes,
-                    started_s=job.started_s,
-                    ended_s=time.monotonic(),
-                )
+        # Of a shared load the peers' shares may be missing still.
+        if is_copied and job.transfer.shared is None:
+            self._report(job)
+            self._remove(job)
+
+    def _report(self, job: _Job) -> None:
+        self._on_done(
+            TransferDone(
+                transfer_id=job.transfer.transfer_id,
+                is_stale=job.transfer.is_stale(self._generations),
+                num_bytes=job.transfer.loaded_bytes,
+                started_s=job.started_s,
+                ended_s=time.monotonic(),
             )
-            with self._changed:
-                del self._jobs[job.transfer.transfer_id]
-                self._changed.notify_all()
+        )
+
+    def _remove(self, job: _Job) -> None:
+        """Forget a transfer. Reported before it is forgotten, so that `drain` means reported."""
+        with self._changed:
+            del self._jobs[job.transfer.transfer_id]
+            self._changed.notify_all()

@@ -21,6 +21,7 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.plan import PageCopies
 from raydix.runtime.tiers.arena_registration import ArenaRegistration
 from raydix.runtime.tiers.host_arena import HostArena
+from raydix.runtime.tiers.layer_runs import layer_runs
 from raydix.runtime.tiers.transfers import (
     Delay,
     Direction,
@@ -31,26 +32,17 @@ from raydix.runtime.tiers.transfers import (
     TransferDone,
     TransferTable,
     no_delay,
+    require_peers,
 )
 
 if TYPE_CHECKING:
+    from raydix.runtime.tiers.cuda_peers import CudaPeers
     from raydix.runtime.tiers.kernel_copies import KernelCopies
 
 logger = logging.getLogger(__name__)
 
 _FIRST_WITH_FP8 = (8, 9)
 """Compute capability."""
-RUN_BYTES = 8 << 20
-"""Bytes of the layers that share an event of a load.
-
-Fewer events cost less; the first one must still come early.
-"""
-RUN_PIECE_BYTES = 128 << 10
-"""Bytes of each page up to which they share it: the copy engine is fast only for large pieces."""
-MIN_RUNS = 8
-"""For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
-as its load then has just the last run left to compute when the load ends.
-"""
 
 
 class _Job:
@@ -109,7 +101,12 @@ class CudaTransfers:
         on_done: OnDone,
         on_error: OnError,
         delay: Delay = no_delay,
+        peers: "CudaPeers | None" = None,
     ) -> None:
+        """`peers`: of a rank whose pools hold pages that are equal on all ranks."""
+        require_peers(shard, peers)
+        self._peers = peers
+        self._is_abandoned = False
         self._device = pools[0].device
         self._table = TransferTable(shard, [len(pool) - 1 for pool in pools], arena.geometry)
         self._geometry = arena.geometry
@@ -191,6 +188,13 @@ class CudaTransfers:
             thread.join()
         self._registration.close()
 
+    def abandon_peers(self) -> None:
+        """See `TransferEngine`."""
+        with self._changed:
+            self._is_abandoned = True
+        if self._peers is not None:
+            self._peers.give_up()
+
     def wait_registered(self) -> None:
         """Return once the whole arena is registered, and all copies are asynchronous."""
         self._registration.wait()
@@ -216,9 +220,15 @@ class CudaTransfers:
         job.begin(stream)
 
         copies = self._copy_runs(job.transfer, job.runs)
+        shares = None
+        if self._peers is not None and job.transfer.shared is not None:
+            # Given away and awaited on another stream, beside the copies of the next run.
+            stream, shares = self._peers.stream, self._peers.exchange(job.transfer, job.runs)
         for arrived in job.arrived:
             self._delay(job.transfer)
             next(copies)
+            if shares is not None:
+                next(shares)
             arrived.record(stream)
             with self._changed:
                 job.note_enqueued()
@@ -261,7 +271,17 @@ class CudaTransfers:
             ended.synchronize()
             # Measured by the device's clock, for this thread may wake up late.
             ended_s = max(job.enqueued_s, ended_s) + job.began.elapsed_time(ended) / 1e3
+            self._end(job, ended_s)
+
+    def _end(self, job: _Job, ended_s: float) -> None:
+        """Report a transfer, unless a lost peer's share is missing, and forget it."""
+        with self._changed:
+            is_whole = job.transfer.shared is None or not self._is_abandoned
+        if is_whole:
             self._report(job, ended_s)
+        with self._changed:
+            del self._jobs[job.transfer.transfer_id]
+            self._changed.notify_all()
 
     def _report(self, job: _Job, ended_s: float) -> None:
         self._on_done(
@@ -273,9 +293,6 @@ class CudaTransfers:
                 ended_s=ended_s,
             )
         )
-        with self._changed:
-            del self._jobs[job.transfer.transfer_id]
-            self._changed.notify_all()
 
     def _guard(self, body: Callable[[Direction], None], direction: Direction) -> None:
         try:
@@ -334,27 +351,3 @@ def _back_up(page_layer: Tensor, host_bytes: Tensor, codec: Codec, *, non_blocki
         else encode_pages(page_layer[None], codec)[0]
     )
     host_bytes.copy_(encoded, non_blocking=non_blocking)
-
-
-def layer_runs(transfer: Transfer) -> list[list[LayerCopy]]:
-    """Its layers in order, cut into runs that are long enough; the last one may be shorter.
-
-    Nobody waits for a layer of a backup, so that is one run: whole pages are the largest pieces.
-    """
-    if transfer.direction is Direction.BACKUP:
-        return [list(transfer.layer_copies)] if transfer.layer_copies else []
-    max_layers = max(1, len(transfer.layer_copies) // MIN_RUNS)
-    runs: list[list[LayerCopy]] = []
-    for copy in transfer.layer_copies:
-        if not runs or _is_long_enough(runs[-1], transfer, max_layers):
-            runs.append([])
-        runs[-1].append(copy)
-    return runs
-
-
-def _is_long_enough(run: list[LayerCopy], transfer: Transfer, max_layers: int) -> bool:
-    num_bytes = sum(
-        (copy.stop - copy.start) * len(transfer.groups[copy.group].page_ids) for copy in run
-    )
-    piece_bytes = sum(copy.stop - copy.start for copy in run)
-    return num_bytes >= RUN_BYTES and (piece_bytes >= RUN_PIECE_BYTES or len(run) >= max_layers)

@@ -81,18 +81,26 @@ class KernelCopies:
             yield from self._enqueue_quantised(segments, direction)
             return
 
+        if not any(segments):
+            # Other ranks copy all of it.
+            yield from (None for _ in segments)
+            return
+
         # Only the last run may be shorter.
-        smallest_bytes = min(piece_bytes(segment) for segment in segments[0])
+        first = next(run for run in segments if run)
+        smallest_bytes = min(piece_bytes(segment) for segment in first)
         if self._engine is not None and smallest_bytes >= MIN_PIECE_BYTES[direction]:
             for run_segments in segments:
-                self._engine.copy_pages(run_segments, self._slabs, direction)
+                if run_segments:
+                    self._engine.copy_pages(run_segments, self._slabs, direction)
                 yield
             return
 
         packed = pack_copies(segments)
         table = self._table(packed)
         for launch in packed.launches:
-            copy_pages(table, launch, self._slabs, direction)
+            if launch.num_segments:
+                copy_pages(table, launch, self._slabs, direction)
             yield
 
     def _enqueue_quantised(
@@ -122,9 +130,13 @@ class KernelCopies:
         )
 
     def _segments(self, run: Sequence[LayerCopy], pages: dict[int, PagePairs]) -> list[CopySegment]:
-        """One segment for each group: its layers are neighbours, as a run leaves no layer out."""
+        """One segment for each group of which this rank has pages to copy.
+
+        Its layers are neighbours, as a run leaves no layer out.
+        """
         segments = []
-        for group in sorted({copy.group for copy in run}):
+        groups = {copy.group for copy in run if len(pages[copy.group].page_ids)}
+        for group in sorted(groups):
             # In the order of layers, so that the first one begins the segment.
             copies = [copy for copy in run if copy.group == group]
             segments.append(

@@ -1,5 +1,6 @@
 """Page copies between L1 and L2: what engines promise, how a plan's columns become copies."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -30,7 +31,7 @@ class TransferDone:
     is_stale: bool
     """A host page has another generation than the plan named."""
     num_bytes: int
-    """Moved by a load; 0 for a backup."""
+    """Moved by a load from L2 by this rank itself; 0 for a backup."""
     started_s: float
     ended_s: float
     """Both by `time.monotonic()`."""
@@ -45,7 +46,13 @@ WaitLayer = Callable[[int, int], None]
 
 
 class TransferEngine(Protocol):
-    """Copies whole pages between one rank's pools and the node's arena, beside the model's work."""
+    """Copies whole pages between one rank's pools and the node's arena, beside the model's work.
+
+    Of pages that are equal on all ranks each copies a share and writes it to its peers' pools, too.
+    A load is done, and a layer of it brought, once the shares of all ranks have come to this one;
+    it is reported once this rank's share is with all its peers as well. So nobody writes to the
+    pages of a load that all ranks have reported.
+    """
 
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
         """Begin copies and return.
@@ -68,6 +75,12 @@ class TransferEngine(Protocol):
     def close(self) -> None:
         """Finish what has begun and end the engine's threads."""
 
+    def abandon_peers(self) -> None:
+        """Wait for no peer from now on, as a rank of the group is lost.
+
+        Loads that lack a peer's share end unreported, and nobody waits for their layers.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCopy:
@@ -85,10 +98,27 @@ class LayerCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPages:
-    """The pages of one transfer in one KV group, paired entry by entry."""
+    """The pages of one transfer in one KV group that this rank copies, paired entry by entry."""
 
     page_ids: Int32Array
     host_page_ids: Int32Array
+    max_pages: int
+    """Most that any rank copies: by this all ranks cut a load into the same runs of layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLoad:
+    """The part of a load whose pages all ranks divide among them: the same on each of them."""
+
+    group: int
+    page_id: int
+    """The first page of all ranks in that group: no other load in flight has it."""
+    layers: tuple[int, ...]
+    """Of all shared groups, rising."""
+
+    def num_layers_until(self, layer: int) -> int:
+        """How many of its layers must be there before the model uses `layer`."""
+        return bisect_right(self.layers, layer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +129,16 @@ class Transfer:
     direction: Direction
     groups: dict[int, GroupPages]
     host_page_ids: Int32Array
-    """Of all groups, in the order of `generations`."""
+    """Of all groups and ranks, in the order of `generations`."""
     generations: Int32Array
     layer_copies: tuple[LayerCopy, ...]
     """By rising layer; none if other ranks write back all that this one keeps."""
+    shared: SharedLoad | None = None
+    """None: no peer brings a part of it."""
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of all its layers in all its pages if it is a load, else 0."""
+        """Bytes that this rank copies if it is a load, else 0."""
         if self.direction is Direction.BACKUP:
             return 0
         return sum(
@@ -129,6 +161,13 @@ def no_delay(transfer: Transfer) -> None:
     """Copies begin when they can."""
 
 
+def require_peers(shard: KvShard, peers: object | None) -> None:
+    """Raises AccountingError if pages are equal on all ranks, and the others cannot be reached."""
+    groups = range(len(shard.layout.groups))
+    if peers is None and any(shard.is_shared(group) for group in groups):
+        raise AccountingError(f"rank {shard.rank} of {shard.num_ranks} shares pages with no peers")
+
+
 class TransferTable:
     """Takes a plan's columns apart and checks them against the pools and the arena."""
 
@@ -136,11 +175,9 @@ class TransferTable:
         """`num_pages`: usable pages of each group's pool, padding page 0 not counted."""
         self._num_pages = np.array(num_pages)
         self._geometry = geometry
+        self._shard = shard
         groups = range(len(shard.layout.groups))
-        loads = [_layer_copies(shard, group) for group in groups]
-        # What another rank keeps, too, is written back once.
-        backups = [copies if shard.is_writer(group) else [] for group, copies in enumerate(loads)]
-        self._layer_copies = {Direction.LOAD: loads, Direction.BACKUP: backups}
+        self._layer_copies = [_layer_copies(shard, group) for group in groups]
 
     def split(self, loads: PageCopies, backups: PageCopies) -> list[Transfer]:
         """The transfers of a plan. Raises AccountingError if one names what does not exist."""
@@ -161,21 +198,52 @@ class TransferTable:
     def _transfer(self, copies: PageCopies, part: slice, direction: Direction) -> Transfer:
         groups = copies.groups[part]
         page_ids, host_page_ids = copies.page_ids[part], copies.host_page_ids[part]
-        present = np.unique(groups).tolist()
+        rows = {group: np.flatnonzero(groups == group) for group in np.unique(groups).tolist()}
 
-        layer_copies = [copy for group in present for copy in self._layer_copies[direction][group]]
+        pages = {
+            group: self._group_pages(group, direction, page_ids[places], host_page_ids[places])
+            for group, places in rows.items()
+        }
+        # All ranks go through the same layers of a load, as they tell each other how far they are.
+        layer_copies = [
+            copy
+            for group, own in pages.items()
+            if direction is Direction.LOAD or len(own.page_ids)
+            for copy in self._layer_copies[group]
+        ]
+        is_load = direction is Direction.LOAD
         return Transfer(
             transfer_id=int(copies.transfer_ids[part.start]),
             direction=direction,
-            groups={
-                group: GroupPages(
-                    page_ids=page_ids[groups == group], host_page_ids=host_page_ids[groups == group]
-                )
-                for group in present
-            },
+            groups=pages,
             host_page_ids=host_page_ids,
             generations=copies.generations[part],
             layer_copies=tuple(sorted(layer_copies, key=lambda copy: copy.layer)),
+            shared=self._shared_load(groups, page_ids) if is_load else None,
+        )
+
+    def _group_pages(
+        self, group: int, direction: Direction, page_ids: Int32Array, host_page_ids: Int32Array
+    ) -> GroupPages:
+        """This rank's share of the pages of a transfer in one group."""
+        is_load = direction is Direction.LOAD
+        rows = self._shard.loaded_rows(group) if is_load else self._shard.backed_up_rows(group)
+        num_sharers = self._shard.num_ranks if self._shard.is_shared(group) else 1
+        return GroupPages(
+            page_ids=page_ids[rows],
+            host_page_ids=host_page_ids[rows],
+            max_pages=-(-len(page_ids) // num_sharers),
+        )
+
+    def _shared_load(self, groups: Int32Array, page_ids: Int32Array) -> SharedLoad | None:
+        shared = [group for group in np.unique(groups).tolist() if self._shard.is_shared(group)]
+        if not shared:
+            return None
+        layers = [copy.layer for group in shared for copy in self._layer_copies[group]]
+        return SharedLoad(
+            group=shared[0],
+            page_id=int(page_ids[groups == shared[0]][0]),
+            layers=tuple(sorted(layers)),
         )
 
     def _check(self, copies: PageCopies) -> None:

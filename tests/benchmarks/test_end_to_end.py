@@ -17,6 +17,7 @@ from benchmarks import (
     gpu_idle,
     overlap,
     reload,
+    tensor_parallel,
 )
 from benchmarks.engines import Answer, Options, expect_sources
 from benchmarks.reference_models import MIN_TOP1
@@ -170,6 +171,24 @@ def test_actors_are_compared_with_one_process(
         for streams in ("1 stream", "4 streams")
     }
     assert all(figure["value"] > 0 and figure["baseline"] > 0 for figure in figures.values())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_ranks_are_compared_with_one(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of(tensor_parallel.main, capsys)
+
+    names = ("TPOT, batch 1", "TPOT, batch 4", "TTFT, cold", "TTFT, L2 hit")
+    assert {f"{name}, 2 ranks over 1" for name in names} <= set(figures)
+    for name in names:
+        figure = figures[name]
+        ratio = figures[f"{name}, 2 ranks over 1"]["value"]
+        assert ratio == pytest.approx(figure["value"] / figure["baseline"], rel=0.01)
+    load = figures["load"]
+    speed = figures["speed of a load, 2 ranks over 1"]["value"]
+    assert speed == pytest.approx(load["baseline"] / load["value"], rel=0.01)
 
 
 def test_steady_tpot_leaves_out_the_time_in_which_requests_are_missing() -> None:

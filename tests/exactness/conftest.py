@@ -12,7 +12,20 @@ from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
+from tests.exactness.engines import FULL_GRID_PLACES, PLACES
 from tests.exactness.reference import Reference, References
+
+_HEADS = {"num_attention_heads": 12}
+"""Four ranks have three query heads each; of the 2 KV heads two ranks have the same one."""
+_LATENT_HEADS = {**_HEADS, "num_key_value_heads": 12}
+_OVERRIDES = {Family.DEEPSEEK_V2: _LATENT_HEADS, Family.DEEPSEEK_V3: _LATENT_HEADS}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `device` and `tp` runs at several degrees; with `--full-grid` at 4, too."""
+    if {"device", "tp"} <= set(metafunc.fixturenames):
+        places = [*PLACES, *(FULL_GRID_PLACES if metafunc.config.getoption("--full-grid") else ())]
+        metafunc.parametrize(("device", "tp"), places)
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +36,10 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     def get(family: Family) -> Reference:
         if family not in made:
             folder = tmp_path_factory.mktemp(family.name)
-            made[family] = Reference(make_checkpoint(folder, family, seed=11, num_hidden_layers=2))
+            overrides = _OVERRIDES.get(family, _HEADS)
+            made[family] = Reference(
+                make_checkpoint(folder, family, seed=11, num_hidden_layers=2, **overrides)
+            )
         return made[family]
 
     return get

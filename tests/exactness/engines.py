@@ -17,6 +17,14 @@ from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, ge
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 """Every suite that takes them runs on one GPU, too."""
+PLACES = [
+    ("cpu", 1),
+    ("cpu", 2),
+    pytest.param("cuda", 1, marks=pytest.mark.gpu),
+    pytest.param("cuda", 2, marks=pytest.mark.multi_gpu),
+]
+"""Devices and tensor-parallel ranks."""
+FULL_GRID_PLACES = [("cpu", 4)]
 PAGE_SIZE = 16
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 256

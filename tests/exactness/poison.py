@@ -9,6 +9,7 @@ from raydix.ids import HostPageId, PageKey
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.cache.page_key import KEY_BYTES, extend_keys, pack_tokens, root_key
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.storage.object_header import ObjectIdentity, fill_header
 from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.engines import PAGE_SIZE
@@ -43,7 +44,11 @@ def object_path(root: Path, prompt: Prompt, page: int) -> Path:
 def poison(
     engine: InProcessEngine, l3: Path, state: State, kind: Poison, prompt: Prompt, other: Prompt
 ) -> None:
-    """Replace the second page of `prompt` in the tier of `state`."""
+    """Replace the last page that `prompt` has in a cache, in the tier of `state`.
+
+    No window is so short that what follows does not see it.
+    """
+    page = _last_page(prompt)
     match state:
         case State.L1:
             source, target = _gpu_page(engine, other), _gpu_page(engine, prompt)
@@ -56,8 +61,8 @@ def poison(
                 else bytes(len(payload))
             )
         case State.L3:
-            path, other_path = object_path(l3, prompt, 1), object_path(l3, other, 1)
-            _rewrite(path, other_path if kind is Poison.ANOTHER else None, page_key(prompt, 1))
+            path, other_path = object_path(l3, prompt, page), object_path(l3, other, page)
+            _rewrite(path, other_path if kind is Poison.ANOTHER else None, page_key(prompt, page))
         case State.COLD | State.RETRACTION:
             raise ValueError("no page is kept in this state")
 
@@ -70,14 +75,31 @@ def _gpu_page(engine: InProcessEngine, prompt: Prompt) -> torch.Tensor:
     assert scheduler is not None
     assert gpu is not None
     tree = scheduler.plain._core._replica.lanes[0].l1.tree
-    page_id = int(tree.match(root_key(), pack_tokens(prompt)).page_ids[0][1])
+    page_id = int(tree.match(root_key(), pack_tokens(prompt)).page_ids[0][_last_page(prompt)])
     return gpu.plain._model.runner._pools[0][page_id]
+
+
+def poison_rank(
+    engine: InProcessEngine, prompt: Prompt, other: Prompt, *, rank: int, num_ranks: int
+) -> None:
+    """Replace what one rank keeps of that page in L2 by its part of the other prompt's page."""
+    shard = KvShard(layout=engine.facts.layout, rank=rank, num_ranks=num_ranks)
+    target, source = _host_payload(engine, prompt), _host_payload(engine, other)
+    own = shard.byte_range(0)
+    for start in range(0, len(target), shard.layer_bytes(0)):
+        part = slice(start + own.start, start + own.stop)
+        target[part] = source[part]
+
+
+def _last_page(prompt: Prompt) -> int:
+    """The last one that ends before the last token, which no cache serves."""
+    return (len(prompt) - 1) // PAGE_SIZE - 1
 
 
 def _host_payload(engine: InProcessEngine, prompt: Prompt) -> memoryview:
     host = engine.spawner.latest(ActorKind.HOST_MEMORY)
     assert host is not None
-    page_id = host.plain._core._index.find(0, page_key(prompt, 1))
+    page_id = host.plain._core._index.find(0, page_key(prompt, _last_page(prompt)))
     return host.plain._arena.payload(HostPageId(page_id), 0)
 
 

@@ -7,7 +7,6 @@ from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.checkpoints import LOGITS_TOLERANCE
 from tests.exactness.engines import (
-    DEVICES,
     assert_all_exact,
     cacheable_tokens,
     count_tokens,
@@ -21,10 +20,13 @@ PROMPTS = make_prompts(1, [1, 16, 49, 100])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", list(Family))
 async def test_tokens_equal_those_of_transformers_from_every_tier(
-    family: Family, device: str, references: References, tmp_path_factory: pytest.TempPathFactory
+    family: Family,
+    device: str,
+    tp: int,
+    references: References,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     reference = references(family)
     expected = reference.expect(PROMPTS)
@@ -32,6 +34,7 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
         reference.folder,
         tmp_path_factory.mktemp("l3"),
         model={"device": device, "dtype": "float32"},
+        parallel={"tp": tp},
     )
 
     async with in_process_engine(config) as engine:

@@ -34,6 +34,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "chunk": [PAGE_SIZE, 3 * PAGE_SIZE, None],
     "num_requests": [1, 32],
     "dp": [1, 2],
+    "tp": [1, 2],
     "copy_delay_s": [0.0, 2e-4],
     "policy": ["lpm", "fcfs"],
     "kv_groups": [1, 2],
@@ -60,7 +61,7 @@ def case_config(case: Case, folder: Path, l3: Path, device: str) -> EngineConfig
         folder,
         l3,
         model={"device": device, "dtype": "float32"},
-        parallel={"dp": case["dp"]},
+        parallel={"dp": case["dp"], "tp": case["tp"]},
         cache={
             "l1": {"num_pages": num_pages, "copy_delay_s": case["copy_delay_s"]},
             "write_policy": case["write_policy"],
@@ -120,7 +121,7 @@ async def test_tokens_do_not_depend_on_cache_or_schedule(
     case: Case, device: str, references: References, tmp_path: Path
 ) -> None:
     if device == "cuda":
-        case = {**case, "dp": 1, "copy_delay_s": 0.0}
+        case = {**case, "dp": 1, "tp": 1, "copy_delay_s": 0.0}
     reference = references(case["family"])
     config = case_config(case, reference.folder, tmp_path, device)
     prompts = case_prompts(case)

@@ -16,18 +16,21 @@ PROMPTS = make_prompts(31, [100, 100])
 NUM_TOKENS = 24
 
 
+TIERS = [State.L1, State.L2, State.L3]
 CASES = [
-    *itertools.product([Family.QWEN3_MOE], [State.L1, State.L2, State.L3], Poison),
-    *((family, State.L2, Poison.ANOTHER) for family in Family if family is not Family.QWEN3_MOE),
+    *itertools.product([Family.QWEN3_MOE], TIERS, Poison, [1]),
+    *((family, State.L2, Poison.ANOTHER, 1) for family in Family if family is not Family.QWEN3_MOE),
+    # In L1 it is one rank's part of the page alone.
+    *itertools.product([Family.QWEN3], TIERS, [Poison.ANOTHER], [2]),
 ]
 
 
-@pytest.mark.parametrize(("family", "state", "kind"), CASES)
+@pytest.mark.parametrize(("family", "state", "kind", "tp"), CASES)
 async def test_comparison_fails_on_a_wrong_page(
-    family: Family, state: State, kind: Poison, references: References, tmp_path: Path
+    family: Family, state: State, kind: Poison, tp: int, references: References, tmp_path: Path
 ) -> None:
     reference = references(family)
-    config = engine_config(reference.folder, tmp_path)
+    config = engine_config(reference.folder, tmp_path, parallel={"tp": tp})
 
     async with in_process_engine(config) as engine:
         await reach(engine, config, state, PROMPTS)

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.paged_decode import MAX_SPLITS, DecodeTiles, choose_num_splits, paged_decode
+from raydix.kernels.decode_tiles import MAX_SPLITS, DecodeTiles, choose_num_splits
+from raydix.kernels.paged_decode import paged_decode
 from tests.kernels.paged_rows import FORMS, LAYER, PagedRows
 
 CONTEXTS, NUM_TOKENS = (70, 5, 130, 64, 1), (7, 1, 3, 5, 1)

@@ -2,6 +2,7 @@ import torch
 
 from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
+from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import SoftmaxRouting
 from raydix.moe.layer import MoeLayer
 
@@ -15,6 +16,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         num_experts=4,
         experts_per_token=2,
         routing=SoftmaxRouting(renormalise=True),
+        share=RankShare(),
         glu=SiluGlu(),
         bias=False,
         device=torch.device("cpu"),

@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
 from tests.simulation.links import End, Link
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 VOCABULARY = 7
+_DRAIN_S = 0.5
+"""How long a rank without a link waits for the copies of its peers before it ends."""
 
 
 class WrongHit(AssertionError):
@@ -94,6 +97,10 @@ class SimulatedRank:
         self.is_stepping = False
         self._num_copying = 0
         """Transfers under way."""
+        self._shares: dict[int, set[int]] = {}
+        """By load: the peers whose shares of latent pages are all in this rank's pages."""
+        self._copied_loads: dict[int, partial[None]] = {}
+        """Those of which this rank has copied its own share, and how they end."""
         self._dial()
 
     def _dial(self) -> None:
@@ -120,11 +127,18 @@ class SimulatedRank:
     def _lose_link(self) -> None:
         self._link = None
         self._forget_if_drained()
+        if self.cluster.settings.ranks_per_lane > 1:
+            # A peer may never have heard of the plan whose load waits for its share.
+            self.cluster.after(_DRAIN_S, self._end_if_stuck)
+
+    def _end_if_stuck(self) -> None:
+        if self._link is None and self._num_copying:
+            self.cluster.kill_rank(self.rank)
 
     def _forget_if_drained(self) -> None:
         if self._link is not None or not self.is_alive or self.is_stepping or self._num_copying:
             return
-        for kept in (self.tokens, self.hashes, self.tables, self.stale):
+        for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
 
@@ -177,23 +191,78 @@ class SimulatedRank:
             if is_load:
                 self.loading.add(transfer)
             last_s = 0.0
-            for entry in entries:
+            own = self._own_share(entries)
+            for entry in own:
                 delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
                 last_s = max(last_s, delay_s)
                 copy = self._load_page if is_load else self._back_up_page
                 self.cluster.after(delay_s, partial(copy, entry))
-            self.cluster.after(
-                last_s, lambda t=transfer, e=entries: self._copied(t, e, is_load, started_s)
-            )
+            ended = partial(self._copied, transfer, entries, is_load, started_s)
+            if is_load and self._is_shared(entries):
+                ended = partial(self._share_copied, transfer, ended)
+            self.cluster.after(last_s, ended)
+
+    def _is_latent(self, group: int) -> bool:
+        return self.cluster.settings.layout.groups[group].kind is GroupKind.LATENT
+
+    def _is_shared(self, entries: list[PageCopy]) -> bool:
+        is_latent = any(self._is_latent(entry.group) for entry in entries)
+        return is_latent and self.cluster.settings.ranks_per_lane > 1
+
+    def _own_share(self, entries: list[PageCopy]) -> list[PageCopy]:
+        """Of latent pages, which are equal on all ranks, each copies those of its number."""
+        width, own = self.cluster.settings.ranks_per_lane, []
+        for group in range(len(self.pages)):
+            pages = [entry for entry in entries if entry.group == group]
+            own += pages[self.part :: width] if self._is_latent(group) else pages
+        return own
+
+    def _peers(self) -> list[SimulatedRank]:
+        first = self.rank - self.part
+        others = range(first, first + self.cluster.settings.ranks_per_lane)
+        ranks = [self.cluster.ranks[rank] for rank in others if rank != self.rank]
+        return [
+            rank
+            for rank in ranks
+            if isinstance(rank, SimulatedRank) and rank.incarnation == self.incarnation
+        ]
+
+    def _share_copied(self, transfer: int, ended: partial[None]) -> None:
+        """The load ends once the shares of all peers have come, too."""
+        if not self.is_alive:
+            return
+        for peer in self._peers():
+            peer.take_share(transfer, self.rank)
+        self._copied_loads[transfer] = ended
+        self._end_if_shared(transfer)
+
+    def take_share(self, transfer: int, rank: int) -> None:
+        """A peer has written its share of a load into this rank's pages."""
+        self._shares.setdefault(transfer, set()).add(rank)
+        self._end_if_shared(transfer)
+
+    def _end_if_shared(self, transfer: int) -> None:
+        num_peers = self.cluster.settings.ranks_per_lane - 1
+        if transfer in self._copied_loads and len(self._shares.get(transfer, ())) == num_peers:
+            del self._shares[transfer]
+            self._copied_loads.pop(transfer)()
+
+    def _part_of(self, group: int) -> int:
+        """Where a host page has what this rank keeps of it: latent pages are there once."""
+        return 0 if self._is_latent(group) else self.part
 
     def _load_page(self, copy: PageCopy) -> None:
+        content = self.cluster.arena[copy.host_page][self._part_of(copy.group)]
         if self.is_alive:
-            self.pages[copy.group][copy.page] = list(self.cluster.arena[copy.host_page][self.part])
+            self.pages[copy.group][copy.page] = list(content)
+        if self._is_latent(copy.group) and self.cluster.now_s <= self.exit_s:
+            for peer in self._peers():
+                peer.pages[copy.group][copy.page] = list(content)
 
     def _back_up_page(self, copy: PageCopy) -> None:
         if self.cluster.now_s <= self.exit_s:
             content = tuple(self.pages[copy.group][copy.page])
-            self.cluster.arena[copy.host_page][self.part] = content
+            self.cluster.arena[copy.host_page][self._part_of(copy.group)] = content
 
     def _copied(
         self, transfer: int, entries: list[PageCopy], is_load: bool, started_s: float
@@ -224,7 +293,7 @@ class SimulatedRank:
 
     def _loaded_bytes(self, entries: list[PageCopy]) -> int:
         layout = self.cluster.settings.layout
-        return sum(layout.payload_bytes(entry.group) for entry in entries)
+        return sum(layout.payload_bytes(entry.group) for entry in self._own_share(entries))
 
     def is_stale(self, entries: list[PageCopy]) -> bool:
         """Did a host page change hands before all of them were read?"""

@@ -22,7 +22,13 @@ from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.faults import Faults
 from tests.simulation.ranks import SimulatedRank
-from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
+from tests.simulation.workload import (
+    BASE_SETTINGS,
+    FULL_AND_LATENT,
+    LATENT,
+    Workload,
+    run_workload,
+)
 
 MAX_SEEDS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -200,6 +206,32 @@ CASES = [
         workload=Workload(
             seed=0,
             settings=replace(SMALL_L1, ranks_per_lane=2),
+            l2_pages=64,
+            storage=None,
+            faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),
+            num_rank_kills=16,
+            num_requests=60,
+            span_s=6.0,
+        ),
+    ),
+    # The same with pages that are equal on all ranks, of which each moves a share for its peers.
+    Case(
+        mutant=one_rank_acknowledgement,
+        workload=Workload(
+            seed=0,
+            settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=4),
+            storage=None,
+            faults=SLOW_COPIES,
+            salt_fraction=0.0,
+        ),
+    ),
+    Case(
+        mutant=abandon_for_one_process,
+        workload=Workload(
+            seed=0,
+            settings=replace(
+                SMALL_L1, layout=FULL_AND_LATENT, num_pages=(30, 30), ranks_per_lane=2
+            ),
             l2_pages=64,
             storage=None,
             faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),

@@ -38,6 +38,18 @@ TWO_GROUPS = replace(
     ),
 )
 """Layers that all see everything, in two groups whose pages differ in size."""
+LATENT = replace(
+    LAYOUT,
+    groups=(KvGroup(kind=GroupKind.LATENT, layers=(0, 1), num_kv_heads=1, head_dim=16),),
+)
+"""Pages that are equal on all ranks of a lane: each moves a share of them for all."""
+FULL_AND_LATENT = replace(
+    LAYOUT,
+    groups=(
+        KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=2, head_dim=8),
+        KvGroup(kind=GroupKind.LATENT, layers=(1, 2), num_kv_heads=1, head_dim=16),
+    ),
+)
 WINDOWS = (1, 4, 5, 6, 8, 13, 16)
 """Tokens of a window: up to four pages of the prefix, and as they suit pages or not."""
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
@@ -153,6 +165,9 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
     if draw.random() < 0.4:
         num_pages = (*settings.num_pages, draw.choice([30, 50, 100]))
         settings = replace(settings, layout=TWO_GROUPS, num_pages=num_pages)
+    if settings.ranks_per_lane > 1 and draw.random() < 0.6:
+        layout = LATENT if len(settings.num_pages) == 1 else FULL_AND_LATENT
+        settings = replace(settings, layout=layout)
     return settings
 
 

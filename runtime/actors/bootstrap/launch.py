@@ -14,7 +14,8 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, find_supervisor, typed_error
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
-from raydix.runtime.actors.gpu import BuildModel, GpuActor, build_torch_model
+from raydix.runtime.actors.gpu import GpuActor
+from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
@@ -30,6 +31,19 @@ from raydix.runtime.config.engine import EngineConfig
 _RAY_KILL_S = 0.5
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
+_GPU_ENVIRONMENT = {
+    # Every rank sees all devices of its host: peers map each other's memory. It chooses its own by
+    # index.
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    # The ranks of a lane are on one host, and find each other on its loopback device alone.
+    "NCCL_SOCKET_IFNAME": "lo",
+    # A crash within NVLink multicast can take the devices from everybody on the host.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # Streams in one hardware queue wait for each other: one that waits for a peer must not be in
+    # that of another for which the peer waits. This is as many queues as there are.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
 
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
 
@@ -262,9 +276,5 @@ class RaySpawner:
         }
         if kind is ActorKind.GPU and self._device == "cuda":
             options["num_gpus"] = 1
-            # Every rank sees all devices of its host: peers map each other's memory. It chooses its
-            # own by index.
-            options["runtime_env"] = {
-                "env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-            }
+            options["runtime_env"] = {"env_vars": _GPU_ENVIRONMENT}
         return options

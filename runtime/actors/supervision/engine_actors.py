@@ -48,11 +48,12 @@ class EngineActors:
         supervision: Supervision,
         folder: str,
     ) -> None:
-        """`folder`: a private one, for the sockets."""
+        """`folder`: a private one, for sockets and for the files by which ranks meet."""
         self._name = name
         self._config = config
         self._spawner = spawner
         self._supervision = supervision
+        self._folder = folder
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._scheduler_address = f"unix:{folder}/scheduler.sock"
         self._storage_address = f"unix:{folder}/host.sock"
@@ -176,6 +177,9 @@ class EngineActors:
         )
 
     async def _make_gpu(self, rank: int, incarnation: int) -> RunningActor:
+        # One file per generation: what ranks have left in the last one's means nothing to the next.
+        lane = rank // self._config.parallel.tp
+        meeting = f"{self._folder}/lane{lane}-{incarnation}"
         return await self._spawner.spawn(
             ActorKind.GPU,
             actor_name(self._name, ActorKind.GPU, rank),
@@ -183,6 +187,7 @@ class EngineActors:
             name=self._name,
             rank=rank,
             incarnation=incarnation,
+            meeting=meeting if self._config.parallel.tp > 1 else None,
         )
 
     async def _load_gpu(self, rank: int, actor: RunningActor) -> None:

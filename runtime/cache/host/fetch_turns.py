@@ -83,7 +83,8 @@ class FetchTurns:
         """
         indices: list[int] = []
         page_ids: list[HostPageId] = []
-        while len(indices) < self._settings.batch_pages:
+        has_room = True
+        while has_room and len(indices) < self._settings.batch_pages:
             index = lookup.take_wanted(group)
             if index is None:
                 break
@@ -93,15 +94,18 @@ class FetchTurns:
             page_id = None if self._is_hint_full(lookup, group) else self._reads.allocate(group)
             if page_id is None:
                 lookup.want(group, index)
-                self._pages.fail_unread(lookup, group, PageSource.NO_HOST_PAGE)
-                break
-            indices.append(index)
-            page_ids.append(page_id)
-            lookup.count_read(group)
-            self._num_hint_reads[group] += lookup.urgency is Urgency.HINT
+                has_room = False
+            else:
+                indices.append(index)
+                page_ids.append(page_id)
+                lookup.count_read(group)
+                self._num_hint_reads[group] += lookup.urgency is Urgency.HINT
 
         if indices:
             self._reads.start(lookup, group, indices, page_ids, now_s)
+        if not has_room:
+            # This may also end what was ordered just now: half a window is of no use.
+            self._pages.fail_unread(lookup, group, PageSource.NO_HOST_PAGE)
 
     def _is_hint_full(self, lookup: OpenLookup, group: int) -> bool:
         """The open hints together bring no more of a group than may be staged."""

@@ -29,7 +29,7 @@ class HostLookups:
     """Owns: lookups that are not final, and the questions to L3 that are open for them.
 
     What is fetched for a request stays staged until it is leased, its lookup is cancelled, or some
-    time after the final report.
+    time after the final report; of a WINDOW group, from then on, only the pages of the best end.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class HostLookups:
                     lookup.miss(group, index)
         lookup.end_arrival()
 
-        if lookup.num_missing:
+        if not lookup.is_final:
             self._touch(lookup)
             self._ask(lookup, now_s)
 
@@ -156,14 +156,14 @@ class HostLookups:
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
         """Do not ask again for what was missing a moment ago, nor for what is of no use then."""
-        for group, missing in enumerate(lookup.missing):
+        for group in range(self._index.num_groups):
             lacking = (
                 (index, PageSource.NOT_FOUND)
-                for index in missing
+                for index in lookup.missing[group]
                 if self._orders.missing.has(group, lookup.keys[index], now_s)
             )
-            self._pages.fail(lookup, group, lacking)
-        self._counters["l3_pages_known_missing"] += lookup.forget_missing()
+            if self._pages.fail(lookup, group, lacking):
+                self._counters["l3_pages_known_missing"] += lookup.forget_missing()
 
     def _take_answer(self, lookup: OpenLookup, group: int, done: ObjectsDone, now_s: float) -> None:
         found = list(zip(lookup.missing[group], done.statuses, strict=True))
@@ -180,7 +180,7 @@ class HostLookups:
         self._end_question(lookup)
 
     def _end_question(self, lookup: OpenLookup) -> None:
-        """Once L3 has answered for every group, want what it has of the prefix that all can get."""
+        """Once L3 has answered for every group, want what it has of the ends that all can get."""
         if not lookup.note_answer() or lookup.is_final:
             return
         lookup.begin_fetch()

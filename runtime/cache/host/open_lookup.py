@@ -201,7 +201,8 @@ class OpenLookup:
 
         is_news = any(code in sources for code in codes if code in _AWAITED)
         for code in codes:
-            sources[:] = sources.replace(bytes([code]), bytes([source]))
+            reason = PageSource.NOT_FOUND if code == _SPARE else source
+            sources[:] = sources.replace(bytes([code]), bytes([reason]))
         if is_news:
             self._choose(source)
         return is_news

@@ -1,6 +1,6 @@
 """Settings of HostMemory's brain."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raydix.runtime.cache.host.window_ends import PrefixRule
 
@@ -54,7 +54,7 @@ class HostSettings:
     """Settings of the HostMemory core."""
 
     page_size: int
-    rule: PrefixRule = PrefixRule()
+    rule: PrefixRule = field(default_factory=PrefixRule)
     """What each KV group needs of a prefix; by default there is one group, which needs all."""
     piece_pages: int = 2048
     """How many pages of L2 one turn passes over at most, where all of them are concerned."""

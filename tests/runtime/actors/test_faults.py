@@ -3,19 +3,26 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
-from tests.ray_cluster import SharedEngine
+from raydix.runtime.config.loading import load_config
+from tests.ray_cluster import IMPATIENT, SharedEngine
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NUM_TOKENS = 300
+GROUP_BACK_S = 60.0
+MIN_L2_HITS = 0.95
+"""Of what could come from a cache after a rank was lost."""
 Hook = Callable[[], Awaitable[None]]
 
 
@@ -223,3 +230,53 @@ async def until_restarted(shared: SharedEngine, actor: str) -> None:
 
 
 restarts_before: dict[str, int] = {}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
+def lane(
+    request: pytest.FixtureRequest, ray_cluster: PrivateCluster, checkpoint: Path
+) -> Iterator[SharedEngine]:
+    """An engine of one lane of two ranks."""
+    config = load_config(
+        {
+            "model": {"path": str(checkpoint), "device": request.param, "dtype": "float32"},
+            "parallel": {"tp": 2},
+            "cache": {
+                "page_size": 16,
+                "l1": {"num_pages": 256},
+                "l2": {"bytes_per_node": "16MiB"},
+                "load": "always",
+            },
+        }
+    )
+    handle = start_engine(config, "lane", supervision=IMPATIENT)
+    yield SharedEngine(handle, config)
+    asyncio.run(handle.shutdown())
+
+
+@pytest.mark.parametrize("lost", ["gpu0", "gpu1"])
+async def test_tokens_and_l2_survive_sigkill_of_one_rank_of_a_lane(
+    lane: SharedEngine, lost: str
+) -> None:
+    async with await AsyncLLM.connect(lane.name) as engine:
+        known = await generate_all(engine, range(70, 74))
+        expected = await generate_all(engine, range(80, 84))
+        await settle(lane)
+        killed_s: list[float] = []
+
+        async def kill() -> None:
+            await send(lane, lost, signal.SIGKILL)()
+            killed_s.append(time.monotonic())
+            await lane.handle.call("wait_all_serving")
+
+        assert await generate_all(engine, range(80, 84), kill) == expected
+        assert time.monotonic() - killed_s[0] < GROUP_BACK_S
+        health = await lane.handle.call("health")
+        assert [health[rank]["incarnation"] for rank in ("gpu0", "gpu1")] == [2, 2]
+
+        # L1 went with the ranks.
+        outputs = await asyncio.gather(*(generate(engine, seed) for seed in range(70, 74)))
+        assert [list(output.outputs[0].token_ids) for output in outputs] == known
+        num_hits = sum(each.metrics.cached_tokens_by_source.get("l2", 0) for each in outputs)
+        assert num_hits >= MIN_L2_HITS * sum(len(prompt(seed)) // 16 * 16 for seed in range(70, 74))
+        await settle(lane)

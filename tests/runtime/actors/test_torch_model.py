@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.model_shapes import SHAPES
 from raydix.errors import ConfigError
+from raydix.runtime.actors.gpu_model import RankPlace
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.runner import ModelRunner
@@ -15,7 +16,7 @@ from raydix.runtime.model.runner import ModelRunner
 FRACTION = 0.15
 
 
-def test_tensor_parallelism_is_refused() -> None:
+def test_ranks_that_were_not_told_where_to_meet_are_refused() -> None:
     config = EngineConfig.model_validate(
         {
             "model": {"path": "/nowhere"},
@@ -24,8 +25,8 @@ def test_tensor_parallelism_is_refused() -> None:
         }
     )
 
-    with pytest.raises(ConfigError, match=r"parallel\.tp is 2; .* not supported"):
-        load_gpu_model(config, rank=0, device_index=0)
+    with pytest.raises(ConfigError, match="rank 0 of a lane of 2 has no file"):
+        load_gpu_model(config, RankPlace(rank=0, device_index=0))
 
 
 @pytest.mark.gpu
@@ -48,7 +49,7 @@ def test_weights_pages_and_largest_steps_fill_the_fraction_and_stay_within_it(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
-    loaded = load_gpu_model(config, rank=0, device_index=0)
+    loaded = load_gpu_model(config, RankPlace(rank=0, device_index=0))
     model = loaded.prepare(loaded.report.num_pages)
     assert isinstance(model.runner, ModelRunner)
     model.runner.warm_up(8192)

@@ -25,6 +25,17 @@ def test_a_run_is_taken_from_every_group_or_from_none() -> None:
     assert (pools.num_pages, pools.num_free) == (3, 1)
 
 
+def test_each_group_gives_as_many_pages_as_it_is_asked_for() -> None:
+    pools = PagePools((8, 3))
+
+    taken = pools.allocate((5, 0))
+
+    assert taken is not None
+    assert [len(ids) for ids in taken] == [5, 0]
+    assert pools.allocate((1, 4)) is None
+    assert num_used(pools) == (5, 0)
+
+
 def test_a_released_run_is_free_once_its_step_is_acknowledged() -> None:
     pools = PagePools((4, 4))
     pages = take(pools, 3)

@@ -25,8 +25,9 @@ LAYOUTS: list[tuple[int | None, ...]] = [
     (3, 1),
 ]
 """How many pages each group reaches back: FULL groups, WINDOW groups, and WINDOW groups alone."""
-SYMBOLS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
-"""Few enough that prompts share, extend and diverge all the time."""
+SYMBOLS = st.lists(st.sampled_from([0, 0, 0, 0, 1, 2]), min_size=1, max_size=7)
+"""Few enough that prompts share, extend and diverge all the time, behind long runs that they share.
+"""
 IDENTITY = st.sampled_from(IDENTITIES)
 
 
@@ -135,7 +136,7 @@ TestTreeMachine.settings = settings(
 
 
 def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
-    symbols = rng.integers(0, 3, size=rng.integers(1, 9)).tolist()
+    symbols = rng.choice(3, p=[0.8, 0.1, 0.1], size=rng.integers(1, 9)).tolist()
     identity = IDENTITIES[int(rng.random() < 0.2)]
     num_running = len(checked.running)
     num_behind = int(rng.integers(0, 4))
@@ -155,7 +156,7 @@ def random_step(checked: CheckedCache, rng: np.random.Generator) -> None:
         case 5 if num_running:
             checked.finish(int(rng.integers(num_running)))
         case 6:
-            checked.evict([int(rng.integers(0, 13)) for _ in checked.groups])
+            checked.evict([int(rng.integers(0, 13) * rng.integers(2)) for _ in checked.groups])
         case 7 if num_running:
             checked.heal(int(rng.integers(num_running)), int(rng.integers(9)), num_behind)
         case 8:

@@ -11,18 +11,18 @@ from tests.runtime.cache.window_cache import FULL, WINDOW, cache_of, counts, liv
 
 def test_pages_in_no_window_go_before_those_at_a_chains_end() -> None:
     cache = cache_of()
-    cache.run(tokens(1, 20))
-    cache.run(tokens(101, 120))
+    cache.run(tokens(1, 21))
+    cache.run(tokens(101, 121))
     spare = 1  # a repeated prompt ends one page earlier
 
-    cache.evict(0, 2 * (20 - 3 - spare))
+    cache.evict(0, 2 * (21 - 3 - spare))
 
     for first in (1, 101):
-        assert live(cache, tokens(first, first + 19)) == [16, 17, 18, 19]
-        assert usable(cache, tokens(first, first + 18)) == 19
+        assert live(cache, tokens(first, first + 20)) == [17, 18, 19, 20]
+        assert usable(cache, tokens(first, first + 19)) == 20
     cache.evict(0, 1 + spare)
-    assert live(cache, tokens(1, 20)) == [18, 19], "the first in the policy's order"
-    assert live(cache, tokens(101, 120)) == [16, 17, 18, 19]
+    assert live(cache, tokens(1, 21)) == [19, 20], "the first in the policy's order"
+    assert live(cache, tokens(101, 121)) == [17, 18, 19, 20]
     cache.check()
 
 

@@ -204,6 +204,20 @@ def test_locks_that_end_at_several_places_of_a_chain_pin_a_window_each() -> None
         assert live(cache, tokens(1, 20)) == left
 
 
+def test_windows_that_overlap_in_a_node_are_pinned_from_the_first_one_on() -> None:
+    cache = cache_of(window=5)
+    cache.run(tokens(1, 20))
+    requests = [cache.start(tokens(1, last)) for last in (20, 17, 18)]
+
+    pinned = []
+    for request in (requests[1], requests[2], requests[0]):
+        pinned.append(counts(cache, WINDOW)[1])
+        cache.tree.unlock(request.lock)
+        cache.check()
+
+    assert pinned == [20 - 13, 20 - 14, 20 - 16]
+
+
 def test_a_lock_of_part_of_a_match_ends_where_it_says() -> None:
     cache = cache_of()
     cache.run(tokens(1, 10))

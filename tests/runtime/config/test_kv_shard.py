@@ -28,7 +28,8 @@ def test_one_rank_keeps_the_canonical_page() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_writers_cover_each_byte_of_a_layer_once(codec: Codec, num_ranks: int) -> None:
     layout = replace(LAYOUT, groups=(replace(FULL, head_dim=16),), codec=codec)
-    parts = [shard.byte_range(0) for shard in shards(num_ranks, layout) if shard.is_writer(0)]
+    ranks = [shard for shard in shards(num_ranks, layout) if [7][shard.backed_up_rows(0)]]
+    parts = [shard.byte_range(0) for shard in ranks]
 
     written = [byte for part in parts for byte in part]
 
@@ -36,16 +37,25 @@ def test_writers_cover_each_byte_of_a_layer_once(codec: Codec, num_ranks: int) -
 
 
 def test_with_more_ranks_than_heads_the_lowest_rank_of_a_head_writes_it() -> None:
-    holders = [(list(shard.heads(0)), shard.is_writer(0)) for shard in shards(8)]
+    rows = ["a page", "another"]
+    holders = [(list(shard.heads(0)), rows[shard.backed_up_rows(0)]) for shard in shards(8)]
 
-    assert holders == [([rank // 2], rank % 2 == 0) for rank in range(8)]
+    assert holders == [([rank // 2], [] if rank % 2 else rows) for rank in range(8)]
 
 
-def test_a_latent_page_is_whole_on_every_rank_and_written_by_the_first() -> None:
-    holders = shards(2)
+def test_latent_pages_are_whole_on_every_rank_which_divide_the_copies() -> None:
+    ranks, rows = shards(4), list(range(10))
 
-    assert [shard.page_bytes(1) for shard in holders] == [LAYOUT.payload_bytes(1)] * 2
-    assert [shard.is_writer(1) for shard in holders] == [True, False]
+    assert [shard.page_bytes(1) for shard in ranks] == [LAYOUT.payload_bytes(1)] * 4
+    for share in (KvShard.loaded_rows, KvShard.backed_up_rows):
+        assert [rows[share(shard, 1)] for shard in ranks] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+
+
+def test_a_rank_loads_its_share_of_a_latent_page_and_its_heads_of_a_full_one() -> None:
+    [whole], [half, _] = shards(1), shards(2)
+
+    assert whole.loaded_bytes == (LAYOUT.payload_bytes(0), LAYOUT.payload_bytes(1))
+    assert half.loaded_bytes == tuple(num_bytes // 2 for num_bytes in whole.loaded_bytes)
 
 
 def test_heads_that_cannot_be_divided_are_refused() -> None:

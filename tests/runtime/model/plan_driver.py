@@ -53,7 +53,9 @@ class PlanDriver:
         self.num_pages = num_pages
         dtype = str(model.decoder.dtype).removeprefix("torch.")
         layout = model.kv_layout(page_size, dtype)
-        self.pools = make_pools(KvShard(layout=layout), [num_pages] * len(layout.groups), CPU)
+        ranks = model.decoder.collectives
+        shard = KvShard(layout=layout, rank=ranks.rank, num_ranks=ranks.size)
+        self.pools = make_pools(shard, [num_pages] * len(layout.groups), CPU)
 
         self.runner = ModelRunner(
             model.decoder,

@@ -7,20 +7,25 @@ import pytest
 import torch
 
 from raydix.ids import RequestId, Slot
-from raydix.kernels.routing import SoftmaxRouting
+from raydix.kernels.page_codec import Codec
+from raydix.kernels.routing import GroupLimitedRouting, Scoring, SoftmaxRouting
+from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.kv_groups import make_kv_layout
 from raydix.runtime.model.rope_spec import DefaultRope
 from raydix.runtime.model.runner import ModelRunner, StepOutput
 from raydix.runtime.model.spec import (
     AttentionSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     ModelSpec,
     MoeMlpSpec,
     NormSpec,
 )
+from raydix.runtime.tiers.gpu_pool import make_pools
 
 pytestmark = pytest.mark.gpu
 NORM = NormSpec(eps=1e-6)
@@ -55,6 +60,47 @@ SPEC = ModelSpec(
     final_norm=NORM,
     tied_embeddings=False,
 )
+GROUP_LIMITED = replace(
+    DENSE,
+    mlp=MoeMlpSpec(
+        num_experts=8,
+        experts_per_token=3,
+        intermediate_size=40,
+        routing=GroupLimitedRouting(
+            scoring=Scoring.SIGMOID,
+            num_groups=4,
+            groups_per_token=2,
+            scores_per_group=2,
+            renormalise=True,
+            scale=2.5,
+            has_correction_bias=True,
+        ),
+        shared=DenseMlpSpec(intermediate_size=40, bias=False),
+    ),
+)
+LATENT_SPEC = replace(
+    SPEC,
+    layers=tuple(
+        replace(
+            layer,
+            attention=LatentAttentionSpec(
+                num_heads=6,
+                q_lora_rank=24,
+                kv_lora_rank=32,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=16,
+                v_head_dim=8,
+                rope=DefaultRope(theta=10_000.0),
+                has_interleaved_pairs=True,
+                scale=24**-0.5,
+                bias=False,
+                norm=NORM,
+            ),
+        )
+        for layer in (DENSE, GROUP_LIMITED)
+    ),
+)
+"""A prompt's rows are expanded, later ones are not."""
 SAMPLING = (
     DeviceSampling(seed=1),
     DeviceSampling(seed=2, temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
@@ -67,9 +113,9 @@ PROMPT_TOKENS, NUM_STEPS = 30, 12
 
 
 def make_runner(decoder: Decoder, device: torch.device) -> ModelRunner:
-    shape = (41, SPEC.num_layers, DENSE.attention.num_kv_heads, 2, 8, DENSE.attention.head_dim)
-    pool = torch.zeros(shape, device=device, dtype=decoder.dtype)
-    return ModelRunner(decoder, (pool,), page_size=8, max_slots=5, max_model_len=64, device=device)
+    layout = make_kv_layout(decoder.kv_groups, page_size=8, dtype="float32", codec=Codec.NONE)
+    pools = make_pools(KvShard(layout=layout), [40], device)
+    return ModelRunner(decoder, pools, page_size=8, max_slots=5, max_model_len=64, device=device)
 
 
 def make_plans(sampling: tuple[DeviceSampling, ...]) -> list[StepPlan]:
@@ -125,15 +171,15 @@ def run(runner: ModelRunner, plans: list[StepPlan]) -> list[StepOutput]:
 
 
 def copy_to_cuda(decoder: Decoder) -> Decoder:
-    copied = make_decoder(SPEC, device=torch.device("cuda"), dtype=torch.float32)
+    copied = make_decoder(decoder.spec, device=torch.device("cuda"), dtype=torch.float32)
     copied.load_state_dict(decoder.state_dict())
     return copied
 
 
-@pytest.fixture
-def decoder() -> Decoder:
+@pytest.fixture(params=[SPEC, LATENT_SPEC], ids=["heads", "latents"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
     torch.manual_seed(0)
-    decoder = make_decoder(SPEC, device=torch.device("cpu"), dtype=torch.float32)
+    decoder = make_decoder(request.param, device=torch.device("cpu"), dtype=torch.float32)
     for parameter in decoder.parameters():
         parameter.normal_(std=0.3)
     return decoder

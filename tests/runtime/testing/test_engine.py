@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from raydix.errors import AccountingError, EngineDead
-from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -77,9 +77,9 @@ class ShrinkingDevice:
         self.prepared: list[tuple[int, ...]] = []
         self.twice = threading.Event()
 
-    def build_model(self, config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
+    def build_model(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
         """See `BuildModel`."""
-        loaded = build_sleeping_model(CONFIG, rank, device_index, step_s=0)
+        loaded = build_sleeping_model(CONFIG, place, step_s=0)
         report = replace(loaded.report, num_pages=(next(self._counts),))
 
         def prepare(num_pages: tuple[int, ...]) -> GpuModel:
@@ -117,8 +117,8 @@ async def test_a_rank_that_is_made_again_has_the_pages_that_the_scheduler_counts
 
 
 async def test_wrong_model_is_refused_at_start() -> None:
-    def fail(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
-        raise AccountingError(f"no device {device_index}")
+    def fail(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        raise AccountingError(f"no device {place.device_index}")
 
     with pytest.raises(AccountingError, match="no device"):
         async with in_process_engine(CONFIG, fail):

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.gpu import BuildModel
-from raydix.runtime.actors.gpu_model import LoadedGpuModel
+from raydix.runtime.actors.gpu_model import BuildModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -163,11 +162,11 @@ async def test_a_group_is_lost_again_and_again() -> None:
 async def test_a_rank_that_never_comes_up_ends_the_engine_after_max_crashes(lost: int) -> None:
     loads: list[int] = []
 
-    def build(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
-        loads.append(rank)
-        if rank == lost:
+    def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        loads.append(place.rank)
+        if place.rank == lost:
             raise RuntimeError("no such device")
-        return BUILD(config, rank, device_index)
+        return BUILD(config, place)
 
     groups = Groups(build, Supervision(first_backoff_s=0.0, max_crashes=3))
 
@@ -181,10 +180,10 @@ async def test_a_rank_that_never_comes_up_ends_the_engine_after_max_crashes(lost
 
 
 async def test_what_one_rank_refuses_ends_the_engine_at_once() -> None:
-    def build(config: EngineConfig, rank: int, device_index: int) -> LoadedGpuModel:
-        if rank == 1:
+    def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        if place.rank == 1:
             raise ConfigError("no room for a page")
-        return BUILD(config, rank, device_index)
+        return BUILD(config, place)
 
     with pytest.raises(ConfigError, match="no room for a page"):
         await Groups(build).supervisor.start()

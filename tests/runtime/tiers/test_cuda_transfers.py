@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.tiers.cuda_transfers import CudaTransfers, layer_runs
+from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import as_bytes
+from raydix.runtime.tiers.layer_runs import layer_runs
 from raydix.runtime.tiers.transfers import Direction, GroupPages, LayerCopy, Transfer
 from tests.runtime.tiers.tier_pair import NO_COPIES, Tiers, joined
 
@@ -44,7 +45,9 @@ def layers_of(
 ) -> Transfer:
     """`layer_bytes`: of each page."""
     pages = GroupPages(
-        page_ids=int32_array(range(1, num_pages + 1)), host_page_ids=int32_array(range(num_pages))
+        page_ids=int32_array(range(1, num_pages + 1)),
+        host_page_ids=int32_array(range(num_pages)),
+        max_pages=num_pages,
     )
 
     return Transfer(

@@ -41,11 +41,13 @@ class Tiers:
         device: str,
         shard: KvShard = KvShard(layout=LAYOUT),  # noqa: B008  frozen
         arena: HostArena | None = None,
+        pools: tuple[torch.Tensor, ...] | None = None,
         **options: Any,
     ) -> None:
+        layout = shard.layout
         self.device = torch.device(device)
-        self.pools = make_pools(shard, [NUM_PAGES] * len(LAYOUT.groups), self.device)
-        self.arena = arena or HostArena.create(LAYOUT, 400_000, num_threads=1)
+        self.pools = pools or make_pools(shard, [NUM_PAGES] * len(layout.groups), self.device)
+        self.arena = arena or HostArena.create(layout, 400_000, num_threads=1)
         self.random = np.random.default_rng(7)
 
         self.done: queue.SimpleQueue[TransferDone] = queue.SimpleQueue()

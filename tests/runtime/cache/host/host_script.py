@@ -1,6 +1,6 @@
 """A scripted world around HostMemory's core: it carries out effects and answers for storage."""
 
-from collections import deque
+from collections import Counter, deque
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, PageKey
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
@@ -85,10 +85,7 @@ class HostScript:
         rule: PrefixRule | None = None,
         **changes: int,
     ) -> None:
-        """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group.
-
-        Without a rule every group needs all of a prefix.
-        """
+        """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group."""
         page_bytes = tuple(128 * size for size in page_sizes)
         geometry = ArenaGeometry(
             num_slabs=num_slabs,
@@ -117,6 +114,8 @@ class HostScript:
         self.num_groups = len(page_sizes)
         self.granted_of: list[deque[tuple[int, int]]] = [deque() for _ in page_sizes]
         self.mirror_of: list[set[bytes]] = [set() for _ in page_sizes]
+        self.num_mentions: Counter[tuple[int, bytes]] = Counter()
+        """How often each group's key was said to be READY or dropped."""
         self.num_lookups = 0
         self.lookup_ids: dict[str, LookupId] = {}
         """The last lookup of each name."""
@@ -256,10 +255,15 @@ class HostScript:
                 )
                 self.leased[message.lease_id] = message
             case MirrorUpdate():
-                self.mirror_of[message.group].difference_update(split_keys(message.dropped, 16))
-                self.mirror_of[message.group].update(split_keys(message.ready, 16))
+                self._hear_update(message)
             case LookupProgress():
                 self._hear_progress(message)
+
+    def _hear_update(self, message: MirrorUpdate) -> None:
+        ready, dropped = split_keys(message.ready, 16), split_keys(message.dropped, 16)
+        self.mirror_of[message.group].difference_update(dropped)
+        self.mirror_of[message.group].update(ready)
+        self.num_mentions.update((message.group, key) for key in (*ready, *dropped))
 
     def _hear_progress(self, message: LookupProgress) -> None:
         name = next(
@@ -299,10 +303,7 @@ class HostScript:
         return order
 
     def take_last_questions(self) -> list[AskExists]:
-        """The last orders that ask whether objects exist, one for each group at most.
-
-        The caller answers them.
-        """
+        """The last questions, one for each group at most; the caller answers them."""
         questions: list[AskExists] = []
         while self.orders and len(questions) < self.num_groups:
             if not isinstance(self.orders[-1], AskExists):
@@ -351,10 +352,7 @@ class HostScript:
         num_l1_pages: int | tuple[int, ...] = 0,
         urgency: Urgency = Urgency.REQUEST,
     ) -> None:
-        """Ask, as lookup `name`; it may have been asked before, if it has ended.
-
-        One number of L1 pages is that of every group.
-        """
+        """Ask, as lookup `name`. One number of L1 pages is that of every group."""
         if isinstance(num_l1_pages, int):
             num_l1_pages = (num_l1_pages,) * self.num_groups
         self.num_lookups += 1

@@ -27,6 +27,7 @@ from raydix.runtime.cache.host.events import (
     SchedulerLost,
     Tick,
 )
+from raydix.runtime.cache.host.window_ends import PrefixRule
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     CopiesDrained,
@@ -36,22 +37,15 @@ from raydix.runtime.messages.host import (
     ProcessDrained,
     ReleaseLeases,
 )
-from tests.runtime.cache.host.draws import (
-    CHAINS,
-    GROUPS,
-    LEFT_OVERS,
-    NAMES,
-    SETTINGS,
-    STARTS,
-    STATUSES,
-)
-from tests.runtime.cache.host.host_script import HostScript, make_key
+from tests.runtime.cache.host import draws
+from tests.runtime.cache.host.host_script import make_key
 from tests.runtime.cache.host.host_world import Copy, FlushWatch, Memory, RankGroup, ready_names
 from tests.runtime.cache.host.late_words import bring_what_would_fit
+from tests.runtime.cache.host.report_watch import ReportWatch
 
 
 class HostWorld(RuleBasedStateMachine):
-    """One rank group of GPU processes, one storage process, one Scheduler, one or two KV groups.
+    """One rank group of GPU processes, one storage process, one Scheduler, KV groups of all kinds.
 
     Links also break between processes that live. A turn goes over two pages at most.
     """
@@ -64,15 +58,13 @@ class HostWorld(RuleBasedStateMachine):
         self.retired_orders: list[object] | None = None
         """What L3 had not answered when it was retired; None while it is in use."""
 
-    @initialize(page_sizes=st.sampled_from([(1,), (1, 2)]), num_processes=st.integers(1, 2))
-    def start(self, page_sizes: tuple[int, ...], num_processes: int) -> None:
-        num_slabs = 1 if len(page_sizes) == 1 else 6
-        self.host = HostScript(
-            24, SETTINGS, num_slabs=num_slabs, page_sizes=page_sizes, piece_pages=2
-        )
-        self.groups = range(len(page_sizes))
+    @initialize(rule=draws.RULES, num_processes=st.integers(1, 2))
+    def start(self, rule: PrefixRule, num_processes: int) -> None:
+        self.host = draws.make_host(rule)
+        self.groups = range(self.host.num_groups)
+        self.reports = ReportWatch(self.host, rule)
         self.ranks = RankGroup(num_processes)
-        self.objects = {(group, make_key(name)) for group in self.groups for name in range(8)}
+        self.objects = draws.first_objects(rule)
         self.flush_watch = FlushWatch(self.host.core._index)
         self.host.attach_scheduler()
         self.host.attach_storage(self.storage_pid)
@@ -82,7 +74,7 @@ class HostWorld(RuleBasedStateMachine):
                 self._finish_backup(0)
 
     @precondition(lambda self: self.is_attached)
-    @rule(name=NAMES, num_pages=st.integers(1, 3), group=GROUPS)
+    @rule(name=draws.NAMES, num_pages=st.integers(1, 3), group=draws.GROUPS)
     def start_backup(self, name: int, num_pages: int, group: int) -> None:
         group %= len(self.groups)
         granted = self.host.granted_of[group]
@@ -109,7 +101,7 @@ class HostWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: self.is_attached)
     @rule(
-        chain=CHAINS,
+        chain=draws.CHAINS,
         request=st.sampled_from("abc"),
         num_l1=st.tuples(st.integers(0, 2), st.integers(0, 2)),
         is_answered=st.booleans(),
@@ -120,6 +112,7 @@ class HostWorld(RuleBasedStateMachine):
         if request in self.host.lookup_ids and not self.host.is_final(request):
             self.host.cancel(request)
         num_l1_pages = tuple(min(num_l1[group], len(chain)) for group in self.groups)
+        self.reports.begin(request, chain, num_l1_pages)
         self.host.lookup(request, chain, num_l1_pages)
 
         for question in self.host.take_last_questions() if is_answered else ():
@@ -136,7 +129,7 @@ class HostWorld(RuleBasedStateMachine):
         assert self.host.is_final(request)
 
     @precondition(lambda self: self.is_attached)
-    @rule(chain=CHAINS, starts=st.tuples(STARTS, STARTS))
+    @rule(chain=draws.CHAINS, starts=st.tuples(draws.STARTS, draws.STARTS))
     def lease(self, chain: list[int], starts: tuple[int, int]) -> None:
         starts_of = starts[: len(self.groups)]
         self.host.lease(self.next_lease, chain, *starts_of)
@@ -206,7 +199,7 @@ class HostWorld(RuleBasedStateMachine):
         assert not any(self.host.granted_of)
 
     @precondition(lambda self: self.is_attached)
-    @rule(chain=CHAINS, is_loss_seen=st.booleans())
+    @rule(chain=draws.CHAINS, is_loss_seen=st.booleans())
     def scheduler_has_another_link_before_its_last_words_are_read(
         self, chain: list[int], is_loss_seen: bool
     ) -> None:
@@ -261,7 +254,7 @@ class HostWorld(RuleBasedStateMachine):
         order = self.host.orders[place]
         del self.host.orders[place]
         is_cancelled = order.batch_id in self.host.cancelled
-        luck = st.just(ObjectStatus.CANCELLED) if is_cancelled else STATUSES
+        luck = st.just(ObjectStatus.CANCELLED) if is_cancelled else draws.STATUSES
         statuses = self.memory.carry_out(order, self.objects, lambda: data.draw(luck))
         self.host.hear_storage(ObjectsDone(batch_id=order.batch_id, statuses=bytes(statuses)))
 
@@ -311,7 +304,7 @@ class HostWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.host.orders)
     @rule()
     def storage_is_silent(self) -> None:
-        self.time_passes(SETTINGS.deadline_s + SETTINGS.overdue_margin_s)
+        self.time_passes(draws.SETTINGS.deadline_s + draws.SETTINGS.overdue_margin_s)
 
     @rule(seconds=st.sampled_from([0.0, 0.0, 0.5, 40.0]))
     def time_passes(self, seconds: float) -> None:
@@ -359,6 +352,10 @@ class HostWorld(RuleBasedStateMachine):
             assert self.host.knows_storage == (self.retired_orders is None)
 
     @invariant()
+    def reports_are_right(self) -> None:
+        self.reports.check(self.objects)
+
+    @invariant()
     def mirror_is_right(self) -> None:
         if self.is_attached:
             ready = {(group, key[:16]) for group, key in ready_names(self.host.core._index)}
@@ -384,12 +381,7 @@ class HostWorld(RuleBasedStateMachine):
             self.host.now_s += 100.0
             self.host.tell(Tick())
         self.host.tick_while_due()
-        stats = self.host.core.stats()
-        assert all(stats[name] == 0 for name in LEFT_OVERS), stats
-        assert stats["l3_writes_pending"] == 0
-        assert stats["pages_filling"] == stats["pages_granted"]
-        assert stats["pages_granted"] == sum(map(len, self.host.granted_of))
-        assert self.host.core._index.num_readers == 0
+        draws.assert_nothing_is_left(self.host)
 
 
 HostWorld.TestCase.settings = settings(

@@ -1,6 +1,7 @@
 """Tests of the tests: a core with a rule broken must fail the state machines."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -8,17 +9,20 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from raydix.errors import AccountingError
 from raydix.ids import BatchId, ConnectionId, HostPageId, LeaseId, PageKey
+from raydix.runtime.cache.host import open_lookup
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import FromScheduler, FromStorage, HostEvent
 from raydix.runtime.cache.host.flush import HostFlush
 from raydix.runtime.cache.host.holds import Quarantine
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.leases import HostLeases
+from raydix.runtime.cache.host.open_lookup import OpenLookup
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
 from raydix.runtime.cache.host.reads import HostReads, Waiter
 from raydix.runtime.cache.host.storage_orders import StorageOrders
+from raydix.runtime.cache.host.window_ends import FetchPlan, PrefixRule, plan_fetch
 from raydix.runtime.cache.host.writes import HostWrites
-from raydix.runtime.messages.host import CommitPages, CopiesDrained
+from raydix.runtime.messages.host import CommitPages, CopiesDrained, PageSource
 from tests.runtime.cache.host.host_script import HostScript
 from tests.runtime.cache.host.test_index import IndexMachine
 from tests.runtime.cache.host.test_machine import HostWorld
@@ -168,6 +172,25 @@ def retired_storage_used(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def failed_window_page_reported(patch: pytest.MonkeyPatch) -> None:
+    def fail(self: OpenLookup, group: int, failures: Iterable[tuple[int, PageSource]]) -> bool:
+        if self._rule.reaches[group] is None:
+            return fail_rightly(self, group, failures)
+        arrived = [self.arrive(group, index) for index, _ in failures]
+        return any(arrived)
+
+    fail_rightly = OpenLookup.fail
+    patch.setattr(OpenLookup, "fail", fail)
+
+
+def checkpoint_chosen_though_a_page_is_missing(patch: pytest.MonkeyPatch) -> None:
+    def plan(rule: PrefixRule, pages: Sequence[bytes]) -> FetchPlan:
+        shorter = [reach - 1 if reach else reach for reach in rule.reaches]
+        return plan_fetch(replace(rule, reaches=tuple(shorter)), pages)
+
+    patch.setattr(open_lookup, "plan_fetch", plan)
+
+
 MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (no_quarantine, HostWorld),
     (end_of_quarantine_with_the_first_process, HostWorld),
@@ -182,6 +205,8 @@ MUTANTS: list[tuple[Patch, type[RuleBasedStateMachine]]] = [
     (commit_accepted_from_an_earlier_connection, HostWorld),
     (storage_heard_over_an_earlier_connection, HostWorld),
     (flush_that_skips_pages, HostWorld),
+    (failed_window_page_reported, HostWorld),
+    (checkpoint_chosen_though_a_page_is_missing, HostWorld),
     (head_first_touch, IndexMachine),
     (newer_slab_taken, IndexMachine),
 ]

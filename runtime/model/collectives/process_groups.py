@@ -1,0 +1,106 @@
+"""Collectives through torch's process groups, without its global state.
+
+Each rank holds a group object of its own, so that the ranks may be processes or threads of one.
+"""
+
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+)
+
+_OPERATION_TIMEOUT = timedelta(minutes=30)
+"""Of a rank that waits for its peers. A peer that ends is noticed at once; one that hangs is the
+Supervisor's to find."""
+
+
+class GlooCollectives:
+    """`Collectives` on the cpu, over sockets of the loopback device."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        """Connect; waits for every rank."""
+        self.rank = rank
+        self.size = size
+        options = ProcessGroupGloo._Options()
+        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = _OPERATION_TIMEOUT
+        self._group: ProcessGroupGloo | None = ProcessGroupGloo(
+            PrefixStore("gloo", store), rank, size, options
+        )
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `Collectives`."""
+        self._open_group().allreduce([part]).wait()
+        return part
+
+    def gather(self, part_RV: Tensor) -> Tensor:
+        """See `Collectives`."""
+        all_XV = part_RV.new_empty(self.size * part_RV.shape[0], part_RV.shape[1])
+        self._open_group()._allgather_base(all_XV, part_RV).wait()
+        return beside_each_other(all_XV, self.size)
+
+    def close(self) -> None:
+        """See `Collectives`. The end of this rank's connections ends its peers' waits."""
+        self._group = None
+
+    def _open_group(self) -> ProcessGroupGloo:
+        if self._group is None:
+            raise RuntimeError("the collectives of this rank are closed")
+        return self._group
+
+
+class NcclCollectives:
+    """`Collectives` on the current CUDA device, by kernels on the current stream.
+
+    May be captured in CUDA graphs.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
+        """Connect; waits for every rank. The calling thread is on `device`."""
+        # Imported here: only builds of torch for CUDA have it.
+        from torch.distributed.distributed_c10d import ProcessGroupNCCL
+
+        self.rank = rank
+        self.size = size
+        options = ProcessGroupNCCL.Options()
+        options._timeout = _OPERATION_TIMEOUT
+        self._group = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+
+        # On the current stream, as every other operation of the model.
+        self._sum_options = AllreduceOptions()
+        self._sum_options.asyncOp = False
+        self._gather_options = AllgatherOptions()
+        self._gather_options.asyncOp = False
+
+        # Ranks connect at their first operation, which must not be a captured one.
+        self.sum(torch.zeros(1, device=device))
+        self.gather(torch.zeros(1, 1, device=device))
+        torch.cuda.synchronize(device)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `Collectives`."""
+        self._group.allreduce([part], self._sum_options)
+        return part
+
+    def gather(self, part_RV: Tensor) -> Tensor:
+        """See `Collectives`."""
+        all_XV = part_RV.new_empty(self.size * part_RV.shape[0], part_RV.shape[1])
+        self._group._allgather_base(all_XV, part_RV, self._gather_options)
+        return beside_each_other(all_XV, self.size)
+
+    def close(self) -> None:
+        """See `Collectives`."""
+        self._group.abort()
+
+
+def beside_each_other(all_XV: Tensor, size: int) -> Tensor:
+    """The rows of all ranks, one rank behind another, as one contiguous [R, size x V]."""
+    num_rows, num_columns = all_XV.shape[0] // size, all_XV.shape[1]
+    by_rank = all_XV.view(size, num_rows, num_columns)
+    return by_rank.transpose(0, 1).reshape(num_rows, size * num_columns)

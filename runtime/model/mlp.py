@@ -1,0 +1,119 @@
+"""Feed-forward layers: dense, experts, or both. Each rank computes its share of a sum over ranks.
+
+Legend: T tokens of the step, C hidden, I twice the intermediate size.
+"""
+
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from raydix.kernels.ops import ModelOps
+from raydix.kernels.rank_share import RankShare
+from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
+from raydix.moe.layer import MoeLayer
+from raydix.runtime.model.attention import linear_parameters
+from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
+
+
+class DenseMlp(nn.Module):
+    """Gated feed-forward; gate and up rows are stacked in one matrix.
+
+    This rank has its share of the intermediate size.
+    """
+
+    def __init__(
+        self,
+        spec: DenseMlpSpec,
+        hidden_size: int,
+        ops: ModelOps,
+        *,
+        share: RankShare,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._ops = ops
+        self._glu = spec.glu
+        self._share = share
+        self._whole_size = spec.intermediate_size
+        size, bias = share.length(spec.intermediate_size), spec.bias
+        self.gate_up = linear_parameters(
+            2 * size, hidden_size, bias=bias, device=device, dtype=dtype
+        )
+        self.down = linear_parameters(hidden_size, size, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
+        gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
+        hidden_TI = self._ops.glu(gate_up_TI, self._glu)
+        return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        share, size = self._share, self._whole_size
+        weights = {"down.weight": cut(self.down.weight, share, size, dim=1)}
+        if self.down.bias is not None:
+            weights["down.bias"] = first_rank_only(self.down.bias, share)
+
+        for kind, stacked in self.gate_up.named_parameters():
+            gate, up = stacked.chunk(2)
+            weights[f"gate.{kind}"] = cut(gate, share, size)
+            weights[f"up.{kind}"] = cut(up, share, size)
+        return weights
+
+
+class SharedExpertsMlp(nn.Module):
+    """Routed experts, and those that every token visits: their outputs are added."""
+
+    def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
+        super().__init__()
+        self.routed = routed
+        self.shared = shared
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
+        out_TC: Tensor = self.routed(x_TC)
+        return out_TC + self.shared(x_TC)
+
+    def weights(self) -> dict[str, WeightPart]:
+        """Parts of all tensors that a checkpoint has."""
+        shared = {f"shared.{name}": each for name, each in self.shared.weights().items()}
+        return self.routed.weights() | shared
+
+
+def make_mlp(
+    spec: DenseMlpSpec | MoeMlpSpec,
+    hidden_size: int,
+    ops: ModelOps,
+    *,
+    share: RankShare,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DenseMlp | MoeLayer | SharedExpertsMlp:
+    """The feed-forward of a layer."""
+    match spec:
+        case DenseMlpSpec():
+            return DenseMlp(spec, hidden_size, ops, share=share, device=device, dtype=dtype)
+        case MoeMlpSpec():
+            routed = MoeLayer(
+                hidden_size,
+                spec.intermediate_size,
+                ops,
+                num_experts=spec.num_experts,
+                experts_per_token=spec.experts_per_token,
+                routing=spec.routing,
+                glu=spec.glu,
+                bias=spec.bias,
+                share=share,
+                device=device,
+                dtype=dtype,
+            )
+            if spec.shared is None:
+                return routed
+            shared = DenseMlp(
+                spec.shared, hidden_size, ops, share=share, device=device, dtype=dtype
+            )
+            return SharedExpertsMlp(routed, shared)
+        case _:
+            assert_never(spec)

@@ -1,0 +1,129 @@
+"""How the ranks of a lane on several GPUs make pools that their peers can write to.
+
+Ranks in processes of their own use torch's symmetric memory, without NVLink multicast; ranks that
+are threads of one process share addresses.
+"""
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    _register_process_group,
+    _SymmetricMemory,
+)
+from torch.distributed import _symmetric_memory as symmetric_memory
+
+from raydix.errors import ConfigError
+from raydix.runtime.config.kv_shard import KvShard
+from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
+from raydix.runtime.tiers.gpu_pool import make_pools
+from raydix.runtime.tiers.store_exchange import exchange
+
+_GROUP_NAME = "raydix-pools"
+"""Torch's key for the group in this process, where an engine has one rank."""
+
+
+def meet_on_cuda(
+    shard: KvShard, num_pages: Sequence[int], device: torch.device, store: Store
+) -> tuple[tuple[Tensor, ...], CudaPeers]:
+    """Make this rank's pools and map those of all others, which all call this at once.
+
+    The calling thread is on `device`. Raises ConfigError if peers cannot be reached.
+    """
+    places = exchange(shard, store, "place", [os.getpid(), device.index])
+    pids = {pid for pid, _ in places}
+    if len(pids) not in (1, shard.num_ranks):
+        raise ConfigError(
+            f"the {shard.num_ranks} ranks of a lane are in {len(pids)} processes; expected one "
+            "each, or one for all of them."
+        )
+    for _, peer in places:
+        _enable_access(device, torch.device("cuda", peer))
+
+    memory: _PlainMemory | _MappedMemory
+    memory = _PlainMemory(device) if len(pids) == 1 else _MappedMemory(shard, device, store)
+    pools = make_pools(shard, num_pages, device, memory.make_pool)
+    counters = memory.zeros((shard.num_ranks,), torch.int32)
+    torch.cuda.synchronize(device)
+
+    # In one order on all ranks, as mapping is something that they do together.
+    shared = {group: pool for group, pool in enumerate(pools) if shard.is_shared(group)}
+    found = [memory.map(shard, store, tensor) for tensor in (*shared.values(), counters)]
+    # Nobody writes to a peer that has not zeroed its memory yet.
+    exchange(shard, store, "ready", [])
+    peers = [
+        PeerAddresses(
+            pools={group: found[index][rank] for index, group in enumerate(shared)},
+            counters=found[-1][rank],
+        )
+        for rank in range(shard.num_ranks)
+        if rank != shard.rank
+    ]
+    return pools, CudaPeers(shard.rank, shared, counters, peers, memory)
+
+
+class _PlainMemory:
+    """Memory of one of several ranks in one process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._num_mapped = 0
+
+    def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `MakeShared`."""
+        return self.zeros(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor that peers can write to."""
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def map(self, shard: KvShard, store: Store, tensor: Tensor) -> list[int]:
+        """The addresses of this tensor of all ranks."""
+        self._num_mapped += 1
+        found = exchange(shard, store, f"address{self._num_mapped}-", [tensor.data_ptr()])
+        return [address for [address] in found]
+
+
+class _MappedMemory:
+    """Memory of a rank that has a process of its own, which sees the devices of all ranks."""
+
+    def __init__(self, shard: KvShard, device: torch.device, store: Store) -> None:
+        self._device = device
+        # Without a backend: it only says who the ranks are, and where they exchange their handles.
+        self._group = ProcessGroup(PrefixStore("symmetric", store), shard.rank, shard.num_ranks)
+        _register_process_group(_GROUP_NAME, self._group)
+        self._mappings: list[object] = []
+        """Peers' memory stays mapped as long as these live."""
+
+    def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `MakeShared`."""
+        return self.zeros(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor that peers can write to."""
+        tensor: Tensor = symmetric_memory.empty(shape, dtype=dtype, device=self._device)
+        return tensor.zero_()
+
+    def map(self, shard: KvShard, store: Store, tensor: Tensor) -> list[int]:
+        """The addresses of this tensor of all ranks."""
+        mapping = _SymmetricMemory.rendezvous(tensor, _GROUP_NAME)
+        self._mappings.append(mapping)
+        return list(mapping.buffer_ptrs)
+
+
+def _enable_access(device: torch.device, peer: torch.device) -> None:
+    """Let kernels on this device write to a peer: torch allows it at the first copy."""
+    if peer == device:
+        return
+    if not torch.cuda.can_device_access_peer(device, peer):
+        raise ConfigError(
+            f"{device} cannot write to the memory of {peer}; expected devices with peer access. "
+            "Set parallel.tp to 1, or choose other devices."
+        )
+    torch.zeros(1, device=device).copy_(torch.zeros(1, device=peer))
+    torch.zeros(1, device=peer).copy_(torch.zeros(1, device=device))

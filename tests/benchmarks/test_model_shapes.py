@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from benchmarks.model_shapes import SHAPES, write_config
+from raydix.kernels.page_codec import Codec
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout
+
+GROUPS: dict[str, list[tuple[int | None, int, int]]] = {
+    "dense_l16": [(None, 16, 64 << 10)],
+    "moe_l12": [(None, 12, 24 << 10)],
+    "latent_l61": [(None, 61, 61 * 576 * 2)],
+    "gemma-2-9b": [(4096, 21, 168 << 10), (None, 21, 168 << 10)],
+    "gemma-3-12b": [(1024, 40, 320 << 10), (None, 8, 64 << 10)],
+    "gpt-oss-20b": [(128, 12, 24 << 10), (None, 12, 24 << 10)],
+}
+"""Of each shape's KV groups the window, the number of layers, and the bytes of a token."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shape_caches_as_much_as_its_model(shape: str, tmp_path: Path) -> None:
+    spec = read_checkpoint_config(write_config(shape, tmp_path)).spec
+
+    groups = derive_kv_groups(spec.layers)
+
+    layouts = [
+        make_kv_layout((group,), page_size=64, dtype="bfloat16", codec=Codec.NONE)
+        for group in groups
+    ]
+    assert [
+        (group.window, len(group.layers), layout.token_bytes)
+        for group, layout in zip(groups, layouts, strict=True)
+    ] == GROUPS[shape]
