@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, _SymmetricMemory
+from torch._C._distributed_c10d import Store, _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from raydix.errors import ConfigError
@@ -17,6 +17,7 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.store_exchange import exchange
+from raydix.runtime.tiers.symmetric_group import name_group
 
 _GROUP_NAME = "raydix-pools"
 """Torch's key for the group in this process, where an engine has one rank."""
@@ -88,9 +89,7 @@ class _MappedMemory:
 
     def __init__(self, shard: KvShard, device: torch.device, store: Store) -> None:
         self._device = device
-        _SymmetricMemory.set_group_info(
-            _GROUP_NAME, shard.rank, shard.num_ranks, PrefixStore("symmetric", store)
-        )
+        self._group = name_group(_GROUP_NAME, store, shard.rank, shard.num_ranks)
         self._mappings: list[object] = []
         """Peers' memory stays mapped as long as these live."""
 
