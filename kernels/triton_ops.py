@@ -17,8 +17,6 @@ from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
-from raydix.kernels.expert_biases import ExpertBiases
-from raydix.kernels.glu_form import GluForm, SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.latent_attention import latent_decode, latent_prefill, num_row_blocks
 from raydix.kernels.latent_write import write_latent
@@ -44,6 +42,7 @@ class TritonOps:
     write_latent = staticmethod(write_latent)
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
+    fused_experts = staticmethod(fused_experts)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)
@@ -135,25 +134,6 @@ class TritonOps:
                 out_TQD=out_TQD,
             )
         return out_TQD
-
-    def fused_experts(
-        self,
-        x_TC: Tensor,
-        gate_up_EIC: Tensor,
-        down_ECI: Tensor,
-        weights_TK: Tensor,
-        expert_ids_TK: Tensor,
-        *,
-        form: GluForm,
-        biases: ExpertBiases | None,
-    ) -> Tensor:
-        """See `ModelOps`."""
-        if not isinstance(form, SiluGlu) or biases is not None:
-            raise ValueError(
-                f"Experts are {form}, with biases: {biases is not None}; the Triton kernels expect "
-                f"SiluGlu without biases."
-            )
-        return fused_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
 
     def latent_attention(
         self,

@@ -19,6 +19,7 @@ from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.page_needs import add_pages, pages_to_compute
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
+from raydix.runtime.scheduler.publishing import keep_window
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import Phase, RequestState, Start
 
@@ -137,7 +138,7 @@ def assess(replica: Replica, lane: Lane, request: RequestState, now_s: float) ->
     return Assessment(
         prefix=prefix,
         is_loaded=num_gained > 0
-        and _is_load_cheaper(replica, replica.bytes_of(prefix.loads), num_gained, now_s),
+        and _is_load_cheaper(replica, replica.bytes_of(map(len, prefix.loads)), num_gained, now_s),
     )
 
 
@@ -316,6 +317,8 @@ def _begin(
         replica.cancel_lookup(request)
         return
 
+    if start.num_pages in start.checkpoints:
+        keep_window(lane, request, start.num_pages)
     if found.prefix.num_l2_pages:
         replica.counters.count(Count.RECOMPUTE_DECISIONS)
     replica.cancel_lookup(request)

@@ -2,11 +2,9 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
-from operator import mul
+from collections.abc import Iterable, Sequence
 
 from raydix.ids import ConnectionId, LeaseId, LookupId, RequestId
-from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestDelta, RequestFailure
@@ -76,10 +74,10 @@ class Replica:
         self._effects: list[Effect] = []
         self._ids = itertools.count(1)
 
-    def bytes_of(self, loads: Sequence[Sequence[int]] | PageIds) -> int:
+    def bytes_of(self, num_pages: Iterable[int]) -> int:
         """What one rank loads if these are the pages of each KV group."""
-        lengths = [len(pages) for pages in loads]
-        return sum(map(mul, self.settings.loaded_bytes, lengths))
+        pairs = zip(self.settings.loaded_bytes, num_pages, strict=True)
+        return sum(num_bytes * num for num_bytes, num in pairs)
 
     def next_serial(self) -> int:
         """A number that no other request has had."""

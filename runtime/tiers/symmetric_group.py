@@ -13,6 +13,7 @@ def name_group(name: str, store: Store, rank: int, size: int) -> ProcessGroup:
 
     Names are torch's keys in this process, so that only ranks with processes of their own have one.
     """
+    # Without a backend: it only says who the ranks are, and where they exchange their handles.
     group = ProcessGroup(PrefixStore(name, store), rank, size)
     group._set_group_name(name)
     _register_process_group(name, group)

@@ -36,7 +36,14 @@ from raydix.runtime.testing.sleeping_runner import (
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
+from raydix.runtime.tiers.transfers import (
+    Delay,
+    OnDone,
+    OnError,
+    TransferEngine,
+    WaitLayer,
+    no_delay,
+)
 
 SECRET = b"secret"
 SCHEDULER = Hello(secret=SECRET, role=Role.SCHEDULER, name="scheduler", incarnation=1, pid=1)
@@ -77,7 +84,8 @@ class RecordingRunner:
 class Rank:
     """A GPU actor, and the Scheduler's end of its link."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig = CONFIG, delay: Delay = no_delay) -> None:
+        self.delay = delay
         self.calls = Calls()
         self.died = threading.Event()
         self.entered: list[str] = []
@@ -88,7 +96,7 @@ class Rank:
         self._dialled = threading.Semaphore(0)
 
         self.actor = GpuActor(
-            config=CONFIG,
+            config=config,
             name="test",
             rank=0,
             incarnation=1,
@@ -106,7 +114,13 @@ class Rank:
 
         def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
             return CpuTransfers(
-                shard, self.pools, arena, on_done=on_done, on_error=on_error, copy_delay_s=0.01
+                shard,
+                self.pools,
+                arena,
+                on_done=on_done,
+                on_error=on_error,
+                copy_delay_s=0.01,
+                delay=self.delay,
             )
 
         return replace(

@@ -1,6 +1,10 @@
 import asyncio
+import threading
+
+import pytest
 
 from raydix.ids import HostPageId
+from raydix.runtime.actors import gpu
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (
     StepPlan,
@@ -10,6 +14,7 @@ from raydix.runtime.messages.plan import (
 from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.actors.gpu_rank import (
+    CONFIG,
     WAIT_S,
     Rank,
     attach,
@@ -122,3 +127,27 @@ async def test_the_thread_that_attaches_an_arena_enters_the_model(rank: Rank) ->
     await attach(rank)
 
     assert len(rank.entered) == 1
+
+
+async def test_a_rank_whose_peers_never_bring_their_shares_ends_with_its_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu, "FINISH_S", 0.01)
+    parallel = CONFIG.parallel.model_copy(update={"tp": 2})
+    released = threading.Event()
+    rank = Rank(
+        CONFIG.model_copy(update={"parallel": parallel}), delay=lambda transfer: released.wait()
+    )
+    report = await rank.actor.load()
+    await rank.actor.prepare(report.num_pages)
+    arena = await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    link.send(StepPlan(step=1, loads=copies(arena, 7, [(2, 3)])))
+    await receive(link, StepResult)
+
+    link.close()
+
+    assert await asyncio.to_thread(rank.died.wait, WAIT_S)
+    released.set()
+    await rank.actor.shutdown()

@@ -32,7 +32,7 @@ def make_lane(tmp_path: Path) -> Iterator[MakeLane]:
 
 def slow_second(rank: int) -> dict[str, Any]:
     def sleep(transfer: Transfer) -> None:
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(1_000_000_000)
 
     return {"delay": sleep} if rank == 1 else {}
 
@@ -41,6 +41,8 @@ def test_a_layer_waits_on_the_device_for_a_slow_peer(make_lane: MakeLane) -> Non
     lane = make_lane(2, options=slow_second)
     first = lane.ranks[0]
     payloads = [first.fill_host_page(index, 0) for index in range(2)]
+    # The first use of a kernel waits for the device.
+    as_bytes(first.pools[0])[1:3].clone()
 
     lane.start(lane.load(1, [(1, 0), (2, 1)]))
     with torch.cuda.device(first.device):

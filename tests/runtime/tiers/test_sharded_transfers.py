@@ -1,6 +1,7 @@
 """Several tensor-parallel ranks over one arena: each moves its heads, and pages stay canonical."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.host_arena import HostArena
 from tests.runtime.tiers.tier_pair import LAYOUT, NO_COPIES, Tiers
 
-LATENT = 2
-"""A group of LAYOUT."""
+HEADS = replace(LAYOUT, groups=LAYOUT.groups[:2])
+"""The groups whose pages differ from rank to rank."""
 MakeTiers = Callable[[int, int], Tiers]
 
 
@@ -20,7 +21,7 @@ def make_tiers(request: pytest.FixtureRequest) -> Iterator[MakeTiers]:
     made: list[Tiers] = []
 
     def make(rank: int, num_ranks: int) -> Tiers:
-        shard = KvShard(layout=LAYOUT, rank=rank, num_ranks=num_ranks)
+        shard = KvShard(layout=HEADS, rank=rank, num_ranks=num_ranks)
         # Each rank maps the arena for itself, as CUDA registers memory once.
         arena = HostArena.attach(made[0].arena.location) if made else None
         made.append(Tiers(request.param, shard, arena))
@@ -32,7 +33,7 @@ def make_tiers(request: pytest.FixtureRequest) -> Iterator[MakeTiers]:
     assert [tiers.errors for tiers in made] == [[] for _ in made]
 
 
-@pytest.mark.parametrize("group", [0, 1, 2])
+@pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_what_many_ranks_write_one_rank_reads_and_back(
     make_tiers: MakeTiers, group: int, num_ranks: int
@@ -70,14 +71,3 @@ def test_a_rank_keeps_its_run_of_heads_in_every_layer(make_tiers: MakeTiers) -> 
 
     kept, expected = second.pools[0][4], whole.pools[0][3][:, 1:]
     assert (kept.view(torch.int32) == expected.contiguous().view(torch.int32)).all()
-
-
-def test_every_rank_keeps_latents_whole(make_tiers: MakeTiers) -> None:
-    whole, second = make_tiers(0, 1), make_tiers(1, 2)
-    host_page = whole.arena.geometry.pages_per_slab
-    original = whole.fill_host_page(host_page, LATENT)
-
-    second.engine.start(second.copies(1, [(4, host_page)], LATENT), NO_COPIES)
-    second.finish()
-
-    assert second.page(4, LATENT) == original
