@@ -3,7 +3,7 @@
 
 The same computation as `latent_attention`, in Gluon, which lets us say what Triton decides badly:
 both warp groups share the scores instead of computing them twice, and the next keys are asked for
-while these are multiplied. With 128 heads, 64 x 8,192 tokens: 333 TFLOP/s against 259 (H200,
+while these are multiplied. With 128 heads, 64 x 8,192 tokens: 341 TFLOP/s against 259 (H200,
 2026-11-22).
 """
 
