@@ -12,6 +12,7 @@ from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.kv_groups import derive_kv_groups
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     DEVICES,
@@ -129,7 +130,8 @@ async def test_tokens_do_not_depend_on_cache_or_schedule(
     expected = reference.expect(prompts)
 
     split_at = range(1, case["kv_groups"])
-    build_model = partial(load_gpu_model, split_kv_groups_at=split_at)
+    group_layers = partial(derive_kv_groups, split_at=split_at)
+    build_model = partial(load_gpu_model, group_layers=group_layers)
     async with in_process_engine(config, build_model) as engine:
         await reach(engine, config, case["state"], prompts)
         outputs = await measure(engine, config, case, num_tokens)
