@@ -46,6 +46,8 @@ NUM_TOKENS = {1: 64, 32: 24}
 NUM_L1_PAGES = 96
 RETRACTION_PAGES = 17
 """Enough for the longest request alone; any two outgrow it together."""
+OF_WINDOWS_ALONE = (Family.MISTRAL,)
+"""Their requests need no more pages as they generate: what is admitted has room to the end."""
 RETRACTION_REQUESTS = {1: 8, 32: 16}
 """Of 64 tokens. A single request is never retracted."""
 
@@ -107,7 +109,8 @@ def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestO
     state = case["state"]
     found = {source: count_tokens(outputs, source) for source in ("l1", "l2", "l3")}
     if state is State.RETRACTION:
-        assert stats["scheduler"]["retracted_requests"] > 0
+        is_growing = case["family"] not in OF_WINDOWS_ALONE
+        assert stats["scheduler"].get("retracted_requests", 0) > 0 or not is_growing
     elif state is State.COLD:
         # Together, requests share what one of them has computed, in whatever tier it is when they
         # are looked up.
