@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 
 from raydix.runtime.cache.radix_tree import RadixTree
-from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.scheduler import publishing
 from raydix.runtime.scheduler.backups import BackupQueue
+from tests.simulation.layouts import FULL_AND_WINDOW
 from tests.simulation.test_mutants import SLOW_COPIES, Case, find
-from tests.simulation.workload import BASE_SETTINGS, LAYOUT, TWO_GROUPS, Workload
+from tests.simulation.workload import BASE_SETTINGS, Workload
 
-FULL = TWO_GROUPS.groups[0]
-WINDOW = replace(FULL, kind=GroupKind.WINDOW, layers=(3,), window=9)
 MIXED = replace(
     BASE_SETTINGS,
-    layout=replace(LAYOUT, groups=(FULL, WINDOW)),
+    layout=FULL_AND_WINDOW,
     num_pages=(40, 12),
     num_lanes=1,
 )
