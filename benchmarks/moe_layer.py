@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import capture, median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
+from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.topk_gating import topk_gating
 
@@ -60,7 +61,12 @@ def measure_layer(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> lis
 
     def layer() -> Tensor:
         return fused_experts(
-            x_TC, gate_up_EIC, down_ECI, *topk_gating(logits_TE, CHOICES, renormalise=True)
+            x_TC,
+            gate_up_EIC,
+            down_ECI,
+            *topk_gating(logits_TE, CHOICES, renormalise=True),
+            form=SiluGlu(),
+            biases=None,
         )
 
     _, expert_ids_TK = topk_gating(logits_TE, CHOICES, renormalise=True)

@@ -10,100 +10,43 @@ Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate
 blocks.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from raydix.kernels.activation import activate, glu_constants, offset_up
+from raydix.kernels.expert_biases import ExpertBiases
+from raydix.kernels.expert_inputs import INTERLEAVED, check_biases, check_experts
+from raydix.kernels.expert_tiles import TileShape, choose_tiles
+from raydix.kernels.glu_form import GluForm
 from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 
-_ALIGNMENT_BYTES = 16
-"""A tensor map asks that rows of weights take a multiple of this."""
-_INTERLEAVED = 8
-"""Gate and up rows take turns by eight in a tile, so that a thread holds both of a product."""
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """From this many rows in a block they are the left operand."""
 _SUM_BLOCK = 1024
 
-_Row = tuple[int, int, int, int, int | None]
-"""A `TileShape`'s fields in order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TileShape:
-    """Tile of one GEMM: `columns` of the output, `depth` of the sum at a time, the block's rows."""
-
-    columns: int
-    depth: int
-    num_warps: int
-    num_stages: int
-    programs_per_sm: int | None
-    """None: a program for every tile that there might be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Shapes for both GEMMs of a bucket: up to `max_mean_rows` rows per expert on average."""
-
-    max_mean_rows: float
-    block_rows: int
-    gate_up: TileShape
-    down: TileShape
-
-
-def _tiles(max_mean_rows: float, block_rows: int, gate_up: _Row, down: _Row) -> Tiles:
-    return Tiles(
-        max_mean_rows=max_mean_rows,
-        block_rows=block_rows,
-        gate_up=_shape(*gate_up),
-        down=_shape(*down),
-    )
-
-
-def _shape(
-    columns: int, depth: int, num_warps: int, num_stages: int, programs_per_sm: int | None
-) -> TileShape:
-    return TileShape(
-        columns=columns,
-        depth=depth,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        programs_per_sm=programs_per_sm,
-    )
-
-
-_BFLOAT16_TILES = (
-    _tiles(12, 16, (128, 128, 8, 3, None), (128, 128, 4, 3, 2)),
-    _tiles(26, 32, (128, 128, 8, 3, None), (128, 64, 4, 5, 2)),
-    _tiles(68, 64, (128, 64, 4, 4, None), (128, 64, 4, 4, 2)),
-    _tiles(float("inf"), 128, (128, 64, 8, 4, None), (256, 64, 8, 4, 1)),
-)
-_FLOAT32_TILES = (_tiles(float("inf"), 16, (32, 32, 4, 2, 2), (32, 32, 4, 2, 2)),)
-
-
-def choose_tiles(num_slots: int, num_experts: int, dtype: torch.dtype) -> Tiles:
-    """Tile shapes for a bucket of steps, by the mean number of rows per expert.
-
-    Measured at 128 experts x 768 on an H200.
-    """
-    table = _FLOAT32_TILES if dtype == torch.float32 else _BFLOAT16_TILES
-    return next(tiles for tiles in table if num_slots <= tiles.max_mean_rows * num_experts)
-
 
 def fused_experts(
-    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
+    x_TC: Tensor,
+    gate_up_EIC: Tensor,
+    down_ECI: Tensor,
+    weights_TK: Tensor,
+    expert_ids_TK: Tensor,
+    *,
+    form: GluForm,
+    biases: ExpertBiases | None,
 ) -> Tensor:
-    """Weighted sum of the chosen experts' SwiGLU outputs, [T, C].
+    """Weighted sum of the chosen experts' outputs, [T, C].
 
-    x and the experts' weights: bf16 or float32 (IEEE arithmetic). gate_up_EIC holds gate rows, then
-    up rows. weights_TK: float32; expert_ids_TK: int32 or int64; ids outside of 0..E-1 add nothing.
-    Sums are in float32; each choice's weighted output is rounded once before the sum over K. Raises
-    ValueError if a shape, dtype or stride differs.
+    x and the experts' weights and biases: bf16 or float32 (IEEE arithmetic). gate_up_EIC holds gate
+    rows, then up rows. weights_TK: float32; expert_ids_TK: int32 or int64; ids outside of 0..E-1
+    add nothing. Sums are in float32; each choice's weighted output is rounded once before the sum
+    over K. Raises ValueError if a shape, dtype or stride differs.
     """
-    _check_inputs(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+    check_experts(x_TC, gate_up_EIC, down_ECI, weights_TK, expert_ids_TK)
+    check_biases(gate_up_EIC, down_ECI, biases)
     num_tokens, hidden = x_TC.shape
     if num_tokens == 0:
         return torch.empty_like(x_TC)
@@ -112,57 +55,22 @@ def fused_experts(
     tiles = choose_tiles(expert_ids_TK.numel(), num_experts, x_TC.dtype)
     blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.block_rows)
     activated_XI = x_TC.new_empty((expert_ids_TK.numel(), intermediate))
-    _gate_up(x_TC, gate_up_EIC, blocks, expert_ids_TK.shape[1], tiles.gate_up, activated_XI)
+    gate_up_EI = None if biases is None else biases.gate_up_EI
+    choices = expert_ids_TK.shape[1]
+    _gate_up(
+        x_TC,
+        gate_up_EIC,
+        blocks,
+        choices,
+        tiles.gate_up,
+        activated_XI,
+        form=form,
+        bias_EI=gate_up_EI,
+    )
     choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, hidden))
-    _down(activated_XI, down_ECI, weights_TK, blocks, tiles.down, choices_TKC)
+    down_EC = None if biases is None else biases.down_EC
+    _down(activated_XI, down_ECI, weights_TK, blocks, tiles.down, choices_TKC, bias_EC=down_EC)
     return _sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
-
-
-def _check_inputs(
-    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
-) -> None:
-    tensors = [x_TC, gate_up_EIC, down_ECI]
-    if x_TC.dtype not in (torch.bfloat16, torch.float32) or any(
-        t.dtype != x_TC.dtype for t in tensors
-    ):
-        raise ValueError(
-            f"Rows and weights are {[t.dtype for t in tensors]}; expected one of bfloat16, float32."
-        )
-    if x_TC.dim() != 2 or x_TC.stride(1) != 1 or gate_up_EIC.dim() != 3 or down_ECI.dim() != 3:
-        raise ValueError(
-            f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, "
-            f"C, I]."
-        )
-
-    num_experts, hidden, intermediate = down_ECI.shape
-    if gate_up_EIC.shape != (num_experts, 2 * intermediate, hidden) or x_TC.shape[1] != hidden:
-        raise ValueError(
-            f"Shapes are {[tuple(t.shape) for t in tensors]}; expected [T, C], [E, 2 x I, C], [E, "
-            f"C, I]."
-        )
-
-    if not gate_up_EIC.is_contiguous() or not down_ECI.is_contiguous():
-        raise ValueError(
-            f"Weights have strides {gate_up_EIC.stride()}, {down_ECI.stride()}; expected "
-            f"contiguous ones."
-        )
-    if any(size * x_TC.element_size() % _ALIGNMENT_BYTES for size in (hidden, intermediate)):
-        raise ValueError(
-            f"C is {hidden}, I {intermediate}; expected rows of a multiple of {_ALIGNMENT_BYTES} "
-            f"bytes."
-        )
-    if intermediate % _INTERLEAVED:
-        raise ValueError(f"I is {intermediate}; expected a multiple of {_INTERLEAVED}.")
-
-    if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
-        raise ValueError(
-            f"The choices' weights are {weights_TK.dtype}; expected contiguous float32."
-        )
-    if weights_TK.shape != expert_ids_TK.shape or weights_TK.shape[:1] != x_TC.shape[:1]:
-        raise ValueError(
-            f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected "
-            f"[{x_TC.shape[0]}, K] twice."
-        )
 
 
 def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> int:
@@ -185,21 +93,26 @@ def _gate_up(
     choices: int,
     shape: TileShape,
     out_XI: Tensor,
+    *,
+    form: GluForm,
+    bias_EI: Tensor | None,
 ) -> None:
     hidden, intermediate = x_TC.shape[1], out_XI.shape[1]
-    by_eight = gate_up_EIC.view(
-        -1, 2, intermediate // _INTERLEAVED, _INTERLEAVED, hidden
-    ).transpose(1, 2)
+    by_eight = gate_up_EIC.view(-1, 2, intermediate // INTERLEAVED, INTERLEAVED, hidden).transpose(
+        1, 2
+    )
     gate_up = TensorDescriptor(
         by_eight,
         list(by_eight.shape),
         list(by_eight.stride()),
-        [1, shape.columns // _INTERLEAVED, 2, _INTERLEAVED, shape.depth],
+        [1, shape.columns // INTERLEAVED, 2, INTERLEAVED, shape.depth],
     )
 
-    _gate_up_silu[(_num_programs(blocks, intermediate, shape),)](
+    kind, slope, limit = glu_constants(form)
+    _gate_up_glu[(_num_programs(blocks, intermediate, shape),)](
         x_TC,
         gate_up,
+        bias_EI,
         blocks.slots_X,
         blocks.num_blocks_1,
         blocks.experts_B,
@@ -213,6 +126,9 @@ def _gate_up(
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
+        KIND=kind,
+        SLOPE=slope,
+        LIMIT=limit,
         PRECISION=_precision(x_TC.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
@@ -226,12 +142,15 @@ def _down(
     blocks: ExpertBlocks,
     shape: TileShape,
     out_TKC: Tensor,
+    *,
+    bias_EC: Tensor | None,
 ) -> None:
     hidden, intermediate = down_ECI.shape[1:]
 
     _down_weighted[(_num_programs(blocks, hidden, shape),)](
         TensorDescriptor.from_tensor(x_XI, [blocks.block_rows, shape.depth]),
         TensorDescriptor.from_tensor(down_ECI.view(-1, intermediate), [shape.columns, shape.depth]),
+        bias_EC,
         weights_TK,
         blocks.slots_X,
         blocks.num_blocks_1,
@@ -267,9 +186,10 @@ def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: i
 
 
 @triton.jit
-def _gate_up_silu(
+def _gate_up_glu(
     x_ptr,
     gate_up,
+    bias_ptr,
     slots_ptr,
     num_blocks_ptr,
     block_experts_ptr,
@@ -283,9 +203,12 @@ def _gate_up_silu(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    KIND: tl.constexpr,
+    SLOPE: tl.constexpr,
+    LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """SwiGLU's hidden layer of the tokens of a block: out[X, I], rows in the order of `slots`."""
+    """The hidden layer of the tokens of a block: out[X, I], rows in the order of `slots`."""
     tiles_per_block: tl.constexpr = (INTERMEDIATE + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     depth = tl.arange(0, DEPTH)
@@ -312,15 +235,27 @@ def _gate_up_silu(
                 both = tl.dot(weights, x.T, both, input_precision=PRECISION)
             else:
                 both = tl.dot(x, weights.T, both, input_precision=PRECISION)
+        column = first_column + tl.arange(0, COLUMNS)
+        is_column = column < INTERMEDIATE
+        # Activated as the product lies in registers: only the result changes its layout.
         if ROWS < _MIN_LEFT_ROWS:
             gate, up = both.reshape(COLUMNS // 8, 2, 8, ROWS).permute(0, 2, 3, 1).split()
-            activated = (gate / (1.0 + tl.exp(-gate)) * up).reshape(COLUMNS, ROWS).T
         else:
             gate, up = both.reshape(ROWS, COLUMNS // 8, 2, 8).permute(0, 1, 3, 2).split()
-            activated = (gate / (1.0 + tl.exp(-gate)) * up).reshape(ROWS, COLUMNS)
-        column = first_column + tl.arange(0, COLUMNS)
+        if bias_ptr is not None:
+            gate_bias_ptr = bias_ptr + expert.to(tl.int64) * 2 * INTERMEDIATE + column
+            gate_bias = tl.load(gate_bias_ptr, mask=is_column, other=0.0)
+            up_bias = tl.load(gate_bias_ptr + INTERMEDIATE, mask=is_column, other=0.0)
+            axis: tl.constexpr = 2 if ROWS < _MIN_LEFT_ROWS else 0
+            gate += tl.expand_dims(gate_bias.reshape(COLUMNS // 8, 8), axis).to(tl.float32)
+            up += tl.expand_dims(up_bias.reshape(COLUMNS // 8, 8), axis).to(tl.float32)
+        activated = activate(gate, KIND, SLOPE, LIMIT) * offset_up(up, KIND, LIMIT)
+        if ROWS < _MIN_LEFT_ROWS:
+            activated = activated.reshape(COLUMNS, ROWS).T
+        else:
+            activated = activated.reshape(ROWS, COLUMNS)
         out_row_ptr = out_ptr + row.to(tl.int64)[:, None] * INTERMEDIATE + column[None, :]
-        is_out = is_row[:, None] & (column < INTERMEDIATE)[None, :]
+        is_out = is_row[:, None] & is_column[None, :]
         tl.store(out_row_ptr, activated.to(out_ptr.dtype.element_ty), mask=is_out)
 
 
@@ -328,6 +263,7 @@ def _gate_up_silu(
 def _down_weighted(
     x,
     down,
+    bias_ptr,
     weights_ptr,
     slots_ptr,
     num_blocks_ptr,
@@ -366,11 +302,16 @@ def _down_weighted(
                 )
         if ROWS < _MIN_LEFT_ROWS:
             total = total.T
+        column = first_column + tl.arange(0, COLUMNS)
+        is_column = column < HIDDEN
+        if bias_ptr is not None:
+            expert = tl.load(block_experts_ptr + block).to(tl.int64)
+            bias = tl.load(bias_ptr + expert * HIDDEN + column, mask=is_column, other=0.0)
+            total += bias.to(tl.float32)[None, :]
         slot = tl.load(slots_ptr + row, mask=is_row, other=0)
         total *= tl.load(weights_ptr + slot, mask=is_row, other=0.0)[:, None]
-        column = first_column + tl.arange(0, COLUMNS)
         out_row_ptr = out_ptr + slot.to(tl.int64)[:, None] * HIDDEN + column[None, :]
-        is_out = is_row[:, None] & (column < HIDDEN)[None, :]
+        is_out = is_row[:, None] & is_column[None, :]
         tl.store(out_row_ptr, total.to(out_ptr.dtype.element_ty), mask=is_out)
 
 

@@ -18,12 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.attention_scores import LOG2_E
-from raydix.kernels.decode_tiles import DecodeTiles, check_tiles
+from raydix.kernels.decode_tiles import DecodeTiles, check_tiles, choose_num_splits
+from raydix.kernels.latent_wide import BLOCK_ROWS, NUM_WARPS, attend_wide, is_wide_enough
 from raydix.kernels.paged_prefill import check_tile_table, tile_tokens
 from raydix.kernels.split_combine import combine_splits
-
-MAX_BLOCK_ROWS = 64
-"""Query rows of a program at most: their sums of 512 values fill the registers of eight warps."""
 
 
 def latent_decode(
@@ -54,7 +52,8 @@ def latent_decode(
     )
     lse_XTQ = q_TQD.new_empty((num_splits, num_slots, num_heads), dtype=torch.float32)
     blocks = _choose_blocks(tiles.tokens_per_tile * num_heads, q_TQD.dtype)
-    _attend_latents[(blocks.count, num_splits, num_tiles)](
+    kernel, constants = _choose_kernel(pool_PLSD, out_TQV, blocks)
+    kernel[(blocks.count, num_splits, num_tiles)](
         q_TQD,
         pool_PLSD,
         block_tables_RN,
@@ -74,7 +73,7 @@ def latent_decode(
         scale * LOG2_E,
         TILE_TOKENS=tiles.tokens_per_tile,
         IS_WHOLE=num_splits == 1,
-        **_constants(pool_PLSD, out_TQV, blocks),
+        **constants,
     )
     if num_splits > 1:
         combine_splits(partial_XTQV, lse_XTQ, tiles, out_TQV)
@@ -98,7 +97,8 @@ def latent_prefill(
 
     tokens_per_tile = tile_tokens(q_TQD.dtype)
     blocks = _choose_blocks(tokens_per_tile * q_TQD.shape[1], q_TQD.dtype)
-    _attend_latents[(blocks.count, 1, tiles_X4.shape[0])](
+    kernel, constants = _choose_kernel(pool_PLSD, out_TQV, blocks)
+    kernel[(blocks.count, 1, tiles_X4.shape[0])](
         q_TQD,
         pool_PLSD,
         block_tables_RN,
@@ -118,21 +118,23 @@ def latent_prefill(
         scale * LOG2_E,
         TILE_TOKENS=tokens_per_tile,
         IS_WHOLE=True,
-        **_constants(pool_PLSD, out_TQV, blocks),
+        **constants,
     )
 
 
-def num_row_blocks(num_query_rows: int, dtype: torch.dtype) -> int:
-    """Programs that share a tile of so many query tokens times heads."""
-    return _choose_blocks(num_query_rows, dtype).count
+def choose_latent_splits(
+    num_tiles: int, rows_per_tile: int, max_context_tokens: int, num_sms: int, dtype: torch.dtype
+) -> int:
+    """As `choose_num_splits`, for tiles of so many query rows (tokens times heads)."""
+    blocks = _choose_blocks(rows_per_tile, dtype)
+    # A full block takes the shared memory of a multiprocessor, where two others fit.
+    halves = blocks.count * (2 if blocks.rows == BLOCK_ROWS else 1)
+    return choose_num_splits(num_tiles, halves, max_context_tokens, num_sms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:
-    """How a tile's query rows, and the keys, are cut; `stages`, as Triton counts them.
-
-    A program has two stages for each block of keys in flight, as the block's page is found first.
-    """
+    """How a tile's query rows, and the keys, are cut."""
 
     count: int
     rows: int
@@ -144,21 +146,35 @@ class _Blocks:
 def _choose_blocks(num_query_rows: int, dtype: torch.dtype) -> _Blocks:
     if dtype == torch.float32:
         return _Blocks(count=-(-num_query_rows // 16), rows=16, keys=16, stages=3, warps=4)
-    rows = min(max(triton.next_power_of_2(num_query_rows), 16), MAX_BLOCK_ROWS)
+    rows = min(max(triton.next_power_of_2(num_query_rows), 16), BLOCK_ROWS)
+    # At 64 x 8,192 tokens 16 heads read 3.6 TB/s, 32 heads 3.0 (H200, 2026-11-22): two programs per
+    # multiprocessor hide each other's loads.
+    is_full = rows == BLOCK_ROWS
     return _Blocks(
-        count=-(-num_query_rows // rows), rows=rows, keys=32, stages=5, warps=4 if rows == 16 else 8
+        count=-(-num_query_rows // rows),
+        rows=rows,
+        keys=64,
+        stages=2 if is_full else 3,
+        warps=8 if is_full else 4,
     )
 
 
-def _constants(pool_PLSD: Tensor, out_TQV: Tensor, blocks: _Blocks) -> dict[str, object]:
-    """What the kernel is compiled for."""
+def _choose_kernel(
+    pool_PLSD: Tensor, out_TQV: Tensor, blocks: _Blocks
+) -> tuple[triton.JITFunction, dict[str, object]]:
+    """The kernel for such blocks, and what it is compiled for."""
     page_size, dim = pool_PLSD.shape[2:]
     num_heads, value_dim = out_TQV.shape[1:]
-    return {
+    constants: dict[str, object] = {
         "HEADS": num_heads,
         "PAGE": page_size,
         "DIM": dim,
         "VALUE": value_dim,
+    }
+    if blocks.rows == BLOCK_ROWS and is_wide_enough(pool_PLSD, value_dim):
+        return attend_wide, constants | {"num_warps": NUM_WARPS}
+
+    return _attend_latents, constants | {
         "BLOCK_VALUE": max(16, triton.next_power_of_2(value_dim)),
         "BLOCK_REST": max(16, triton.next_power_of_2(dim - value_dim)),
         "BLOCK_ROWS": blocks.rows,

@@ -95,7 +95,19 @@ class RadixEviction:
 
     def evict(self, num_pages: Sequence[int]) -> list[Victim]:
         """Remove pages in order until so many are out of each group, or all that can go."""
-        victims = self._evict_leaves(num_pages)
+        # A leaf's pages leave all groups that need whole prefixes at once.
+        num_lacking = 0
+        for group in self._whole:
+            if num_pages[group] > num_lacking:
+                num_lacking = num_pages[group]
+
+        victims: list[Victim] = []
+        while num_lacking > 0 and (leaf := self._order.first()) is not None:
+            is_enough = leaf.num_pages > num_lacking
+            victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
+            num_lacking -= victim.num_pages
+            victims.append(victim)
+
         if self._windows is not None:
             self._evict_windows(self._windows, num_pages, victims)
         return victims
@@ -110,27 +122,12 @@ class RadixEviction:
                 victims.append(victim)
                 victims += self._remove_hollow(node)
 
-    def _evict_leaves(self, num_pages: Sequence[int]) -> list[Victim]:
-        """Remove pages of leaves until no group lacks any that loses pages with its leaf alone."""
-        num_lacking = 0
-        for group in self._whole:
-            if num_pages[group] > num_lacking:
-                num_lacking = num_pages[group]
-
-        victims: list[Victim] = []
-        while num_lacking > 0 and (leaf := self._order.first()) is not None:
-            is_enough = leaf.num_pages > num_lacking
-            victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
-            num_lacking -= victim.num_pages
-            victims.append(victim)
-        return victims
-
     def _cut(self, leaf: RadixNode, num_pages: int) -> Victim:
         # The leaf keeps its place, so that eviction goes on with it.
         self._order.note_loss(leaf, num_pages)
         victim = self._forest.cut(leaf, num_pages)
         if self._windows is not None:
-            self._windows.refresh(leaf)
+            self._windows.reshape(leaf)
         return victim
 
     def _remove(self, leaf: RadixNode) -> Victim:
@@ -139,6 +136,8 @@ class RadixEviction:
         if self._windows is not None:
             self._windows.forget(leaf)
         victim = self._forest.remove(leaf)
+        if self._windows is not None:
+            self._windows.reshape(leaf.parent)
         self._settle(leaf.parent)
         return victim
 

@@ -11,6 +11,8 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 
+_FEWEST_WINDOWS = 16
+"""Requests, or all that may run, that have a window each however small the other pools are."""
 _MAX_PAGES = 2**31 - 2
 """Page ids are int32, and 0 is the padding page."""
 
@@ -55,10 +57,16 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
     reaches = layout.reaches
     widest = max([reach or 0 for reach in reaches])
     if None in reaches:
-        span = config.cache.l1.tokens_per_window // layout.page_size
-        shares = [1.0 if reach is None else (reach + 1) / max(1, span) for reach in reaches]
-        wanted = [fewest + share * num_pages for fewest, share in zip(least, shares, strict=True)]
-        return tuple([min(num_pages, int(pages)) for pages in wanted])
+        num_windows = max(
+            min(scheduler.max_running_requests, _FEWEST_WINDOWS),
+            num_pages * layout.page_size // config.cache.l1.tokens_per_window,
+        )
+        # A window that moves on takes a page that is begun, and one that is full.
+        wanted = [
+            num_pages if reach is None else fewest + num_windows * (reach + 2)
+            for fewest, reach in zip(least, reaches, strict=True)
+        ]
+        return tuple([min(num_pages, pages) for pages in wanted])
 
     if num_pages < max(least):
         raise ConfigError(
@@ -66,8 +74,9 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
             f"window needs at least {max(least)}. Raise cache.l1.num_pages or memory_fraction, or "
             f"lower scheduler.chunked_prefill_tokens."
         )
-    wanted = [num_pages * ((reach or 0) + 1) / (widest + 1) for reach in reaches]
-    return tuple([max(fewest, int(pages)) for fewest, pages in zip(least, wanted, strict=True)])
+    shares = [((reach or 0) + 1) / (widest + 1) for reach in reaches]
+    pairs = zip(least, shares, strict=True)
+    return tuple([max(fewest, int(num_pages * share)) for fewest, share in pairs])
 
 
 def largest_pools(

@@ -249,7 +249,7 @@ def _load_to_wait_for(
         return -1
     if load.sent_s is None:
         return None
-    load_s = replica.load_rate.predict_s(replica.bytes_of(load.page_ids), now_s)
+    load_s = replica.load_rate.predict_s(replica.bytes_of(map(len, load.page_ids)), now_s)
 
     remaining_s = load.sent_s + load_s - now_s
     early_s = (

@@ -158,7 +158,7 @@ def _predict_prefill_s(
     settings = replica.settings
     size = settings.page_size
 
-    load_s = replica.load_rate.predict_s(replica.bytes_of(found.loads), now_s)
+    load_s = replica.load_rate.predict_s(replica.bytes_of(map(len, found.loads)), now_s)
     recompute_s = replica.prefill_rate.predict_s(found.num_l2_pages * size, now_s)
     match settings.load:
         case LoadPolicy.ALWAYS:

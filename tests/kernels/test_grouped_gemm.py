@@ -5,8 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels.glu_form import SiluGlu
-from raydix.kernels.grouped_gemm import choose_tiles, fused_experts
+from raydix.kernels.expert_biases import ExpertBiases
+from raydix.kernels.expert_tiles import choose_tiles
+from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
+from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.reference import experts as reference
 
 
@@ -47,11 +49,66 @@ def test_experts_match_the_twin(
 ) -> None:
     tensors = Layer(shape, device, torch.float32).tensors()
 
-    out = fused_experts(*tensors)
+    out = fused_experts(*tensors, form=SiluGlu(), biases=None)
 
     torch.testing.assert_close(
         out, reference.fused_experts(*tensors, form=SiluGlu(), biases=None), atol=2e-6, rtol=1e-5
     )
+
+
+FORMS = [SiluGlu(), GeluTanhGlu(), ClampedGlu(slope=1.702, limit=0.5)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_biased_experts_of_every_form_match_the_twin(
+    device: torch.device, shape: tuple[int, int, int, int, int], form: GluForm
+) -> None:
+    tensors = Layer(shape, device, torch.float32).tensors()
+    biases = make_biases(tensors[1], tensors[2])
+
+    out = fused_experts(*tensors, form=form, biases=biases)
+
+    expected = reference.fused_experts(*tensors, form=form, biases=biases)
+    torch.testing.assert_close(out, expected, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 100, 300, 3000])
+def test_biased_experts_are_as_exact_as_bfloat16_allows(num_tokens: int) -> None:
+    layer = Layer((num_tokens, 2880, 2880, 32, 4), torch.device("cuda"), torch.bfloat16)
+    x, gate_up, down, weights, expert_ids = layer.tensors()
+    biases, form = make_biases(gate_up, down), FORMS[2]
+
+    out = fused_experts(x, gate_up, down, weights, expert_ids, form=form, biases=biases)
+
+    expected = reference.fused_experts(
+        x.float(),
+        gate_up.float(),
+        down.float(),
+        weights,
+        expert_ids,
+        form=form,
+        biases=ExpertBiases(gate_up_EI=biases.gate_up_EI.float(), down_EC=biases.down_EC.float()),
+    )
+    assert (out.float() - expected).norm() / expected.norm() < 5e-3
+
+
+def make_biases(gate_up: torch.Tensor, down: torch.Tensor) -> ExpertBiases:
+    generator = torch.Generator().manual_seed(1)
+    gate_up_EI, down_EC = (
+        torch.randn(weight.shape[:2], generator=generator).to(weight.device, weight.dtype)
+        for weight in (gate_up, down)
+    )
+    return ExpertBiases(gate_up_EI=gate_up_EI, down_EC=down_EC)
+
+
+def test_biases_of_another_shape_are_refused() -> None:
+    tensors = Layer((3, 32, 16, 4, 2), torch.device("cpu"), torch.float32).tensors()
+    biases = ExpertBiases(gate_up_EI=torch.zeros(4, 16), down_EC=torch.zeros(4, 32))
+
+    with pytest.raises(ValueError, match=r"expected contiguous torch.float32 \(4, 32\)"):
+        fused_experts(*tensors, form=SiluGlu(), biases=biases)
 
 
 def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
@@ -65,7 +122,7 @@ def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
     )
     expert_ids[::2, 0] = -1
 
-    out = fused_experts(x, gate_up, down, weights, expert_ids.int())
+    out = fused_experts(x, gate_up, down, weights, expert_ids.int(), form=SiluGlu(), biases=None)
 
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
 
@@ -73,7 +130,7 @@ def test_choices_without_an_expert_add_nothing(device: torch.device) -> None:
 def test_no_tokens_give_no_rows(device: torch.device) -> None:
     tensors = Layer((0, 32, 16, 4, 2), device, torch.float32).tensors()
 
-    assert fused_experts(*tensors).shape == (0, 32)
+    assert fused_experts(*tensors, form=SiluGlu(), biases=None).shape == (0, 32)
 
 
 @pytest.mark.gpu
@@ -86,7 +143,7 @@ def test_every_bucket_is_as_exact_as_bfloat16_allows(
         (num_tokens, *layer), torch.device("cuda"), torch.bfloat16
     ).tensors()
 
-    out = fused_experts(x, gate_up, down, weights, expert_ids)
+    out = fused_experts(x, gate_up, down, weights, expert_ids, form=SiluGlu(), biases=None)
 
     expected = reference.fused_experts(
         x.float(), gate_up.float(), down.float(), weights, expert_ids, form=SiluGlu(), biases=None
@@ -98,17 +155,19 @@ def test_every_bucket_is_as_exact_as_bfloat16_allows(
 def test_a_captured_graph_follows_its_inputs() -> None:
     first = Layer((24, 256, 128, 16, 4), torch.device("cuda"), torch.bfloat16).tensors()
     x, gate_up, down, weights, expert_ids = first
-    fused_experts(*first)
+    fused_experts(*first, form=SiluGlu(), biases=None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = fused_experts(*first)
+        out = fused_experts(*first, form=SiluGlu(), biases=None)
     x.normal_()
     expert_ids.copy_(expert_ids.flip(0))
 
     graph.replay()
 
-    assert torch.equal(out, fused_experts(x, gate_up, down, weights, expert_ids))
+    assert torch.equal(
+        out, fused_experts(x, gate_up, down, weights, expert_ids, form=SiluGlu(), biases=None)
+    )
 
 
 def test_buckets_cover_every_number_of_rows() -> None:
@@ -138,4 +197,4 @@ def test_bad_inputs_are_refused() -> None:
         (x[:, :6], gate_up[:, :, :6].contiguous(), down[:, :6].contiguous(), weights, ids),
     ]:
         with pytest.raises(ValueError, match="expected"):
-            fused_experts(*tensors)
+            fused_experts(*tensors, form=SiluGlu(), biases=None)

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.decode_tiles import DecodeTiles
-from raydix.kernels.latent_attention import latent_decode, latent_prefill
+from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.paged_prefill import plan_tiles
 from tests.kernels.latent_rows import LAYER, LatentRows
 
@@ -124,6 +124,25 @@ def test_decode_serves_the_shapes_of_deepseek(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("shape", [(16, 576, 512, 64), (20, 320, 256, 16), (16, 192, 160, 4)])
+def test_extensions_fill_blocks_of_several_tokens(
+    shape: tuple[int, int, int, int], num_splits: int
+) -> None:
+    rows = LatentRows(
+        shape,
+        (700, 5, 130, 64, 1),
+        (6, 1, 3, 6, 1),
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+    )
+
+    decode(rows, rows.tiles(6), num_splits)
+
+    rows.assert_out()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_heads", [16, 128])
 def test_prefill_serves_the_shapes_of_deepseek(num_heads: int, dtype: torch.dtype) -> None:
@@ -141,9 +160,14 @@ def test_prefill_serves_the_shapes_of_deepseek(num_heads: int, dtype: torch.dtyp
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_reads_new_lengths_and_tables() -> None:
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_a_captured_graph_reads_new_lengths_and_tables(num_heads: int) -> None:
     rows = LatentRows(
-        (16, 576, 512, 64), CONTEXTS, ONE_EACH, dtype=torch.bfloat16, device=torch.device("cuda")
+        (num_heads, 576, 512, 64),
+        CONTEXTS,
+        ONE_EACH,
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
     )
     tiles = rows.tiles(1)
     contexts_B, tables_RN = tiles.context_tokens_B.clone(), rows.tables_RN.clone()
@@ -160,6 +184,11 @@ def test_a_captured_graph_reads_new_lengths_and_tables() -> None:
     graph.replay()
 
     rows.assert_out()
+
+
+@pytest.mark.parametrize(("num_heads", "num_splits"), [(16, 4), (32, 4), (64, 2), (128, 1)])
+def test_splits_leave_a_multiprocessor_to_each_full_block(num_heads: int, num_splits: int) -> None:
+    assert choose_latent_splits(64, num_heads, 8192, 132, torch.bfloat16) == num_splits
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,9 @@ from raydix.runtime.scheduler import core, planning
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import LATENT
 from tests.simulation.ranks import SimulatedRank
-from tests.simulation.workload import (
-    BASE_SETTINGS,
-    LATENT,
-    Workload,
-    run_workload,
-)
+from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
 
 MAX_SEEDS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]

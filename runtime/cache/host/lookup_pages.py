@@ -36,10 +36,12 @@ class LookupPages:
 
     def fail(
         self, lookup: OpenLookup, group: int, failures: Iterable[tuple[int, PageSource]]
-    ) -> None:
-        """Pages of a group, told in order, will not come."""
-        if lookup.fail(group, failures):
+    ) -> bool:
+        """Pages of a group, told in order, will not come. Returns whether that is news."""
+        is_news = lookup.fail(group, failures)
+        if is_news:
             self._end_reads(lookup)
+        return is_news
 
     def fail_unread(self, lookup: OpenLookup, group: int, source: PageSource) -> None:
         """Pages of a group that nobody reads yet for a lookup will not come."""

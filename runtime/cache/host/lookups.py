@@ -98,7 +98,7 @@ class HostLookups:
                     lookup.miss(group, index)
         lookup.end_arrival()
 
-        if lookup.num_missing:
+        if not lookup.is_final:
             self._touch(lookup)
             self._ask(lookup, now_s)
 
@@ -156,14 +156,14 @@ class HostLookups:
 
     def _skip_what_l3_lacks(self, lookup: OpenLookup, now_s: float) -> None:
         """Do not ask again for what was missing a moment ago, nor for what is of no use then."""
-        for group, missing in enumerate(lookup.missing):
+        for group in range(self._index.num_groups):
             lacking = (
                 (index, PageSource.NOT_FOUND)
-                for index in missing
+                for index in lookup.missing[group]
                 if self._orders.missing.has(group, lookup.keys[index], now_s)
             )
-            self._pages.fail(lookup, group, lacking)
-        self._counters["l3_pages_known_missing"] += lookup.forget_missing()
+            if self._pages.fail(lookup, group, lacking):
+                self._counters["l3_pages_known_missing"] += lookup.forget_missing()
 
     def _take_answer(self, lookup: OpenLookup, group: int, done: ObjectsDone, now_s: float) -> None:
         found = list(zip(lookup.missing[group], done.statuses, strict=True))

@@ -42,8 +42,12 @@ def test_full_groups_have_the_pages_that_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_window_pool_has_room_for_one_window_per_so_many_tokens(tmp_path: Path) -> None:
-    # A window of 64 tokens is 4 pages, and 5 of them a window that is being moved.
-    assert pool_pages(config_of(tmp_path), MIXED, 1000) == (1000, 14 + 5 * 1000 // 100)
+    # A window of 64 tokens is 4 pages, and 6 of them a window that is being moved.
+    assert pool_pages(config_of(tmp_path), MIXED, 5000) == (5000, 14 + 6 * 5000 // 100)
+
+
+def test_some_requests_have_a_window_each_however_few_tokens_there_are(tmp_path: Path) -> None:
+    assert pool_pages(config_of(tmp_path, span=10**6), MIXED, 1000) == (1000, 14 + 6 * 16)
 
 
 def test_a_window_pool_is_never_larger_than_a_full_one(tmp_path: Path) -> None:
