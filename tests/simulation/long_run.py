@@ -26,6 +26,7 @@ from tests.simulation.layouts import draw_layout, pool_sizes
 from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload
 
 _REQUESTS_PER_S = 12.0
+_CHECK_INTERVAL = 25
 _LAYOUT_SEED = 9
 """Such that seed 0 draws a layout with groups of all three kinds."""
 _SCHEDULER_COUNTERS = (
@@ -84,6 +85,7 @@ def make_workload(num_requests: int, seed: int, *, ranks_per_lane: int = 1) -> W
             lag_fraction=0.2,
             outbox_bytes=300,
         ),
+        check_interval=_CHECK_INTERVAL,
         span_s=num_requests / _REQUESTS_PER_S,
         **num_faults,
     )

@@ -87,6 +87,8 @@ class Workload:
     num_client_flaps: int = 0
     num_client_rests: int = 0
     num_scheduler_kills: int = 0
+    check_interval: int = 5
+    """Every so many events the cores prove their invariants."""
     has_sound_leases: bool = True
     """False where leases are made to end early: loads may then be stale."""
 
@@ -161,6 +163,8 @@ def _with_windows(draw: random.Random, settings: SchedulerSettings) -> Scheduler
     settings = replace(
         settings,
         layout=replace(layout, page_size=page_size),
+        # A chunk is a page at least, as the configuration demands.
+        prefill_budget_tokens=max(page_size, settings.prefill_budget_tokens),
         prefix_caching=settings.prefix_caching and draw.random() < 0.9,
     )
     sizes = [num_pages * PAGE_SIZE // page_size for num_pages in (30, 40, 64)]
@@ -213,6 +217,7 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
         faults=workload.faults,
         make_rank=make_rank,
     )
+    cluster.check_interval = workload.check_interval
     clients = RandomClients(cluster, workload)
     _schedule_faults(cluster, workload, clients)
     cluster.run(clients.are_done, limit_s=workload.span_s + 1000.0)
