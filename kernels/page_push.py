@@ -6,7 +6,7 @@ that they have at home. Peers are reached by address, in memory that this device
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -63,35 +63,49 @@ def push_pages(part: PoolPart, page_ids: Tensor, peer_pools: Tensor) -> None:
     )
 
 
-def announce(peer_counters: Tensor, value: int) -> None:
-    """Enqueue: set a counter of each peer once all that was enqueued before is done and visible.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCounters:
+    """How far the ranks are: each has a counter per rank, which that rank sets."""
 
-    `peer_counters`: int64, the address of this rank's int32 counter in each peer's memory.
+    own: Tensor
+    """int32, one per rank, on this device. They may wrap around."""
+    at_peers: Tensor
+    """int64, on this device: the address of this rank's counter in each peer's memory."""
+    given_up: Tensor
+    """int32, one, in pinned host memory: as soon as it is not 0 nobody is waited for."""
+    rank: int
+
+
+def meet_peers(counters: PeerCounters, value: int) -> None:
+    """Enqueue: set this rank's counter at all peers, then hold the stream back for theirs.
+
+    Peers that see the value see all that was enqueued before, done. The stream goes on once the
+    counters of all of them are at `value` or past it.
     """
-    _announce[(1,)](peer_counters, value, NUM_PEERS=len(peer_counters), num_warps=1)
+    _meet_peers[(1,)](
+        counters.own,
+        counters.at_peers,
+        counters.given_up,
+        value,
+        counters.rank,
+        NUM_RANKS=len(counters.own),
+        num_warps=1,
+    )
 
 
-def await_peers(counters: Tensor, given_up: Tensor, value: int, rank: int) -> None:
-    """Enqueue: hold the stream back until the counters of all other ranks are at `value` or past.
-
-    `counters`: int32, one per rank, on the device; they may wrap around. `given_up`: int32, one,
-    in pinned host memory: as soon as it is not 0 nobody is waited for.
-    """
-    _await_peers[(1,)](counters, given_up, value, rank, NUM_RANKS=len(counters), num_warps=1)
-
-
-def compile_pushes(pools: Sequence[Tensor], peer_pools: Sequence[Tensor], given_up: Tensor) -> None:
+def compile_pushes(
+    pools: Sequence[Tensor], peer_pools: Sequence[Tensor], counters: PeerCounters
+) -> None:
     """Launch every variant of the kernels over nothing, so that no load waits for a compiler."""
-    device = pools[0].device
+    device = counters.own.device
     no_pages = torch.zeros(0, dtype=torch.int32, device=device)
     for pool, addresses in zip(pools, peer_pools, strict=True):
         push_pages(PoolPart(pool=pool, first_layer=0, num_layers=1), no_pages, addresses)
 
-    num_peers = len(peer_pools[0])
-    counters = torch.zeros(num_peers + 1, dtype=torch.int32, device=device)
-    scratch = torch.full((num_peers,), counters.data_ptr(), dtype=torch.int64, device=device)
-    announce(scratch, 0)
-    await_peers(counters, given_up, 0, 0)
+    # Of counters that no peer looks at.
+    own = torch.zeros_like(counters.own)
+    at_peers = torch.full_like(counters.at_peers, own.data_ptr())
+    meet_peers(replace(counters, own=own, at_peers=at_peers), 0)
     torch.cuda.synchronize(device)
 
 
@@ -121,18 +135,17 @@ def _push_pages(
             tl.store(peer_ptr + start + word, value, mask=inside, cache_modifier=".cs")
 
 
-@triton.jit(do_not_specialize=["value"])
-def _announce(peer_counters_ptr, value, NUM_PEERS: tl.constexpr):
-    """What came before on the stream is written; the release lets peers see it first."""
-    for peer in tl.static_range(NUM_PEERS):
-        address = tl.load(peer_counters_ptr + peer)
+@triton.jit(do_not_specialize=["value", "rank"])
+def _meet_peers(counters_ptr, at_peers_ptr, given_up_ptr, value, rank, NUM_RANKS: tl.constexpr):
+    """One warp. What came before on the stream is done; the release shows it to peers first.
+
+    Differences are taken in int32, so that counters may wrap around.
+    """
+    for peer in tl.static_range(NUM_RANKS - 1):
+        address = tl.load(at_peers_ptr + peer)
         counter_ptr = address.to(tl.pointer_type(tl.int32), bitcast=True)
         tl.atomic_xchg(counter_ptr, value, sem="release", scope="sys")
 
-
-@triton.jit(do_not_specialize=["value", "rank"])
-def _await_peers(counters_ptr, given_up_ptr, value, rank, NUM_RANKS: tl.constexpr):
-    """One warp polls; differences are taken in int32, so that counters may wrap around."""
     for peer in tl.static_range(NUM_RANKS):
         if peer != rank:
             seen = tl.atomic_add(counters_ptr + peer, 0, sem="acquire", scope="sys")

@@ -74,8 +74,9 @@ def pool_pages(config: EngineConfig, layout: KvLayout, num_pages: int) -> tuple[
             f"window needs at least {max(least)}. Raise cache.l1.num_pages or memory_fraction, or "
             f"lower scheduler.chunked_prefill_tokens."
         )
-    wanted = [num_pages * ((reach or 0) + 1) / (widest + 1) for reach in reaches]
-    return tuple([max(fewest, int(pages)) for fewest, pages in zip(least, wanted, strict=True)])
+    shares = [((reach or 0) + 1) / (widest + 1) for reach in reaches]
+    pairs = zip(least, shares, strict=True)
+    return tuple([max(fewest, int(num_pages * share)) for fewest, share in pairs])
 
 
 def largest_pools(

@@ -17,7 +17,7 @@ from raydix.runtime.scheduler.block_table import BlockTable
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, first_needed, tiers_of
 from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.page_needs import add_pages, pages_to_compute
+from raydix.runtime.scheduler.page_needs import PageCounts, add_pages, pages_to_compute
 from raydix.runtime.scheduler.prefetch import prefetch_deadline_s
 from raydix.runtime.scheduler.publishing import keep_window
 from raydix.runtime.scheduler.replica import Replica
@@ -125,9 +125,10 @@ def try_admit(replica: Replica, lane: Lane, request: RequestState, now_s: float)
         _begin(replica, lane, request, found, lock, load_pages, now_s=now_s)
         return verdict
 
-    lane.l1.withdraw(lock)
     if verdict is Verdict.WAITS:
-        _wait_for_pages(replica, lane, request, found, now_s)
+        _wait_for_pages(replica, lane, request, found, lock, now_s=now_s)
+    else:
+        lane.l1.withdraw(lock)
     return verdict
 
 
@@ -232,9 +233,7 @@ def _take_pages(
         num_wanted = add_pages(num_loaded, to_compute, num_growth, lane.prompt_pages_to_come())
 
     load_pages = None
-    num_promoted = lane.promotions.num_kept_pages()
-    num_short = tuple([max(0, n - m) for n, m in zip(num_wanted, num_promoted, strict=True)])
-    if not lane.l1.can_free(num_short):
+    if not _would_fit(lane, num_wanted):
         verdict = Verdict.NO_ROOM
     elif _waits_for_prefetch(replica, request, found, now_s):
         verdict = Verdict.WAITS
@@ -244,6 +243,14 @@ def _take_pages(
             load_pages = lane.allocate(num_loaded)
         verdict = Verdict.NO_ROOM if load_pages is None else Verdict.ADMITTED
     return verdict, load_pages
+
+
+def _would_fit(lane: Lane, num_pages: PageCounts) -> bool:
+    """Whether there is room for so many pages once all promotions have given way."""
+    if lane.l1.can_free(num_pages):
+        return True
+    pairs = zip(num_pages, lane.promotions.num_kept_pages(), strict=True)
+    return lane.l1.can_free(tuple([max(0, num - num_kept) for num, num_kept in pairs]))
 
 
 def _waits_for_prefetch(
@@ -269,27 +276,33 @@ def _waits_for_prefetch(
 
 
 def _wait_for_pages(
-    replica: Replica, lane: Lane, request: RequestState, found: Assessment, now_s: float
+    replica: Replica,
+    lane: Lane,
+    request: RequestState,
+    found: Assessment,
+    lock: Lock,
+    *,
+    now_s: float,
 ) -> None:
     """Park a request until its pages from L3 have come; what has come is loaded ahead."""
     settings, prefix = replica.settings, found.prefix
     start = min(prefix.match.num_pages, prefix.num_known_pages)
     num_pages = prefix.num_known_pages - start if settings.has_full else 0
-    num_bytes = num_pages * sum(
-        size
-        for size, reach in zip(settings.loaded_bytes, settings.reaches, strict=True)
-        if reach is None
-    )
+    num_loaded = [num_pages if reach is None else 0 for reach in settings.reaches]
 
-    if num_pages and _is_load_cheaper(replica, num_bytes, num_pages, now_s):
-        lock = lane.l1.tree.lock(prefix.match, start, now_s=now_s)
-        promotion = lane.promotions.start(request, lock, num_pages)
-        if promotion is None:
+    promotion = None
+    if num_pages and _is_load_cheaper(replica, replica.bytes_of(num_loaded), num_pages, now_s):
+        if lock.num_pages < start:
+            # Windows end before: what sees everything goes on where its path in L1 does.
             lane.l1.withdraw(lock)
-        else:
-            stop = start + promotion.num_part_pages
-            starts = [start if reach is None else stop for reach in settings.reaches]
-            replica.ask_lease(request, starts, stop, promotion)
+            lock = lane.l1.tree.lock(prefix.match, start, now_s=now_s)
+        promotion = lane.promotions.start(request, lock, num_pages)
+    if promotion is None:
+        lane.l1.withdraw(lock)
+    else:
+        stop = start + promotion.num_part_pages
+        starts = [start if reach is None else stop for reach in settings.reaches]
+        replica.ask_lease(request, starts, stop, promotion)
     lane.waiting.park(request, lacks=_prompt_key(replica, request, prefix.num_pages))
 
 
@@ -317,8 +330,8 @@ def _begin(
         replica.cancel_lookup(request)
         return
 
-    if start.num_pages in start.checkpoints:
-        keep_window(lane, request, start.num_pages)
+    # Where a prefix is taken up it may be taken up again, when L1 has lost its window.
+    keep_window(lane, request, start.num_pages)
     if found.prefix.num_l2_pages:
         replica.counters.count(Count.RECOMPUTE_DECISIONS)
     replica.cancel_lookup(request)
@@ -327,7 +340,7 @@ def _begin(
 
 def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Start:
     """Where a request takes up its chain."""
-    layout, prefix = replica.settings.layout, found.prefix
+    prefix = found.prefix
     num_pages = found.num_start_pages
 
     # Where a prefix has outlived its window, the window is kept now that it is computed anew.
@@ -336,7 +349,7 @@ def _start_of(replica: Replica, request: RequestState, found: Assessment) -> Sta
         checkpoints.append(prefix.num_known_pages)
     return Start(
         num_pages=num_pages,
-        tiers=tiers_of(layout, num_pages, found.loads),
+        tiers=tiers_of(replica.settings, num_pages, found.loads),
         loads=found.loads,
         num_left_pages=prefix.num_pages - num_pages,
         checkpoints=tuple(checkpoints),
@@ -348,7 +361,7 @@ def _first_table(
 ) -> BlockTable:
     """The pages that a request begins behind, in WINDOW groups those of its window."""
     columns = []
-    needed = first_needed(replica.settings.layout, start.num_pages)
+    needed = first_needed(replica.settings, start.num_pages)
     for group, ids in enumerate(found.prefix.match.page_ids):
         column = np.zeros(start.num_pages, dtype=np.int32)
         locked = found.num_locked_pages

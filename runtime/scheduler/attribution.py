@@ -65,7 +65,7 @@ def _arrival_runs(
 ) -> Iterator[tuple[int, PageSource]]:
     """Runs of pages of the cached prefix, by their end and the tier that held them on arrival."""
     page = 0
-    starts = first_needed(settings.layout, len(tiers))
+    starts = first_needed(settings, len(tiers))
     for source, run in groupby(prefetch.arrival_sources(tiers, starts)):
         page += len(list(run))
         yield page, source

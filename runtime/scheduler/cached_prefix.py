@@ -7,10 +7,10 @@ import numpy as np
 
 from raydix.runtime.cache.kv_match import match_groups
 from raydix.runtime.cache.radix_tree import Match
-from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler.host_view import HostView
+from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _L1, _L2, _NOWHERE = (
     bytes([source]) for source in (PageSource.L1, PageSource.L2, PageSource.NOT_FOUND)
@@ -42,41 +42,42 @@ class CachedPrefix:
 
 
 def find_prefix(
-    layout: KvLayout, host: HostView | None, match: Match, keys: bytes, *, max_pages: int
+    settings: SchedulerSettings, host: HostView | None, match: Match, keys: bytes, *, max_pages: int
 ) -> CachedPrefix:
     """The longest usable prefixes of a chain, `max_pages` at most, as far as is known.
 
     `keys` are those of all these pages; None for `host`: there is no L2.
     """
     num_path = min(match.num_pages, max_pages)
-    stop = _end_without_windows(layout, host, keys, num_path, max_pages)
+    stop = _end_without_windows(settings, host, keys, num_path, max_pages)
     maps = [
         _L1 * num_path + _L2 * (stop - num_path) if reach is None else _in_l1(ids, num_path, stop)
-        for ids, reach in zip(match.page_ids, layout.reaches, strict=True)
+        for ids, reach in zip(match.page_ids, settings.reaches, strict=True)
     ]
     num_l1_pages = num_path
-    if any(reach is not None for reach in layout.reaches):
+    if settings.has_windows:
         in_l1 = [pages[:num_path] for pages in maps]
-        num_l1_pages = match_groups(layout.groups, in_l1, page_size=layout.page_size).num_pages
+        num_l1_pages = match_groups(
+            settings.layout.groups, in_l1, page_size=settings.page_size
+        ).num_pages
 
-    num_pages, loads = num_l1_pages, _no_loads(layout)
+    num_pages, loads = num_l1_pages, _no_loads(settings)
     if host is not None and num_l1_pages < stop:
-        for group, reach in enumerate(layout.reaches):
+        for group, reach in enumerate(settings.reaches):
             if reach is not None:
                 maps[group] = _add_l2(host, group, maps[group], keys)
-        num_pages, loads = _match_with_l2(layout, host, maps, keys, num_l1_pages)
+        num_pages, loads = _match_with_l2(settings, host, maps, keys, num_l1_pages)
 
-    has_full = None in layout.reaches
     return CachedPrefix(
         match=match,
         num_l1_pages=num_l1_pages,
         num_pages=num_pages,
-        num_known_pages=stop if has_full else max(num_pages, num_path),
+        num_known_pages=stop if settings.has_full else max(num_pages, num_path),
         loads=loads,
     )
 
 
-def ends_in_l1(layout: KvLayout, match: Match, num_pages: int) -> tuple[int, ...]:
+def ends_in_l1(settings: SchedulerSettings, match: Match, num_pages: int) -> tuple[int, ...]:
     """Per KV group, how far L1 holds the first `num_pages` of a chain.
 
     Of a WINDOW group: the last page before which it holds a window.
@@ -86,14 +87,14 @@ def ends_in_l1(layout: KvLayout, match: Match, num_pages: int) -> tuple[int, ...
         num_path
         if group.window is None
         else match_groups(
-            (group,), (_in_l1(ids, num_path, num_path),), page_size=layout.page_size
+            (group,), (_in_l1(ids, num_path, num_path),), page_size=settings.page_size
         ).num_pages
-        for group, ids in zip(layout.groups, match.page_ids, strict=True)
+        for group, ids in zip(settings.layout.groups, match.page_ids, strict=True)
     ]
     return tuple(ends)
 
 
-def tiers_of(layout: KvLayout, num_pages: int, loads: Sequence[Sequence[int]]) -> bytes:
+def tiers_of(settings: SchedulerSettings, num_pages: int, loads: Sequence[Sequence[int]]) -> bytes:
     """The tier that each page of a prefix is taken from: the farther, where groups differ.
 
     A page behind all windows counts as the window's pages do if no group needs it.
@@ -102,29 +103,29 @@ def tiers_of(layout: KvLayout, num_pages: int, loads: Sequence[Sequence[int]]) -
     for pages in loads:
         for page in pages:
             tiers[page] = PageSource.L2
-    if None not in layout.reaches and num_pages:
-        start = min(first_needed(layout, num_pages))
+    if not settings.has_full and num_pages:
+        start = min(first_needed(settings, num_pages))
         tiers[:start] = bytes([max(tiers[start:], default=PageSource.L1)]) * start
     return bytes(tiers)
 
 
-def first_needed(layout: KvLayout, num_pages: int) -> tuple[int, ...]:
+def first_needed(settings: SchedulerSettings, num_pages: int) -> tuple[int, ...]:
     """Per KV group, the first of `num_pages` that the next token needs."""
-    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in layout.reaches])
+    return tuple([0 if reach is None else max(0, num_pages - reach) for reach in settings.reaches])
 
 
-def _no_loads(layout: KvLayout) -> tuple[Sequence[int], ...]:
-    return ((),) * len(layout.groups)
+def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:
+    return ((),) * settings.num_groups
 
 
 def _end_without_windows(
-    layout: KvLayout, host: HostView | None, keys: bytes, num_path: int, max_pages: int
+    settings: SchedulerSettings, host: HostView | None, keys: bytes, num_path: int, max_pages: int
 ) -> int:
     """How far FULL and LATENT groups alone would reach."""
     if host is None:
         return num_path
     stop = max_pages
-    for group, reach in enumerate(layout.reaches):
+    for group, reach in enumerate(settings.reaches):
         # No group is of use past a page that another one lacks, if that needs all pages.
         if reach is None:
             stop = num_path + host.count_resident(group, keys, num_path, stop)
@@ -149,16 +150,16 @@ def _add_l2(host: HostView, group: int, pages: bytes, keys: bytes) -> bytes:
 
 
 def _match_with_l2(
-    layout: KvLayout, host: HostView, maps: list[bytes], keys: bytes, num_l1_pages: int
+    settings: SchedulerSettings, host: HostView, maps: list[bytes], keys: bytes, num_l1_pages: int
 ) -> tuple[int, tuple[Sequence[int], ...]]:
     """The longest prefix whose missing pages can be leased, and these pages per group."""
     stop = len(maps[0])
     while True:
         found = match_groups(
-            layout.groups, [pages[:stop] for pages in maps], page_size=layout.page_size
+            settings.layout.groups, [pages[:stop] for pages in maps], page_size=settings.page_size
         )
         if found.num_pages <= num_l1_pages:
-            return num_l1_pages, _no_loads(layout)
+            return num_l1_pages, _no_loads(settings)
 
         loads = tuple(
             [

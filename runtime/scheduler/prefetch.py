@@ -110,6 +110,8 @@ class PrefetchState:
 
     def pages(self, *sources: PageSource) -> list[int]:
         """Pages of which one of these was said in some KV group, in order."""
+        if len(self.by_group) == 1:
+            return [page for page, source in enumerate(self.by_group[0]) if source in sources]
         said = [np.isin(_column(group), sources) for group in self.by_group]
         return np.flatnonzero(np.any(said, axis=0)).tolist() if said else []
 

@@ -242,7 +242,7 @@ class Replica:
         is_useful = host.is_usable and host.num_keys > 0 and self.settings.prefix_caching
         max_pages = self.settings.num_usable_pages(request.num_tokens)
         return find_prefix(
-            self.settings.layout,
+            self.settings,
             host if is_useful else None,
             lane.match(request.chain),
             request.chain.keys(max_pages) if is_useful else b"",
@@ -256,7 +256,7 @@ class Replica:
         if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
             return
 
-        ends = ends_in_l1(self.settings.layout, found.match, num_full)
+        ends = ends_in_l1(self.settings, found.match, num_full)
         request.prefetch.make_due(ends, num_full)
         lacking = range(found.num_known_pages, num_full)
         if lacking and self.host.has_storage is not False:
@@ -268,7 +268,7 @@ class Replica:
     def send_lookup(self, asker: Asker, match: Match, urgency: Urgency) -> None:
         """Ask HostMemory for the chain of a request or hint, of which L1 holds `match`."""
         num_full = asker.chain.num_prompt_pages
-        num_l1_pages = ends_in_l1(self.settings.layout, match, num_full)
+        num_l1_pages = ends_in_l1(self.settings, match, num_full)
         lookup_id, earlier_id = LookupId(next(self._ids)), asker.prefetch.lookup_id
         asker.prefetch.open(lookup_id, num_l1_pages, num_full)
         self.lookups.open(lookup_id, asker)

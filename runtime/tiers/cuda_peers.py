@@ -13,10 +13,10 @@ from torch import Tensor
 from raydix.errors import ConfigError
 from raydix.kernels.page_push import (
     ALIGNMENT_BYTES,
+    PeerCounters,
     PoolPart,
-    announce,
-    await_peers,
     compile_pushes,
+    meet_peers,
     push_pages,
 )
 from raydix.runtime.messages.arrays import Int32Array
@@ -52,11 +52,7 @@ class CudaPeers:
         self._memory = memory
         for pool in pools.values():
             _require_alignment(pool)
-        self._rank = rank
         self._pools = pools
-        self._counters = counters
-        # In host memory: a write to the device might queue up behind the very kernel that waits.
-        self._given_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._num_runs = 0
 
         device = counters.device
@@ -66,10 +62,14 @@ class CudaPeers:
             for group in pools
         }
         own_offset = rank * counters.element_size()
-        self._peer_counters = torch.tensor(
-            [peer.counters + own_offset for peer in peers], device=device
+        self._counters = PeerCounters(
+            own=counters,
+            at_peers=torch.tensor([peer.counters + own_offset for peer in peers], device=device),
+            # In host memory: a write to the device might queue up behind the kernel that waits.
+            given_up=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+            rank=rank,
         )
-        compile_pushes(list(pools.values()), list(self._peer_pools.values()), self._given_up)
+        compile_pushes(list(pools.values()), list(self._peer_pools.values()), self._counters)
 
     def exchange(self, transfer: Transfer, runs: Sequence[Sequence[LayerCopy]]) -> Iterator[None]:
         """Run after run, once its copies are enqueued on the current stream; yields after each.
@@ -93,7 +93,7 @@ class CudaPeers:
 
     def give_up(self) -> None:
         """Wait for no peer from now on, on the device either."""
-        self._given_up.fill_(1)
+        self._counters.given_up.fill_(1)
 
     def _exchange_run(self, run: Sequence[LayerCopy], page_ids: dict[int, Tensor]) -> None:
         groups = sorted({copy.group for copy in run} & page_ids.keys())
@@ -108,8 +108,7 @@ class CudaPeers:
 
         self._num_runs += 1
         count = (self._num_runs + (1 << 31)) % (1 << 32) - (1 << 31)
-        announce(self._peer_counters, count)
-        await_peers(self._counters, self._given_up, count, self._rank)
+        meet_peers(self._counters, count)
 
 
 def _to_device(page_ids: Int32Array, device: torch.device) -> Tensor:

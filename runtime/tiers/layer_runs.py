@@ -9,6 +9,10 @@ Fewer events cost less; the first one must still come early.
 """
 RUN_PIECE_BYTES = 128 << 10
 """Bytes of each page up to which they share it: the copy engine is fast only for large pieces."""
+SHARED_RUN_PIECE_BYTES = 2 * RUN_PIECE_BYTES
+"""The same of a load that all ranks share: a run is given to the peers and awaited, too, which
+costs the host about as much time again.
+"""
 MIN_RUNS = 8
 """For the sake of large pieces a run takes at most one layer in so many. A step that lasts as long
 as its load then has just the last run left to compute when the load ends.
@@ -37,4 +41,5 @@ def _is_long_enough(run: list[LayerCopy], transfer: Transfer, max_layers: int) -
         (copy.stop - copy.start) * transfer.groups[copy.group].max_pages for copy in run
     )
     piece_bytes = sum(copy.stop - copy.start for copy in run)
-    return num_bytes >= RUN_BYTES and (piece_bytes >= RUN_PIECE_BYTES or len(run) >= max_layers)
+    enough_bytes = RUN_PIECE_BYTES if transfer.shared is None else SHARED_RUN_PIECE_BYTES
+    return num_bytes >= RUN_BYTES and (piece_bytes >= enough_bytes or len(run) >= max_layers)

@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from raydix.kernels.page_push import PoolPart, announce, push_pages
+from raydix.kernels.page_push import PeerCounters, PoolPart, meet_peers, push_pages
 
 NUM_PAGES, NUM_LAYERS, LAYER_WORDS = 9, 5, 1300
 
@@ -37,11 +37,37 @@ def test_oddly_sized_layers_are_refused(device: torch.device) -> None:
         push_pages(PoolPart(pool=pool, first_layer=0, num_layers=1), pages, pages.long())
 
 
+def counters_of(own: torch.Tensor, at_peers: list[int], rank: int) -> PeerCounters:
+    return PeerCounters(
+        own=own,
+        at_peers=torch.tensor(at_peers, device=own.device),
+        given_up=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+        rank=rank,
+    )
+
+
 @pytest.mark.gpu
-def test_a_counter_of_each_peer_is_set() -> None:
-    counters = torch.zeros(4, dtype=torch.int32, device="cuda")
-    addresses = torch.tensor([counters[index:].data_ptr() for index in (1, 3)], device="cuda")
+def test_ranks_that_meet_set_their_counters_at_all_others() -> None:
+    own = [torch.zeros(3, dtype=torch.int32, device="cuda") for _ in range(3)]
 
-    announce(addresses, -5)
+    for rank in range(3):
+        others = [own[peer][rank:].data_ptr() for peer in range(3) if peer != rank]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            meet_peers(counters_of(own[rank], others, rank), -5)
+    torch.cuda.synchronize()
 
-    assert counters.tolist() == [0, -5, 0, -5]
+    assert [counters.tolist() for counters in own] == [[0, -5, -5], [-5, 0, -5], [-5, -5, 0]]
+
+
+@pytest.mark.gpu
+def test_who_gives_up_waits_for_nobody() -> None:
+    own, peer = (torch.zeros(2, dtype=torch.int32, device="cuda") for _ in range(2))
+    counters = counters_of(own, [peer.data_ptr()], 0)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        meet_peers(counters, 1)
+        met = torch.cuda.current_stream().record_event()
+    assert not met.query()
+
+    counters.given_up.fill_(1)
+
+    met.synchronize()

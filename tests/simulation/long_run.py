@@ -1,14 +1,16 @@
 """Many requests through one simulated cluster under faults of every kind.
 
-    python -m tests.simulation.long_run
+    python -m tests.simulation.long_run --ranks-per-lane 4 --requests 10000
 
-Every answer must be exact and accounted for, every invariant hold, and nothing be held at the end.
-Prints what happened as JSON; 1 if anything is wrong. The weather (delays, failing, full and lying
-storage) changes as the run goes on.
+The seed draws the KV layout: windows, latents, layers that see everything, or a mixture. Every
+answer must be exact and accounted for, every invariant hold, and nothing be held at the end. Prints
+what happened as JSON; 1 if anything is wrong. The weather (delays, failing, full and lying storage)
+changes as the run goes on.
 """
 
 import argparse
 import json
+import random
 import sys
 import time
 import traceback
@@ -20,9 +22,13 @@ from raydix.runtime.config.policies import LoadPolicy, WritePolicy
 from tests.simulation.checks import sources_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import draw_layout, pool_sizes
 from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload
 
 _REQUESTS_PER_S = 12.0
+_CHECK_INTERVAL = 25
+_LAYOUT_SEED = 9
+"""Such that seed 0 draws a layout with groups of all three kinds."""
 _SCHEDULER_COUNTERS = (
     "lost_hosts",
     "host_silences",
@@ -49,20 +55,22 @@ _REQUESTS_PER_FAULT = {
 }
 
 
-def make_workload(num_requests: int, seed: int) -> Workload:
+def make_workload(num_requests: int, seed: int, *, ranks_per_lane: int = 1) -> Workload:
     """Three lanes with tiny pools, all tiers, drawn settings, and faults in proportion."""
     drawn = draw_workload(seed)
+    draw = random.Random(seed + _LAYOUT_SEED)
     settings = replace(
         drawn.settings,
+        layout=draw_layout(draw),
         num_lanes=3,
-        ranks_per_lane=1,
-        num_pages=(40,),
+        ranks_per_lane=ranks_per_lane,
         prefix_caching=True,
         has_host_memory=True,
         write_policy=WritePolicy.WRITE_THROUGH,
         load=LoadPolicy.ALWAYS,
         lookup_deadline_s=0.05,
     )
+    settings = replace(settings, num_pages=pool_sizes(draw, settings, [40]))
     num_faults = {name: -(-num_requests // each) for name, each in _REQUESTS_PER_FAULT.items()}
     return replace(
         drawn,
@@ -77,6 +85,7 @@ def make_workload(num_requests: int, seed: int) -> Workload:
             lag_fraction=0.2,
             outbox_bytes=300,
         ),
+        check_interval=_CHECK_INTERVAL,
         span_s=num_requests / _REQUESTS_PER_S,
         **num_faults,
     )
@@ -88,7 +97,11 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     assert cluster.host is not None
     counters = cluster.host_memory.lost_counters + cluster.host.counters
     names = Counter((answer.link.name, answer.submit.request_id) for answer in cluster.history)
+    settings = cluster.settings
     return {
+        "ranks_per_lane": settings.ranks_per_lane,
+        "groups": [str(group.window or group.kind) for group in settings.layout.groups],
+        "num_pages": settings.num_pages,
         "requests": len(cluster.history),
         "names": len(names),
         "endings": dict(Counter(answer.ending for answer in cluster.history)),
@@ -112,11 +125,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--ranks-per-lane", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    workload = make_workload(
+        arguments.requests, arguments.seed, ranks_per_lane=arguments.ranks_per_lane
+    )
     began_s = time.monotonic()
     try:
-        cluster = run_workload(make_workload(arguments.requests, arguments.seed))
+        cluster = run_workload(workload)
     except Exception:  # noqa: BLE001 -- whatever went wrong is the result
         traceback.print_exc()
         return 1

@@ -15,6 +15,7 @@ from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.transfers import Direction, Transfer
 from tests.simulation.device_ranks import DeviceWorld
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import PAGE_SIZE
 from tests.simulation.test_mutants import (
     NO_QUARANTINE,
     SMALL_L1,
@@ -23,7 +24,7 @@ from tests.simulation.test_mutants import (
     early_lease_end,
     end_leases_when_granted,
 )
-from tests.simulation.workload import BASE_SETTINGS, PAGE_SIZE, Workload, run_workload
+from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
 
 MAX_SEEDS = 250
 LAZY_ACKNOWLEDGEMENTS = Faults(copy_s=0.1, link_delay_s=0.0005)

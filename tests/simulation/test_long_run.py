@@ -1,11 +1,17 @@
 """The long run in short: one cluster's life with faults of every kind."""
 
+import pytest
+
+from raydix.runtime.config.kv_layout import GroupKind
 from tests.simulation.long_run import describe, make_workload
 from tests.simulation.workload import run_workload
 
 
-def test_cluster_survives_faults_of_every_kind_with_every_answer_exact() -> None:
-    workload = make_workload(400, seed=1)
+@pytest.mark.parametrize(("ranks_per_lane", "num_requests"), [(1, 400), (4, 200)])
+def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
+    ranks_per_lane: int, num_requests: int
+) -> None:
+    workload = make_workload(num_requests, seed=0, ranks_per_lane=ranks_per_lane)
 
     cluster = run_workload(workload)
 
@@ -27,6 +33,12 @@ def test_cluster_survives_faults_of_every_kind_with_every_answer_exact() -> None
         "storage link broken",
         "storage switched",
     }
-    storage = figures["storage"]
-    assert storage["l3_reads_ok"] > 0
-    assert storage["l3_reads_bad_checksum"] > 0
+    assert figures["storage"]["l3_pages_written"] > 0
+    assert figures["prompt_tokens_by_source"]["l2"] > 0
+
+
+def test_layout_of_the_long_run_has_groups_of_all_kinds() -> None:
+    settings = make_workload(10_000, seed=0, ranks_per_lane=4).settings
+
+    assert {group.kind for group in settings.layout.groups} == set(GroupKind)
+    assert settings.ranks_per_lane == 4

@@ -21,14 +21,9 @@ from raydix.runtime.scheduler import core, planning
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import LATENT
 from tests.simulation.ranks import SimulatedRank
-from tests.simulation.workload import (
-    BASE_SETTINGS,
-    FULL_AND_LATENT,
-    LATENT,
-    Workload,
-    run_workload,
-)
+from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
 
 MAX_SEEDS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -229,15 +224,19 @@ CASES = [
         mutant=abandon_for_one_process,
         workload=Workload(
             seed=0,
-            settings=replace(
-                SMALL_L1, layout=FULL_AND_LATENT, num_pages=(30, 30), ranks_per_lane=2
-            ),
-            l2_pages=64,
+            settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
+            l2_pages=40,
             storage=None,
-            faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),
+            faults=Faults(copy_s=0.6, linger_s=1.2, link_delay_s=0.0005),
             num_rank_kills=16,
-            num_requests=60,
-            span_s=6.0,
+            num_requests=80,
+            span_s=4.0,
+            num_prefixes=12,
+            prefix_tokens=(24, 40),
+            max_output_tokens=12,
+            salt_fraction=0.0,
+            abort_fraction=0.0,
+            stop_fraction=0.0,
         ),
     ),
     Case(

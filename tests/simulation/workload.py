@@ -7,51 +7,29 @@ from dataclasses import dataclass, field, replace
 from raydix.runtime.cache.eviction import EVICTION_POLICIES
 from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.settings import StorageSettings
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.policies import (
     LoadPolicy,
     PrefetchStrategy,
     SchedulingPolicy,
     WritePolicy,
 )
-from raydix.runtime.config.pool_sizes import least_window_pages
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle
 from tests.simulation.cluster import Cluster, MakeRank
 from tests.simulation.faults import Faults
+from tests.simulation.layouts import (
+    FULL_AND_LATENT,
+    LATENT,
+    LAYOUT,
+    PAGE_SIZE,
+    TWO_GROUPS,
+    draw_windows,
+    pool_sizes,
+)
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
 
-PAGE_SIZE = 4
-LAYOUT = KvLayout(
-    page_size=PAGE_SIZE,
-    dtype="float32",
-    dtype_bytes=4,
-    groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=1, head_dim=8),),
-)
-TWO_GROUPS = replace(
-    LAYOUT,
-    groups=(
-        KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8),
-        KvGroup(kind=GroupKind.FULL, layers=(1, 2), num_kv_heads=2, head_dim=8),
-    ),
-)
-"""Layers that all see everything, in two groups whose pages differ in size."""
-LATENT = replace(
-    LAYOUT,
-    groups=(KvGroup(kind=GroupKind.LATENT, layers=(0, 1), num_kv_heads=1, head_dim=16),),
-)
-"""Pages that are equal on all ranks of a lane: each moves a share of them for all."""
-FULL_AND_LATENT = replace(
-    LAYOUT,
-    groups=(
-        KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=2, head_dim=8),
-        KvGroup(kind=GroupKind.LATENT, layers=(1, 2), num_kv_heads=1, head_dim=16),
-    ),
-)
-WINDOWS = (1, 4, 5, 6, 8, 13, 16)
-"""Tokens of a window: up to four pages of the prefix, and as they suit pages or not."""
 STORAGE = StorageSettings(min_tokens=PAGE_SIZE, batch_pages=3)
 BASE_SETTINGS = SchedulerSettings(
     layout=LAYOUT,
@@ -64,6 +42,8 @@ BASE_SETTINGS = SchedulerSettings(
     lookup_deadline_s=5.0,
     start_prefill_tokens_per_s=2000.0,
 )
+_WINDOWED_FRACTION = 0.5
+"""Of workloads have layers that look back over a window."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _FAULT_SPAN = 1.5
@@ -107,6 +87,8 @@ class Workload:
     num_client_flaps: int = 0
     num_client_rests: int = 0
     num_scheduler_kills: int = 0
+    check_interval: int = 5
+    """Every so many events the cores prove their invariants."""
     has_sound_leases: bool = True
     """False where leases are made to end early: loads may then be stale."""
 
@@ -115,11 +97,14 @@ def draw_workload(seed: int) -> Workload:
     """A workload in which every option has been drawn at random."""
     draw = random.Random(seed)
     has_storage = draw.random() < 0.6
-    settings = draw_windows(seed, _draw_settings(draw, has_storage))
+    settings = _draw_settings(draw, has_storage)
+    own_draw = random.Random(seed + 3)
+    if own_draw.random() < _WINDOWED_FRACTION:
+        settings = _with_windows(own_draw, settings)
     workload = Workload(
         seed=seed,
         settings=settings,
-        l2_pages=draw.choice([8, 16, 64, 200]),
+        l2_pages=draw.choice([8, 16, 64, 200]) * PAGE_SIZE // settings.page_size,
         storage=STORAGE if has_storage else None,
         faults=Faults(
             link_delay_s=draw.choice([0.0002, 0.002]),
@@ -141,7 +126,7 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
     settings = replace(
         BASE_SETTINGS,
         num_lanes=draw.choice([1, 2, 2, 3]),
-        ranks_per_lane=2 if draw.random() < 0.2 else 1,
+        ranks_per_lane=draw.choice([1, 1, 1, 1, 1, 1, 1, 2, 2, 4]),
         num_pages=(draw.choice([30, 40, 64]),),
         max_running_requests=draw.choice([2, 6, 16]),
         prefill_budget_tokens=draw.choice([4, 16, 64]),
@@ -165,39 +150,25 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
     if draw.random() < 0.4:
         num_pages = (*settings.num_pages, draw.choice([30, 50, 100]))
         settings = replace(settings, layout=TWO_GROUPS, num_pages=num_pages)
-    if settings.ranks_per_lane > 1 and draw.random() < 0.6:
+    if draw.random() < (0.6 if settings.ranks_per_lane > 1 else 0.1):
         layout = LATENT if len(settings.num_pages) == 1 else FULL_AND_LATENT
         settings = replace(settings, layout=layout)
     return settings
 
 
-def draw_windows(seed: int, settings: SchedulerSettings) -> SchedulerSettings:
-    """The same settings where some layers look back over a window, in two workloads of five.
-
-    Their pools are large enough for one request, and sometimes no larger.
-    """
-    draw = random.Random(seed + 3)
-    if draw.random() < 0.6:
-        return settings
-
-    groups = [
-        replace(LAYOUT.groups[0], kind=GroupKind.WINDOW, layers=(3,), window=draw.choice(WINDOWS))
-        for _ in range(draw.choice([1, 1, 2]))
-    ]
-    has_full = draw.random() < 0.7
-    if has_full:
-        groups.insert(draw.randrange(len(groups) + 1), TWO_GROUPS.groups[0])
-    layout = replace(LAYOUT, groups=tuple(groups))
-
-    max_pages = -(-settings.max_model_len // PAGE_SIZE)
-    least = least_window_pages(layout, settings.prefill_budget_tokens)
-    num_pages = [
-        settings.num_pages[0]
-        if group.window is None
-        else (fewest if settings.chunked_prefill else max_pages) + draw.choice([0, 3, 20])
-        for group, fewest in zip(groups, least, strict=True)
-    ]
-    return replace(settings, layout=layout, num_pages=tuple(num_pages))
+def _with_windows(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
+    """The same settings where some layers look back over a window, with pages of any size."""
+    layout = draw_windows(draw, settings.layout)
+    page_size = draw.choice([PAGE_SIZE, PAGE_SIZE, PAGE_SIZE, 1, 2, 8])
+    settings = replace(
+        settings,
+        layout=replace(layout, page_size=page_size),
+        # A chunk is a page at least, as the configuration demands.
+        prefill_budget_tokens=max(page_size, settings.prefill_budget_tokens),
+        prefix_caching=settings.prefix_caching and draw.random() < 0.9,
+    )
+    sizes = [num_pages * PAGE_SIZE // page_size for num_pages in (30, 40, 64)]
+    return replace(settings, num_pages=pool_sizes(draw, settings, sizes))
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:
@@ -246,6 +217,7 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
         faults=workload.faults,
         make_rank=make_rank,
     )
+    cluster.check_interval = workload.check_interval
     clients = RandomClients(cluster, workload)
     _schedule_faults(cluster, workload, clients)
     cluster.run(clients.are_done, limit_s=workload.span_s + 1000.0)

@@ -12,6 +12,7 @@ from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from raydix.runtime.messages.host import MirrorUpdate, PageSource
 from raydix.runtime.scheduler.cached_prefix import ends_in_l1, find_prefix, tiers_of
 from raydix.runtime.scheduler.host_view import HostView
+from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.runtime.scheduler.core_driver import BASE
 from tests.runtime.scheduler.keys import mirror_keys
 
@@ -31,6 +32,10 @@ LAYOUTS = [
 NUM_PAGES = 8
 KEYS = b"".join(bytes([page]) * KEY_BYTES for page in range(NUM_PAGES))
 pages = st.sets(st.integers(0, NUM_PAGES - 1))
+
+
+def settings_of(layout: KvLayout) -> SchedulerSettings:
+    return replace(BASE, layout=layout)
 
 
 def key(page: int) -> bytes:
@@ -90,7 +95,7 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
     match = match_with(layout, num_path, in_l1[:num_groups])
     host = host_with(layout, in_l2[:num_groups])
 
-    found = find_prefix(layout, host, match, KEYS, max_pages=max_pages)
+    found = find_prefix(settings_of(layout), host, match, KEYS, max_pages=max_pages)
 
     by_end = {end: loads_for(layout, match, in_l2, end) for end in range(max_pages + 1)}
     possible = [end for end, loads in by_end.items() if loads is not None]
@@ -100,7 +105,7 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
     assert found.num_l1_pages == max(in_l1_alone)
     assert found.num_known_pages >= found.num_pages
 
-    alone = find_prefix(layout, None, match, b"", max_pages=max_pages)
+    alone = find_prefix(settings_of(layout), None, match, b"", max_pages=max_pages)
     assert alone.num_pages == alone.num_l1_pages == found.num_l1_pages
     assert not any(alone.loads)
 
@@ -108,15 +113,15 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
 def test_a_window_group_ends_in_l1_where_its_last_window_does() -> None:
     layout = LAYOUTS[2]
     match = match_with(layout, 8, [set(), {1, 2, 3, 5, 7}])
-    assert ends_in_l1(layout, match, 8) == (8, 4)
-    assert ends_in_l1(layout, match, 3) == (3, 3)
-    assert ends_in_l1(layout, match_with(layout, 8, [set(), {5, 7}]), 8) == (8, 0)
+    assert ends_in_l1(settings_of(layout), match, 8) == (8, 4)
+    assert ends_in_l1(settings_of(layout), match, 3) == (3, 3)
+    assert ends_in_l1(settings_of(layout), match_with(layout, 8, [set(), {5, 7}]), 8) == (8, 0)
 
 
 def test_a_page_counts_for_the_farthest_tier_of_the_groups_that_need_it() -> None:
     l1, l2 = PageSource.L1, PageSource.L2
     mixed, all_window = LAYOUTS[2], LAYOUTS[3]
-    assert list(tiers_of(mixed, 4, ((), (3,)))) == [l1, l1, l1, l2]
-    assert list(tiers_of(mixed, 4, (range(1, 4), (3,)))) == [l1, l2, l2, l2]
-    assert list(tiers_of(all_window, 4, ((2, 3),))) == [l2, l2, l2, l2]
-    assert list(tiers_of(all_window, 4, ((),))) == [l1] * 4
+    assert list(tiers_of(settings_of(mixed), 4, ((), (3,)))) == [l1, l1, l1, l2]
+    assert list(tiers_of(settings_of(mixed), 4, (range(1, 4), (3,)))) == [l1, l2, l2, l2]
+    assert list(tiers_of(settings_of(all_window), 4, ((2, 3),))) == [l2, l2, l2, l2]
+    assert list(tiers_of(settings_of(all_window), 4, ((),))) == [l1] * 4

@@ -76,7 +76,7 @@ def test_counters_may_wrap_around(make_lane: MakeLane, monkeypatch: pytest.Monke
     for tiers in lane.ranks:
         peers = tiers.engine._peers  # type: ignore[attr-defined]
         monkeypatch.setattr(peers, "_num_runs", (1 << 31) - 2)
-        peers._counters.fill_((1 << 31) - 2)
+        peers._counters.own.fill_((1 << 31) - 2)
         torch.cuda.synchronize(tiers.device)
 
     for transfer in range(1, 5):

@@ -114,7 +114,7 @@ class Gate:
 
 
 def gate_second(gate: Gate) -> Callable[[int], dict[str, Any]]:
-    return lambda rank: {"delay": gate, "num_threads": 1} if rank == 1 else {}
+    return lambda rank: {"delay": gate} if rank == 1 else {}
 
 
 def test_a_load_is_done_once_the_slowest_peer_has_brought_its_share(make_lane: MakeLane) -> None:

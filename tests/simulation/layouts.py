@@ -1,0 +1,79 @@
+"""KV layouts of the simulated engine: groups of every kind, in any mixture."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.config.pool_sizes import least_window_pages
+from raydix.runtime.scheduler.settings import SchedulerSettings
+
+PAGE_SIZE = 4
+LAYOUT = KvLayout(
+    page_size=PAGE_SIZE,
+    dtype="float32",
+    dtype_bytes=4,
+    groups=(KvGroup(kind=GroupKind.FULL, layers=(0, 1), num_kv_heads=1, head_dim=8),),
+)
+TWO_GROUPS = replace(
+    LAYOUT,
+    groups=(
+        KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8),
+        KvGroup(kind=GroupKind.FULL, layers=(1, 2), num_kv_heads=2, head_dim=8),
+    ),
+)
+"""Layers that all see everything, in two groups whose pages differ in size."""
+LATENT = replace(
+    LAYOUT,
+    groups=(KvGroup(kind=GroupKind.LATENT, layers=(0, 1), num_kv_heads=1, head_dim=16),),
+)
+"""Pages that are equal on all ranks of a lane: each moves a share of them for all."""
+FULL_AND_LATENT = replace(
+    LAYOUT,
+    groups=(
+        KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=2, head_dim=8),
+        KvGroup(kind=GroupKind.LATENT, layers=(1, 2), num_kv_heads=1, head_dim=16),
+    ),
+)
+WINDOWED = KvGroup(
+    kind=GroupKind.WINDOW, layers=(3,), num_kv_heads=1, head_dim=8, window=2 * PAGE_SIZE + 1
+)
+FULL_AND_WINDOW = replace(LAYOUT, groups=(TWO_GROUPS.groups[0], WINDOWED))
+_WINDOWS = (1, 1, 2, 4, 5, 6, 8, 9, 13, 16, 17, 40, 150)
+"""Tokens of a window: as they suit pages or not, one token, and more than any prompt has."""
+_WITHOUT_WINDOWS = (LAYOUT, TWO_GROUPS, LATENT, FULL_AND_LATENT)
+
+
+def draw_layout(draw: random.Random) -> KvLayout:
+    """Groups that see everything, or equal latents, or windows, or any of these together."""
+    layout = draw.choice(_WITHOUT_WINDOWS)
+    return draw_windows(draw, layout) if draw.random() < 0.7 else layout
+
+
+def draw_windows(draw: random.Random, layout: KvLayout) -> KvLayout:
+    """A layout with groups that look back over windows, between its other groups or without any."""
+    groups = list(layout.groups) if draw.random() < 0.7 else []
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        window = replace(WINDOWED, window=draw.choice(_WINDOWS))
+        groups.insert(draw.randrange(len(groups) + 1), window)
+    return replace(layout, groups=tuple(groups))
+
+
+def pool_sizes(
+    draw: random.Random, settings: SchedulerSettings, sizes: Sequence[int]
+) -> tuple[int, ...]:
+    """Pages of each group's pool. `sizes`: those that see everything have one of these.
+
+    WINDOW groups have room for one request, and often for no more.
+    """
+    layout = settings.layout
+    max_pages = -(-settings.max_model_len // layout.page_size)
+    least = least_window_pages(layout, settings.prefill_budget_tokens)
+    return tuple(
+        [
+            draw.choice(sizes)
+            if reach is None
+            else (fewest if settings.chunked_prefill else max_pages) + draw.choice([0, 3, 20])
+            for reach, fewest in zip(layout.reaches, least, strict=True)
+        ]
+    )

@@ -1,0 +1,105 @@
+"""Broken rules about windows, each found by random workloads as in `test_mutants`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raydix.runtime.cache.radix_tree import RadixTree
+from raydix.runtime.scheduler import publishing
+from raydix.runtime.scheduler.backups import BackupQueue
+from tests.simulation.layouts import FULL_AND_WINDOW
+from tests.simulation.test_mutants import SLOW_COPIES, Case, find
+from tests.simulation.workload import BASE_SETTINGS, Workload
+
+MIXED = replace(
+    BASE_SETTINGS,
+    layout=FULL_AND_WINDOW,
+    num_pages=(40, 12),
+    num_lanes=1,
+)
+
+
+def pins_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree lets the first page of a window go while steps in flight still read it."""
+    make = RadixTree.__init__
+
+    def make_short(self: RadixTree, *, reaches: Sequence[int | None], **fields: Any) -> None:
+        make(
+            self,
+            reaches=[None if reach is None else reach - 1 for reach in reaches],
+            **fields,
+        )
+
+    monkeypatch.setattr(RadixTree, "__init__", make_short)
+
+
+def windows_are_left_a_page_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request gives a page back that its next row still reads."""
+    starts = publishing._window_starts
+
+    def early(lane: Any, end: int) -> list[int]:
+        return [start and start + 1 for start in starts(lane, end)]
+
+    monkeypatch.setattr(publishing, "_window_starts", early)
+
+
+def pending_loads_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that ends leaves L2 the window that it was still loading."""
+    keep = publishing.keep_window
+
+    def keep_all(lane: Any, request: Any, end: int) -> None:
+        unhealed = request.take_unhealed()
+        keep(lane, request, end)
+        request._unhealed = unhealed
+
+    for module in ("publishing", "replica", "admission"):
+        monkeypatch.setattr(f"raydix.runtime.scheduler.{module}.keep_window", keep_all)
+
+
+def evicted_windows_are_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of a window stays in the queue for L2 when another one takes its place."""
+    forget = BackupQueue.forget
+
+    def forget_removed(self: BackupQueue, victim: Any) -> None:
+        if victim.is_removed:
+            forget(self, victim)
+
+    monkeypatch.setattr(BackupQueue, "forget", forget_removed)
+
+
+CASES = [
+    Case(
+        mutant=pins_a_page_short,
+        workload=Workload(seed=0, settings=MIXED, storage=None, num_requests=40, span_s=0.5),
+    ),
+    Case(
+        mutant=windows_are_left_a_page_early,
+        workload=Workload(
+            seed=0, settings=replace(MIXED, prefix_caching=False), storage=None, num_requests=40
+        ),
+    ),
+    Case(
+        mutant=pending_loads_are_backed_up,
+        workload=Workload(
+            seed=0,
+            settings=replace(MIXED, num_pages=(64, 12)),
+            storage=None,
+            faults=SLOW_COPIES,
+            num_requests=48,
+            num_prefixes=6,
+            prefix_tokens=(40,),
+            abort_fraction=0.5,
+        ),
+    ),
+    Case(
+        mutant=evicted_windows_are_backed_up,
+        workload=Workload(seed=0, settings=MIXED, l2_pages=16, storage=None, num_requests=40),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(case, monkeypatch)
