@@ -49,6 +49,7 @@ def poison(
     kind: Poison,
     prompt: Prompt,
     other: Prompt,
+    *,
     group: int = 0,
 ) -> None:
     """Replace the last page that `prompt` has in a KV group, in the tier of `state`.

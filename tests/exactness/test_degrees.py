@@ -66,7 +66,7 @@ async def test_comparison_fails_on_a_wrong_page_of_another_degree(
     async with in_process_engine(config) as engine:
         await run(engine, prompts, 1)
         await engine.settle()
-        poison(engine, tmp_path, State.L3, Poison.ANOTHER, *prompts, group)
+        poison(engine, tmp_path, State.L3, Poison.ANOTHER, *prompts, group=group)
 
     config = engine_config(reference.folder, tmp_path, parallel={"tp": readers})
     async with in_process_engine(config) as engine:

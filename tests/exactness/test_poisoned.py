@@ -38,6 +38,7 @@ async def test_comparison_fails_on_a_wrong_page(
     kind: Poison,
     tp: int,
     group: int,
+    *,
     references: References,
     tmp_path: Path,
 ) -> None:
@@ -46,7 +47,7 @@ async def test_comparison_fails_on_a_wrong_page(
 
     async with in_process_engine(config) as engine:
         await reach(engine, config, state, PROMPTS)
-        poison(engine, tmp_path, state, kind, *PROMPTS, group)
+        poison(engine, tmp_path, state, kind, *PROMPTS, group=group)
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
 
         assert count_tokens(outputs, state.value) > 0
