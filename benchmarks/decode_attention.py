@@ -16,7 +16,7 @@ from benchmarks.gpu_timing import median_ms, run_kernel_benchmark
 from benchmarks.record import Figure
 from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
-from raydix.kernels.latent_attention import latent_decode, num_row_blocks
+from raydix.kernels.latent_attention import choose_latent_splits, latent_decode
 from raydix.kernels.paged_decode import paged_decode
 
 BATCH, CONTEXT, KV_HEADS, GROUP, HEAD_DIM = 64, 8192, 8, 4, 128
@@ -65,9 +65,8 @@ def latent_ms(num_heads: int) -> float:
     q = torch.randn(BATCH, num_heads, LATENT_DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty(BATCH, num_heads, VALUE_DIM, dtype=torch.bfloat16, device="cuda")
 
-    tiles, blocks = tiles_of(CONTEXT), num_row_blocks(num_heads, torch.bfloat16)
-    num_splits = choose_num_splits(BATCH, blocks, CONTEXT, num_multiprocessors())
-    scale = LATENT_DIM**-0.5
+    tiles, scale = tiles_of(CONTEXT), LATENT_DIM**-0.5
+    num_splits = choose_latent_splits(BATCH, num_heads, CONTEXT, num_multiprocessors(), q.dtype)
     return median_ms(
         lambda: latent_decode(
             q, pool, 0, tables, tiles, scale=scale, num_splits=num_splits, out_TQV=out

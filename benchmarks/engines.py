@@ -83,10 +83,10 @@ class Options:
         return report(benchmark, config, figures, keep_in=keep_in, at_commit=self.commit)
 
 
-def parse_options(description: str | None) -> Options:
-    """Read the command line that all end-to-end benchmarks have."""
+def parse_options(description: str | None, device: str = "cuda") -> Options:
+    """Read the command line that all end-to-end benchmarks have. `device`: if it names none."""
     parser = make_parser(description)
-    defaults = Options()
+    defaults = Options(device=device)
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
     parser.add_argument("--tiny", action="store_true", help="small shapes, no bars, no record")
     parser.add_argument("--repeats", type=int, default=defaults.repeats)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.attention_scores import LOG2_E
-from raydix.kernels.decode_tiles import DecodeTiles, check_tiles
+from raydix.kernels.decode_tiles import DecodeTiles, check_tiles, choose_num_splits
 from raydix.kernels.latent_wide import BLOCK_ROWS, NUM_WARPS, attend_wide, is_wide_enough
 from raydix.kernels.paged_prefill import check_tile_table, tile_tokens
 from raydix.kernels.split_combine import combine_splits
@@ -122,9 +122,14 @@ def latent_prefill(
     )
 
 
-def num_row_blocks(num_query_rows: int, dtype: torch.dtype) -> int:
-    """Programs that share a tile of so many query tokens times heads."""
-    return _choose_blocks(num_query_rows, dtype).count
+def choose_latent_splits(
+    num_tiles: int, rows_per_tile: int, max_context_tokens: int, num_sms: int, dtype: torch.dtype
+) -> int:
+    """As `choose_num_splits`, for tiles of so many query rows (tokens times heads)."""
+    blocks = _choose_blocks(rows_per_tile, dtype)
+    # A full block takes the shared memory of a multiprocessor, where two others fit.
+    halves = blocks.count * (2 if blocks.rows == BLOCK_ROWS else 1)
+    return choose_num_splits(num_tiles, halves, max_context_tokens, num_sms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +147,8 @@ def _choose_blocks(num_query_rows: int, dtype: torch.dtype) -> _Blocks:
     if dtype == torch.float32:
         return _Blocks(count=-(-num_query_rows // 16), rows=16, keys=16, stages=3, warps=4)
     rows = min(max(triton.next_power_of_2(num_query_rows), 16), BLOCK_ROWS)
-    # 64 x 8,192 tokens: 16 heads 3.6 TB/s, 32 heads 3.0 TB/s, 128 heads 260 TFLOP/s. Two programs
-    # per multiprocessor hide the loads; a block of 64 rows leaves room for one (H200, 2026-11-22).
+    # At 64 x 8,192 tokens 16 heads read 3.6 TB/s, 32 heads 3.0 (H200, 2026-11-22): two programs per
+    # multiprocessor hide each other's loads.
     is_full = rows == BLOCK_ROWS
     return _Blocks(
         count=-(-num_query_rows // rows),

@@ -18,7 +18,7 @@ from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.grouped_gemm import fused_experts
-from raydix.kernels.latent_attention import latent_decode, latent_prefill, num_row_blocks
+from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import paged_decode
@@ -128,8 +128,11 @@ class TritonOps:
                 block_tables_RN,
                 _decode_tiles(decode),
                 form=form,
-                num_splits=self._num_splits(
-                    decode, q_TQD.shape[0], pool_PLH2SD.shape[2], form.window
+                num_splits=choose_num_splits(
+                    _num_tiles(decode, q_TQD.shape[0]),
+                    pool_PLH2SD.shape[2],
+                    _visible_tokens(decode, form.window),
+                    self._num_sms,
                 ),
                 out_TQD=out_TQD,
             )
@@ -161,7 +164,13 @@ class TritonOps:
             )
 
         for decode in rows.decode:
-            blocks = num_row_blocks(decode.tokens_per_tile * num_heads, q_TQD.dtype)
+            num_splits = choose_latent_splits(
+                _num_tiles(decode, num_tokens),
+                decode.tokens_per_tile * num_heads,
+                decode.max_context_tokens,
+                self._num_sms,
+                q_TQD.dtype,
+            )
             latent_decode(
                 q_TQD,
                 pool_PLSD,
@@ -169,20 +178,22 @@ class TritonOps:
                 block_tables_RN,
                 _decode_tiles(decode),
                 scale=scale,
-                num_splits=self._num_splits(decode, num_tokens, blocks, None),
+                num_splits=num_splits,
                 out_TQV=out_TQV,
             )
         return out_TQV
 
-    def _num_splits(
-        self, rows: DecodeRows, num_tokens: int, programs_per_tile: int, window: int | None
-    ) -> int:
-        # Of captured tiles those that the step's tokens cannot fill are skipped on the device.
-        num_tiles = min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
-        visible_tokens = rows.max_context_tokens
-        if window is not None:
-            visible_tokens = min(visible_tokens, window + rows.tokens_per_tile - 1)
-        return choose_num_splits(num_tiles, programs_per_tile, visible_tokens, self._num_sms)
+
+def _num_tiles(rows: DecodeRows, num_tokens: int) -> int:
+    """Of captured tiles those that the step's tokens cannot fill are skipped on the device."""
+    return min(len(rows.rows_B), -(-num_tokens // rows.tokens_per_tile))
+
+
+def _visible_tokens(rows: DecodeRows, window: int | None) -> int:
+    """The most keys that a tile sees."""
+    if window is None:
+        return rows.max_context_tokens
+    return min(rows.max_context_tokens, window + rows.tokens_per_tile - 1)
 
 
 def _decode_tiles(rows: DecodeRows) -> DecodeTiles:

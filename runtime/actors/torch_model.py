@@ -22,6 +22,7 @@ from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, p
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dummy import make_dummy_model
+from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
@@ -68,11 +69,11 @@ def _now() -> torch.cuda.Event:
 
 
 def load_gpu_model(
-    config: EngineConfig, place: RankPlace, split_kv_groups_at: Sequence[int] = ()
+    config: EngineConfig, place: RankPlace, group_layers: KvGrouping = derive_kv_groups
 ) -> LoadedGpuModel:
     """Meet the other ranks of the lane, and load this one's part of the checkpoint.
 
-    `split_kv_groups_at`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
+    `group_layers`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
     tp = config.parallel.tp
     device = _device(config, place.device_index)
@@ -90,7 +91,7 @@ def load_gpu_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
-        split_kv_groups_at=split_kv_groups_at,
+        group_layers=group_layers,
     )
 
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)

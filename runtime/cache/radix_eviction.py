@@ -127,7 +127,7 @@ class RadixEviction:
         self._order.note_loss(leaf, num_pages)
         victim = self._forest.cut(leaf, num_pages)
         if self._windows is not None:
-            self._windows.refresh(leaf)
+            self._windows.reshape(leaf)
         return victim
 
     def _remove(self, leaf: RadixNode) -> Victim:
@@ -136,6 +136,8 @@ class RadixEviction:
         if self._windows is not None:
             self._windows.forget(leaf)
         victim = self._forest.remove(leaf)
+        if self._windows is not None:
+            self._windows.reshape(leaf.parent)
         self._settle(leaf.parent)
         return victim
 

@@ -96,6 +96,19 @@ class RadixNode:
         return not any(ids.any() for ids in self.page_ids)
 
     @property
+    def is_return_point(self) -> bool:
+        """A request is likely to end its match where the node ends.
+
+        Its chain ends there, or chains part, or it ends a prompt of which one answer is cached and
+        no more: the prompt may be asked again, and the session goes on from the answer's end.
+        """
+        if len(self.children) != 1:
+            return True
+        (child,) = self.children.values()
+        is_answer = self.segment is Segment.PROMPT and child.segment is Segment.OUTPUT
+        return is_answer and not child.children
+
+    @property
     def last_key(self) -> PageKey:
         """Key of the last page, or the identity at a root."""
         return PageKey(self.keys[-KEY_BYTES:])

@@ -382,6 +382,8 @@ class RadixTree:
             self._eviction.grow(node, run)
             return node
         self._forest.attach(node, run)
+        if self._windows is not None:
+            self._windows.reshape(node)
         self._eviction.lock(run)
         return run
 

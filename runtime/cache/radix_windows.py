@@ -35,6 +35,7 @@ class RadixWindows:
         """The WINDOW groups: there is one at least."""
         # A lock is noted at its own node at least.
         self._max_reach = max([1, *(pages.reach for pages in self._groups.values())])
+        self._max_kept = max([1, *(pages.num_kept for pages in self._groups.values())])
         self._lock_ends: dict[RadixNode, LockEnds] = {}
 
     def group(self, group: int) -> WindowPages | None:
@@ -53,6 +54,7 @@ class RadixWindows:
         """A lock that ended before page `end` of a node ends with another one, or it has grown."""
         reached = [*self._add_end(new_node), *self._drop_end(node, end)]
         self._renew(dict.fromkeys(reached))
+        self.reshape(new_node)
 
     def use(self, node: RadixNode, end: int) -> None:
         """The window that ends before page `end` of a node was used, without a lock."""
@@ -81,14 +83,25 @@ class RadixWindows:
         for pages in self._groups.values():
             pages.refresh(node, self._nearest_end(node))
 
+    def reshape(self, node: RadixNode) -> None:
+        """A node has got or lost its end, or a child: requests return to other places.
+
+        That concerns the windows before its end, and before its start.
+        """
+        near = [*_within(self._max_kept, node, node.end)]
+        if node.parent is not None:
+            near += _within(self._max_kept, node.parent, node.start)
+        for each in dict.fromkeys(near):
+            self.refresh(each)
+
     def split(self, upper: RadixNode, lower: RadixNode) -> None:
         """A node was parted: `lower` is what is left of it."""
         ends = self._lock_ends.get(lower, LockEnds())
         reaching = {end: num for end, num in ends.items() if end - self._max_reach < upper.end}
         if reaching:
             self._lock_ends[upper] = LockEnds(reaching)
-        self.refresh(upper)
         self.refresh(lower)
+        self.reshape(upper)
 
     def forget(self, node: RadixNode) -> None:
         """A node has left the tree. No lock reaches it."""
@@ -117,9 +130,7 @@ class RadixWindows:
 
     def _reached(self, node: RadixNode, end: int) -> Iterator[RadixNode]:
         """The nodes that hold pages of the window before page `end` of `node`, deepest first."""
-        while node.parent is not None and node.end > end - self._max_reach:
-            yield node
-            node = node.parent
+        return _within(self._max_reach, node, end)
 
     def _add_end(self, node: RadixNode) -> list[RadixNode]:
         reached = list(self._reached(node, node.end))
@@ -147,3 +158,10 @@ class RadixWindows:
             nearest_end = self._nearest_end(node)
             for pages in self._groups.values():
                 pages.renew(node, nearest_end)
+
+
+def _within(num_pages: int, node: RadixNode, end: int) -> Iterator[RadixNode]:
+    """The nodes that hold some of the last pages before page `end` of `node`, deepest first."""
+    while node.parent is not None and node.end > end - num_pages:
+        yield node
+        node = node.parent

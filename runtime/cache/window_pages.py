@@ -1,9 +1,13 @@
 """The pages of one WINDOW group in a radix tree: which are pinned, and in which order others go.
 
-First go pages that no cached chain ends with, the oldest first: nothing but a prefix that ends at a
-new place would use them. Then the windows before the ends of nodes, where requests have ended or
-chains part, in the order of the eviction policy as it saw them when a lock last reached them. Each
-loses its first pages first, as what follows in the chain may still use the others.
+First go pages that nobody is likely to come back to, the oldest first: nothing but a prefix that
+ends at a new place would use them. Then the windows before places that requests return to: where
+a chain ends, where chains part, and where a prompt ends whose answer was not taken further. They go
+in the order of the eviction policy as it saw them when a lock last reached them. Each loses its
+first pages first, as what follows in the chain may still use the others.
+
+Where a conversation went on, the window of the turn before is not kept: in a full pool it would
+push out those of other conversations, whose turn comes sooner.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +31,7 @@ class _Share:
     num_open: int
     """Leading pages of the node that no lock pins, whether the group holds them or not."""
     num_inner: int
-    """Held among those, before the window that the node ends with."""
+    """Held among those, before the window of the next place to return to."""
     num_ending: int
     """Held among those, in that window."""
     num_locked: int
@@ -47,18 +51,19 @@ class WindowPages:
 
     def __init__(self, group: int, reach: int, policy_key: PolicyKey) -> None:
         self.reach = reach
+        self.num_kept = reach + _SPARE_PAGES if reach else 0
+        """Pages before a place to return to that are kept longer than others."""
         self.num_cached = 0
         self.num_locked = 0
         self._group = group
-        self._num_kept = reach + _SPARE_PAGES if reach else 0
         self._policy_key = policy_key
 
         self._shares: dict[RadixNode, _Share] = {}
         """Of all nodes of which the group holds anything."""
         self._inner: dict[RadixNode, None] = {}
-        """Those that can lose pages before the window that they end with, oldest first."""
+        """Those that can lose pages before such a window, oldest first."""
         self._order = SortedEntries()
-        """Those that can lose pages of that window."""
+        """Those that can lose pages of such a window."""
         self._entries: dict[RadixNode, OrderEntry] = {}
         self._last_ticket = 0
 
@@ -104,13 +109,21 @@ class WindowPages:
 
     def _count(self, node: RadixNode, num_open: int) -> _Share:
         ids = node.page_ids[self._group]
-        num_before = min(num_open, max(0, node.num_pages - self._num_kept))
+        num_before = min(num_open, max(0, node.num_pages - self._num_kept_of(node)))
         return _Share(
             num_open,
             int(np.count_nonzero(ids[:num_before])),
             int(np.count_nonzero(ids[num_before:num_open])),
             int(np.count_nonzero(ids[num_open:])),
         )
+
+    def _num_kept_of(self, node: RadixNode) -> int:
+        """Last pages of a node that belong to the window of a place to return to, or would."""
+        num_kept = self.num_kept
+        while num_kept > 0 and not node.is_return_point:
+            (node,) = node.children.values()
+            num_kept -= node.num_pages
+        return num_kept
 
     def _note(self, node: RadixNode, share: _Share) -> None:
         former = self._shares.pop(node, _NOTHING)

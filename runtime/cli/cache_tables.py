@@ -35,6 +35,7 @@ MEANINGS: Mapping[PageSource, str] = {
 }
 _MEANINGS_BY_LABEL = {source.label: meaning for source, meaning in MEANINGS.items()}
 _TOKENS_PREFIX = "prompt_tokens_"
+_WINDOW_PREFIX = "kv_group_window_tokens_"
 _DROPPED_PREFIX = "l3_writes_dropped_"
 _HOST_PAGES = ("pages_free", "pages_filling", "pages_ready", "pages_quarantined")
 _OPERATIONS = tuple(each for each in Operation if each is not Operation.CLEAR)
@@ -91,6 +92,11 @@ def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
         yield _reasons_table(tokens_by_reason)
 
     yield _tiers_table(scheduler, host, storage)
+    windows = {
+        int(group): window for group, window in _without_prefix(scheduler, _WINDOW_PREFIX).items()
+    }
+    if len(windows) > 1 or any(windows.values()):
+        yield _groups_table(windows, scheduler, host)
     if storage:
         yield _operations_table(storage)
         yield _host_table(host)
@@ -132,6 +138,21 @@ def _tiers_table(scheduler: Figures, host: Figures, storage: Figures) -> Table:
         table.add_row(f"L3 {storage['backend']}", holds, bound, evicted)
     elif storage:
         table.add_row(f"L3 {storage['backend']}", "bounded by its service", "", "")
+    return table
+
+
+def _groups_table(windows: Mapping[int, int], scheduler: Figures, host: Figures) -> Table:
+    """A row per KV group; `windows`: how many tokens its layers look back, 0: over all."""
+    table = Table("KV group", "layers look back over", "L1 holds", "of", "L2 holds")
+    table.title = "Groups of layers that cache alike"
+    for group, window in sorted(windows.items()):
+        table.add_row(
+            str(group),
+            f"{window:,} tokens" if window else "all tokens",
+            f"{scheduler[f'l1_used_pages_{group}']:,} pages",
+            f"{scheduler[f'l1_total_pages_{group}']:,} pages",
+            f"{host[f'pages_ready_{group}']:,} pages" if host else "",
+        )
     return table
 
 

@@ -63,7 +63,7 @@ class L1Section(Section):
         "Default on cuda: 0.85.",
     )
     tokens_per_window: Count = Field(
-        8192,
+        4096,
         description="Layers with a sliding window have room for one window per so many tokens "
         "of the other layers' pages.",
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
-from raydix.runtime.model.kv_groups import make_kv_layout
+from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec import ModelSpec
 
 _INDEX = "model.safetensors.index.json"
@@ -75,11 +75,11 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
-    split_kv_groups_at: Sequence[int] = (),
+    group_layers: KvGrouping = derive_kv_groups,
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
-    At most one tensor is held besides the model itself. `split_kv_groups_at`: see
+    At most one tensor is held besides the model itself. `group_layers`: see
     `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
     corrupt, and ConfigError if the model cannot be divided among so many ranks.
     """
@@ -90,7 +90,7 @@ def load_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
-        split_kv_groups_at=split_kv_groups_at,
+        group_layers=group_layers,
     )
 
     return LoadedModel(

@@ -17,7 +17,7 @@ from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
-from raydix.runtime.model.kv_groups import KvPlace, derive_kv_groups, kv_places
+from raydix.runtime.model.kv_groups import KvGrouping, KvPlace, derive_kv_groups, kv_places
 from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
 from raydix.runtime.model.mlp import make_mlp
 from raydix.runtime.model.rope import RotaryEmbedding
@@ -246,11 +246,11 @@ def make_decoder(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
-    split_kv_groups_at: Sequence[int] = (),
+    group_layers: KvGrouping = derive_kv_groups,
 ) -> Decoder:
     """A rank's decoder with the fastest operations that the device has for it.
 
-    `split_kv_groups_at`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
+    `group_layers`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
     among so many ranks.
     """
     share = RankShare(collectives.rank, collectives.size)
@@ -263,7 +263,7 @@ def make_decoder(
         expert_sizes=_expert_sizes(spec, share),
     )
 
-    kv_groups = derive_kv_groups(spec.layers, split_kv_groups_at)
+    kv_groups = group_layers(spec.layers)
     return Decoder(spec, kv_groups, ops, collectives=collectives, device=device, dtype=dtype)
 
 

@@ -1,7 +1,6 @@
 """Models with random weights, for measuring speed where only a config is at hand."""
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import make_decoder
+from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
 
 SEED = 0
 _STANDARD_DEVIATION = 0.02
@@ -24,7 +24,7 @@ def make_dummy_model(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
-    split_kv_groups_at: Sequence[int] = (),
+    group_layers: KvGrouping = derive_kv_groups,
 ) -> LoadedModel:
     """Build the model of `folder`'s config with random weights; norms are ones. Reads no weights.
 
@@ -38,7 +38,7 @@ def make_dummy_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
-        split_kv_groups_at=split_kv_groups_at,
+        group_layers=group_layers,
     )
     generator = torch.Generator(device)
     for name, part in decoder.weights().items():

@@ -1,7 +1,7 @@
 """Which layers of a model cache alike, and where each finds its keys and values."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,6 +10,10 @@ from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.model.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+KvGrouping = Callable[[Sequence[LayerSpec]], tuple[KvGroup, ...]]
+"""Says which layers share a pool; `derive_kv_groups` is what serves."""
 
 
 class KvPlace(NamedTuple):

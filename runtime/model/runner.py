@@ -138,11 +138,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture small steps of all sizes, if the operations allow it.
+        """Capture small steps of all sizes, if operations and collectives allow it.
 
         To be called once, before the first plan.
         """
-        if self._decoder.ops.is_capturable:
+        if self._decoder.ops.is_capturable and self._decoder.collectives.is_capturable:
             self._captured = CapturedSteps(
                 self._run_columns,
                 self._cut_columns,

@@ -330,8 +330,8 @@ def _begin(
         replica.cancel_lookup(request)
         return
 
-    if start.num_pages in start.checkpoints:
-        keep_window(lane, request, start.num_pages)
+    # Where a prefix is taken up it may be taken up again, when L1 has lost its window.
+    keep_window(lane, request, start.num_pages)
     if found.prefix.num_l2_pages:
         replica.counters.count(Count.RECOMPUTE_DECISIONS)
     replica.cancel_lookup(request)

@@ -129,6 +129,10 @@ class SchedulerCore:
             }
             figures.update({f"l1_{state}_pages": count for state, count in pages.items()})
             figures.update({f"l1_{state}_pages_{group}": count for state, count in pages.items()})
+            # 0: its layers look back over everything.
+            figures[f"kv_group_window_tokens_{group}"] = (
+                self.settings.layout.groups[group].window or 0
+            )
         return dict(figures)
 
     def check(self) -> None:

@@ -9,13 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    PrefixStore,
-    ProcessGroup,
-    Store,
-    _register_process_group,
-    _SymmetricMemory,
-)
+from torch._C._distributed_c10d import Store, _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from raydix.errors import ConfigError
@@ -23,6 +17,7 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.store_exchange import exchange
+from raydix.runtime.tiers.symmetric_group import name_group
 
 _GROUP_NAME = "raydix-pools"
 """Torch's key for the group in this process, where an engine has one rank."""
@@ -94,9 +89,7 @@ class _MappedMemory:
 
     def __init__(self, shard: KvShard, device: torch.device, store: Store) -> None:
         self._device = device
-        # Without a backend: it only says who the ranks are, and where they exchange their handles.
-        self._group = ProcessGroup(PrefixStore("symmetric", store), shard.rank, shard.num_ranks)
-        _register_process_group(_GROUP_NAME, self._group)
+        self._group = name_group(_GROUP_NAME, store, shard.rank, shard.num_ranks)
         self._mappings: list[object] = []
         """Peers' memory stays mapped as long as these live."""
 

@@ -11,6 +11,7 @@ from raydix.runtime.actors import torch_model
 from raydix.runtime.actors.supervision import engine_actors
 from raydix.runtime.actors.supervision.core_settings import scheduler_settings
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.kv_groups import derive_kv_groups
 from tests.checkpoints import make_checkpoint
 from tests.exactness.engines import FULL_GRID_PLACES, PLACES
 from tests.exactness.reference import Reference, References
@@ -62,6 +63,7 @@ def split_kv_groups(request: pytest.FixtureRequest) -> Iterator[None]:
     """With `--split-kv-groups` every model's layers are two KV groups of one layer each."""
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("--split-kv-groups"):
-            split = partial(torch_model.load_gpu_model, split_kv_groups_at=(1,))
+            group_layers = partial(derive_kv_groups, split_at=(1,))
+            split = partial(torch_model.load_gpu_model, group_layers=group_layers)
             patch.setattr(torch_model, "load_gpu_model", split)
         yield

@@ -12,6 +12,7 @@ from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.kv_groups import derive_kv_groups
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
     DEVICES,
@@ -45,6 +46,8 @@ NUM_TOKENS = {1: 64, 32: 24}
 NUM_L1_PAGES = 96
 RETRACTION_PAGES = 17
 """Enough for the longest request alone; any two outgrow it together."""
+OF_WINDOWS_ALONE = (Family.MISTRAL,)
+"""Their requests need no more pages as they generate: what is admitted has room to the end."""
 RETRACTION_REQUESTS = {1: 8, 32: 16}
 """Of 64 tokens. A single request is never retracted."""
 
@@ -106,7 +109,8 @@ def assert_reached(case: Case, stats: dict[str, Any], outputs: Sequence[RequestO
     state = case["state"]
     found = {source: count_tokens(outputs, source) for source in ("l1", "l2", "l3")}
     if state is State.RETRACTION:
-        assert stats["scheduler"]["retracted_requests"] > 0
+        is_growing = case["family"] not in OF_WINDOWS_ALONE
+        assert stats["scheduler"].get("retracted_requests", 0) > 0 or not is_growing
     elif state is State.COLD:
         # Together, requests share what one of them has computed, in whatever tier it is when they
         # are looked up.
@@ -129,7 +133,8 @@ async def test_tokens_do_not_depend_on_cache_or_schedule(
     expected = reference.expect(prompts)
 
     split_at = range(1, case["kv_groups"])
-    build_model = partial(load_gpu_model, split_kv_groups_at=split_at)
+    group_layers = partial(derive_kv_groups, split_at=split_at)
+    build_model = partial(load_gpu_model, group_layers=group_layers)
     async with in_process_engine(config, build_model) as engine:
         await reach(engine, config, case["state"], prompts)
         outputs = await measure(engine, config, case, num_tokens)

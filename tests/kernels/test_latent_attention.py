@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.decode_tiles import DecodeTiles
-from raydix.kernels.latent_attention import latent_decode, latent_prefill
+from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.paged_prefill import plan_tiles
 from tests.kernels.latent_rows import LAYER, LatentRows
 
@@ -184,6 +184,11 @@ def test_a_captured_graph_reads_new_lengths_and_tables(num_heads: int) -> None:
     graph.replay()
 
     rows.assert_out()
+
+
+@pytest.mark.parametrize(("num_heads", "num_splits"), [(16, 4), (32, 4), (64, 2), (128, 1)])
+def test_splits_leave_a_multiprocessor_to_each_full_block(num_heads: int, num_splits: int) -> None:
+    assert choose_latent_splits(64, num_heads, 8192, 132, torch.bfloat16) == num_splits
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ class Alone:
 
     rank = 0
     size = 1
+    is_capturable = True
 
     def sum(self, part: Tensor) -> Tensor:
         """See `Collectives`."""

@@ -21,7 +21,12 @@ Supervisor's to find."""
 
 
 class GlooCollectives:
-    """`Collectives` on the cpu, over sockets of the loopback device."""
+    """`Collectives` on the cpu, over sockets of the loopback device.
+
+    Tensors of another device go through the host's memory, which waits for the device.
+    """
+
+    is_capturable = False
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         """Connect; waits for every rank."""
@@ -36,14 +41,16 @@ class GlooCollectives:
 
     def sum(self, part: Tensor) -> Tensor:
         """See `Collectives`."""
-        self._open_group().allreduce([part]).wait()
-        return part
+        summed = part.cpu()
+        self._open_group().allreduce([summed]).wait()
+        return summed.to(part.device)
 
     def gather(self, part_RV: Tensor) -> Tensor:
         """See `Collectives`."""
-        all_XV = part_RV.new_empty(self.size * part_RV.shape[0], part_RV.shape[1])
-        self._open_group()._allgather_base(all_XV, part_RV).wait()
-        return beside_each_other(all_XV, self.size)
+        own_RV = part_RV.cpu()
+        all_XV = own_RV.new_empty(self.size * own_RV.shape[0], own_RV.shape[1])
+        self._open_group()._allgather_base(all_XV, own_RV).wait()
+        return beside_each_other(all_XV, self.size).to(part_RV.device)
 
     def close(self) -> None:
         """See `Collectives`. The end of this rank's connections ends its peers' waits."""
@@ -58,8 +65,11 @@ class GlooCollectives:
 class NcclCollectives:
     """`Collectives` on the current CUDA device, by kernels on the current stream.
 
-    May be captured in CUDA graphs.
+    Each rank has a process of its own: a thread that loads a kernel waits for those of its device
+    to end, and keeps the other threads from starting what these wait for.
     """
+
+    is_capturable = True
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`."""

@@ -21,6 +21,10 @@ class Collectives(Protocol):
     def size(self) -> int:
         """Ranks of the lane."""
 
+    @property
+    def is_capturable(self) -> bool:
+        """May a step that calls them be captured in a CUDA graph?"""
+
     def sum(self, part: Tensor) -> Tensor:
         """The sum of all ranks' parts, which are contiguous; may overwrite this rank's."""
 

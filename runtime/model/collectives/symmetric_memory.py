@@ -3,20 +3,19 @@
 A step of few tokens is a CUDA graph of short kernels, in which NCCL's sums would be the long ones.
 """
 
-import logging
 import math
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
 from raydix.runtime.model.collectives.process_groups import NcclCollectives
-
-logger = logging.getLogger(__name__)
+from raydix.runtime.tiers.symmetric_group import name_group
 
 MAX_SUM_BYTES = 512 * 1024
 """Larger sums are NCCL's: each rank reads every peer's part whole, where NCCL divides the work."""
 _ALIGNMENT_BYTES = 16
+_GROUP_NAME = "raydix-sums"
 
 
 class SymmetricCollectives:
@@ -24,6 +23,8 @@ class SymmetricCollectives:
 
     The ranks are processes, each of which sees all devices. NVLink multicast is not used.
     """
+
+    is_capturable = True
 
     def __init__(
         self, store: Store, nccl: NcclCollectives, device: torch.device, dtype: torch.dtype
@@ -36,15 +37,11 @@ class SymmetricCollectives:
         self.size = nccl.size
         self._nccl = nccl
 
-        # The name is torch's key for the group in this process, where an engine has one rank.
-        self._name = "raydix"
-        symmetric_memory._SymmetricMemory.set_group_info(
-            self._name, nccl.rank, nccl.size, PrefixStore("symmetric", store)
-        )
+        self._group = name_group(_GROUP_NAME, store, nccl.rank, nccl.size)
         self._buffer = symmetric_memory.empty(
             MAX_SUM_BYTES // dtype.itemsize, dtype=dtype, device=device
         )
-        self._handle = symmetric_memory.rendezvous(self._buffer, self._name)
+        self._handle = symmetric_memory.rendezvous(self._buffer, _GROUP_NAME)
 
     def sum(self, part: Tensor) -> Tensor:
         """See `Collectives`."""
@@ -53,7 +50,7 @@ class SymmetricCollectives:
 
         buffer = self._buffer[: part.numel()].view(part.shape)
         summed: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            buffer, part, "sum", self._name
+            buffer, part, "sum", _GROUP_NAME
         )
         return summed
 

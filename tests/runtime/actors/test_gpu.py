@@ -2,22 +2,29 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from raydix.runtime.actors import gpu
 from raydix.runtime.actors.gpu import GpuActor, GpuSetup
+from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
 from raydix.runtime.actors.links.socket_link import Listener, listen
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Role
 from raydix.runtime.messages.host import ProcessDrained
 from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.testing.links import in_process_blocking_pair
 from raydix.runtime.testing.sleeping_runner import build_sleeping_model
+from raydix.runtime.tiers.transfers import WaitLayer
 from tests.runtime.actors.gpu_rank import (
     CONFIG,
+    GPU,
     SCHEDULER,
     SECRET,
     WAIT_S,
@@ -122,6 +129,51 @@ async def test_a_shutdown_while_the_link_is_being_made_ends_the_actor(rank: Rank
 
     with pytest.raises(LinkClosed):
         await asyncio.wait_for(link.receive(), WAIT_S)
+
+
+class WaitingRunner:
+    """Waits in each step, as for a peer, until its model is closed."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.is_closed = threading.Event()
+
+    def apply(self, plan: StepPlan) -> None:
+        """Nothing to do."""
+
+    def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> NoReturn:
+        self.has_begun.set()
+        assert self.is_closed.wait(WAIT_S)
+        raise RuntimeError("the peer is gone")
+
+
+async def test_a_shutdown_ends_a_step_that_waits_for_a_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu, "FINISH_S", 0.0)
+    runner = WaitingRunner()
+
+    def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        loaded = build_sleeping_model(config, place, step_s=0.0)
+
+        def prepare(num_pages: tuple[int, ...]) -> GpuModel:
+            model = loaded.prepare(num_pages)
+            return replace(model, runner=runner, close=runner.is_closed.set)
+
+        return replace(loaded, prepare=prepare)
+
+    actor = GpuActor(
+        config=CONFIG, name="t", rank=0, incarnation=1, build_model=build, on_fatal=lambda: None
+    )
+    await actor.prepare((await actor.load()).num_pages)
+    link, blocking = in_process_blocking_pair(SCHEDULER, GPU)
+    actor.serve(lambda stop: blocking)
+    link.send(rows(1, [0]))
+    assert await asyncio.to_thread(runner.has_begun.wait, WAIT_S)
+
+    await asyncio.wait_for(actor.shutdown(), WAIT_S)
+
+    assert runner.is_closed.is_set()
 
 
 async def test_its_pools_are_as_large_as_it_is_told(rank: Rank) -> None:

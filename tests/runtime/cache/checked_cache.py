@@ -10,7 +10,7 @@ from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, split_keys
 from raydix.runtime.cache.page_pools import PageIds
-from raydix.runtime.cache.radix_node import take_back_hit
+from raydix.runtime.cache.radix_node import RadixNode, take_back_hit
 from raydix.runtime.cache.radix_tree import Match, Segment, Victim
 from tests.runtime.cache.model_radix_tree import Cache, Chain, EvictionModel, PrefixModel, Request
 
@@ -165,12 +165,10 @@ class CheckedCache:
             self.require_inner_pages_first(victims, ending)
 
     def keys_in_windows(self) -> list[set[PageKey]]:
-        """Per group, keys of the pages that are in the window at some node's end, or next to it."""
-        nodes = list(self.tree._forest)
+        """Per group, keys of pages in the window of a place to return to, or right before it."""
+        chains = [chain_keys(node) for node in self.tree._forest if node.is_return_point]
         return [
-            {key for node in nodes for key in split_keys(node.keys)[-reach - 1 :]}
-            if reach
-            else set()
+            {key for keys in chains for key in keys[-reach - 1 :]} if reach else set()
             for reach in self.model.reaches
         ]
 
@@ -230,3 +228,12 @@ class CheckedCache:
         self.check()
         assert self.tree.num_nodes == 0
         assert all(pool.num_free == pool.num_pages for pool in self.cache.pools)
+
+
+def chain_keys(node: RadixNode | None) -> list[PageKey]:
+    """Keys of all pages of the chain that ends with a node."""
+    keys: list[PageKey] = []
+    while node is not None and node.parent is not None:
+        keys = [*split_keys(node.keys), *keys]
+        node = node.parent
+    return keys

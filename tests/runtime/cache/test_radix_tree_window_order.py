@@ -143,3 +143,33 @@ def test_the_use_of_a_chains_end_does_not_refresh_windows_far_above_it() -> None
     assert usable(cache, tokens(101, 104), window=3) == 4
     assert usable(cache, tokens(1, 4), window=3) < 4
     assert usable(cache, tokens(1, 14), window=3) == 14
+
+
+def test_where_a_session_went_on_its_last_window_goes_before_those_of_others() -> None:
+    cache = cache_of(window=3)
+    cache.run(tokens(101, 110), tokens(111, 112))
+    cache.run(tokens(201, 210), tokens(211, 212))
+    cache.run(tokens(1, 10), tokens(11, 12))
+
+    cache.run(tokens(1, 20), tokens(21, 22))
+    num_inner = 7 + 7 + 17
+    cache.evict(0, num_inner)
+
+    assert usable(cache, tokens(1, 12), window=3) < 12
+    assert usable(cache, tokens(1, 22), window=3) == 22
+    for first in (101, 201):
+        assert usable(cache, tokens(first, first + 9), window=3) == 10, "the prompt again"
+        assert usable(cache, tokens(first, first + 11), window=3) == 12, "the next turn"
+    cache.check()
+
+
+def test_where_chains_part_the_window_is_kept() -> None:
+    cache = cache_of(window=3)
+    cache.run(tokens(1, 10))
+    cache.run([*tokens(1, 10), *tokens(31, 40)])
+    cache.run([*tokens(1, 10), *tokens(51, 60)])
+
+    cache.evict(0, 6 + 6 + 6)
+
+    assert usable(cache, tokens(1, 10), window=3) == 10
+    cache.check()

@@ -100,3 +100,24 @@ def test_stats_of_a_service_without_bound_and_of_actors_that_restart() -> None:
         list(stats_tables({"scheduler": SCHEDULER, "host": HOST, "storage": None}))[-1]
     )
     assert shown(*stats_tables({"scheduler": None, "host": None, "storage": None}))
+
+
+def test_a_model_with_windows_has_a_row_per_kv_group() -> None:
+    scheduler = SCHEDULER | {
+        "kv_group_window_tokens_0": 0,
+        "kv_group_window_tokens_1": 4096,
+        "l1_used_pages_0": 9,
+        "l1_total_pages_0": 40,
+        "l1_used_pages_1": 3,
+        "l1_total_pages_1": 24,
+    }
+    host = HOST | {"pages_ready_0": 5, "pages_ready_1": 1}
+
+    text = shown(*stats_tables({"scheduler": scheduler, "host": host}))
+
+    rows = [line.split() for line in text.splitlines() if "tokens" in line and "pages" in line]
+    assert rows[0][:9] == ["│", "0", "│", "all", "tokens", "│", "9", "pages", "│"]
+    assert "4,096 tokens" in text
+    assert "24 pages" in text
+    without = {"kv_group_window_tokens_0": 0}
+    assert "KV group" not in shown(*stats_tables({"scheduler": SCHEDULER | without, "host": HOST}))

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.kv_groups import derive_kv_groups
 from tests.runtime.model.plan_driver import CPU, GREEDY, PlanDriver, Row, tokens_of
 
+SPLIT = partial(derive_kv_groups, split_at=(1,))
 PROMPT = np.random.default_rng(3).integers(0, 199, 32).tolist()
 OTHER = np.random.default_rng(4).integers(0, 199, 21).tolist()
 RANDOM = DeviceSampling(
@@ -289,7 +292,7 @@ def test_layers_in_two_groups_compute_what_they_do_in_one(
     small_checkpoint: Path, small_model: LoadedModel
 ) -> None:
     expected = [generate_alone(small_model, prompt, 24) for prompt in (PROMPT, OTHER)]
-    split = load_model(small_checkpoint, device=CPU, dtype=torch.float32, split_kv_groups_at=(1,))
+    split = load_model(small_checkpoint, device=CPU, dtype=torch.float32, group_layers=SPLIT)
     driver = PlanDriver(split)
     assert [pool.shape[1] for pool in driver.pools] == [1, 2]
 
@@ -300,7 +303,7 @@ def test_layers_in_two_groups_compute_what_they_do_in_one(
 
 def test_a_group_reads_the_pages_of_its_own_tables(small_checkpoint: Path) -> None:
     """The control of the test before: with a page of the second group lost, tokens differ."""
-    split = load_model(small_checkpoint, device=CPU, dtype=torch.float32, split_kv_groups_at=(1,))
+    split = load_model(small_checkpoint, device=CPU, dtype=torch.float32, group_layers=SPLIT)
     driver = PlanDriver(split)
     first = driver.add(0, PROMPT)
     expected = driver.generate([first], 8)[0]

@@ -104,6 +104,8 @@ def test_heads_that_cannot_be_divided_are_refused(
 class Unmet:
     """The collectives of a rank whose model is only loaded."""
 
+    is_capturable = False
+
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size

@@ -160,6 +160,14 @@ def test_a_prompt_that_ends_within_a_cached_one_leaves_its_window_to_l2() -> Non
     assert windows_in_l2(driver, PROMPT) == [3, 4, 8, 9]
 
 
+def test_a_prefix_that_is_taken_up_leaves_its_window_to_l2() -> None:
+    driver = driver_with()
+    serve(driver, PROMPT, max_tokens=1)
+    parting = [*PROMPT[:24], *[100] * 9]
+    assert serve(driver, parting, max_tokens=1)["l1"] == 24
+    assert windows_in_l2(driver, parting) == [4, 5, 6, 7]
+
+
 def test_a_hit_in_l2_leases_one_window() -> None:
     driver = driver_with()
     keys = driver.keys(PROMPT)

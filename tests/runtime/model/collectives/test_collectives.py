@@ -124,9 +124,8 @@ def sum_in_a_graph(collectives: Collectives, device: torch.device) -> dict[str, 
 
 
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize("are_processes", [False, True])
-def test_collectives_replay_from_a_cuda_graph(are_processes: bool, tmp_path: Path) -> None:
-    lane = Lane(size=2, device="cuda", are_processes=are_processes)
+def test_collectives_replay_from_a_cuda_graph(tmp_path: Path) -> None:
+    lane = Lane(size=2, device="cuda", are_processes=True)
 
     by_rank = lane.run(tmp_path / "meeting", sum_in_a_graph)
 
@@ -134,7 +133,7 @@ def test_collectives_replay_from_a_cuda_graph(are_processes: bool, tmp_path: Pat
         both = 2 * value + 1
         assert found == [(4 * both, 4 * both), (both, both), (value, value + 1)]
     assert by_rank[0]["found"] == by_rank[1]["found"]
-    assert [each["is_symmetric"] for each in by_rank] == [are_processes] * 2
+    assert all(each["is_symmetric"] for each in by_rank)
 
 
 def test_a_lane_of_one_meets_nobody() -> None:

@@ -1,0 +1,53 @@
+"""The ranks of a lane as processes: what threads cannot show is how they meet and sum there."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.model.families.table import Family
+from tests.exactness.engines import engine_config, make_prompts
+from tests.exactness.reference import NUM_TOKENS, Expected, References
+
+PROMPTS = make_prompts(71, [100, 49, 1, 130])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
+@pytest.mark.parametrize("family", [Family.QWEN3_MOE])
+async def test_ranks_in_processes_generate_the_tokens_of_transformers(
+    family: Family,
+    device: str,
+    references: References,
+    ray_cluster: PrivateCluster,
+    tmp_path: Path,
+) -> None:
+    reference = references(family)
+    config = engine_config(
+        reference.folder,
+        tmp_path,
+        model={"device": device, "dtype": "float32"},
+        parallel={"tp": 2},
+    )
+
+    async with await AsyncLLM.start(config, name="exact") as engine:
+        for _ in range(2):  # cold, then from L1
+            answers = await asyncio.gather(*(answer(engine, prompt) for prompt in PROMPTS))
+            for expected, token_ids in zip(reference.expect(PROMPTS), answers, strict=True):
+                num_decided = count_decided(expected)
+                assert token_ids[:num_decided] == expected.token_ids[:num_decided]
+
+
+async def answer(engine: AsyncLLM, prompt: tuple[int, ...]) -> list[int]:
+    """Greedy tokens."""
+    params = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "output_kind": "final"}
+    [output] = [output async for output in engine.generate(list(prompt), params)]
+    return output.outputs[0].token_ids
+
+
+def count_decided(expected: Expected) -> int:
+    """Tokens before the first that rounding may choose."""
+    return next((i for i in range(NUM_TOKENS) if not expected.is_decided(i)), NUM_TOKENS)
