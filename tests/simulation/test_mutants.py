@@ -102,6 +102,20 @@ def abandon_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lane, "pids", property(lambda lane: pids(lane)[:1]))
 
 
+def abandon_for_the_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a rank is lost, host pages wait for its exit alone, while its peers may still copy."""
+    lose_rank = core.SchedulerCore._lose_rank
+
+    def lose(self: core.SchedulerCore, rank: int, now_s: float) -> None:
+        attached = self._replica.lanes[rank // self.settings.ranks_per_lane].attached
+        pids = (attached[rank].pid,)
+        with monkeypatch.context() as of_one:
+            of_one.setattr(Lane, "pids", property(lambda lane: pids))
+            lose_rank(self, rank, now_s)
+
+    monkeypatch.setattr(core.SchedulerCore, "_lose_rank", lose)
+
+
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is given back when its load is sent."""
     take_loads = planning._take_loads
@@ -168,6 +182,23 @@ NO_QUARANTINE = Case(
         stop_fraction=0.5,
     ),
 )
+LATENT_SHARES_AT_DEATH = Workload(
+    seed=0,
+    settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
+    l2_pages=40,
+    storage=None,
+    faults=Faults(copy_s=0.6, linger_s=1.2, link_delay_s=0.0005),
+    num_rank_kills=16,
+    num_requests=80,
+    span_s=4.0,
+    num_prefixes=12,
+    prefix_tokens=(24, 40),
+    max_output_tokens=12,
+    salt_fraction=0.0,
+    abort_fraction=0.0,
+    stop_fraction=0.0,
+)
+"""Each rank of a lane copies a share for its peers, and ranks die while they do."""
 CASES = [
     NO_QUARANTINE,
     Case(
@@ -220,25 +251,8 @@ CASES = [
             salt_fraction=0.0,
         ),
     ),
-    Case(
-        mutant=abandon_for_one_process,
-        workload=Workload(
-            seed=0,
-            settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
-            l2_pages=40,
-            storage=None,
-            faults=Faults(copy_s=0.6, linger_s=1.2, link_delay_s=0.0005),
-            num_rank_kills=16,
-            num_requests=80,
-            span_s=4.0,
-            num_prefixes=12,
-            prefix_tokens=(24, 40),
-            max_output_tokens=12,
-            salt_fraction=0.0,
-            abort_fraction=0.0,
-            stop_fraction=0.0,
-        ),
-    ),
+    Case(mutant=abandon_for_one_process, workload=LATENT_SHARES_AT_DEATH),
+    Case(mutant=abandon_for_the_dead_rank, workload=LATENT_SHARES_AT_DEATH),
     Case(
         mutant=early_lease_end,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),

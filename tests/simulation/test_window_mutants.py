@@ -9,8 +9,15 @@ import pytest
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.scheduler import publishing
 from raydix.runtime.scheduler.backups import BackupQueue
-from tests.simulation.layouts import FULL_AND_WINDOW
-from tests.simulation.test_mutants import SLOW_COPIES, Case, find
+from tests.simulation.layouts import FULL_AND_LATENT, FULL_AND_WINDOW, WINDOWED
+from tests.simulation.test_mutants import (
+    NO_QUARANTINE,
+    SLOW_COPIES,
+    Case,
+    find,
+    no_quarantine,
+    one_rank_acknowledgement,
+)
 from tests.simulation.workload import BASE_SETTINGS, Workload
 
 MIXED = replace(
@@ -19,6 +26,13 @@ MIXED = replace(
     num_pages=(40, 12),
     num_lanes=1,
 )
+OF_TWO_RANKS = replace(
+    MIXED,
+    layout=replace(FULL_AND_LATENT, groups=(*FULL_AND_LATENT.groups, WINDOWED)),
+    num_pages=(40, 40, 14),
+    ranks_per_lane=2,
+)
+"""Whole pages, windows, and latents of which each rank copies a share for the other."""
 
 
 def pins_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +110,14 @@ CASES = [
     Case(
         mutant=evicted_windows_are_backed_up,
         workload=Workload(seed=0, settings=MIXED, l2_pages=16, storage=None, num_requests=40),
+    ),
+    # What `test_mutants` breaks shows with windows, too.
+    Case(mutant=no_quarantine, workload=replace(NO_QUARANTINE.workload, settings=MIXED)),
+    Case(
+        mutant=one_rank_acknowledgement,
+        workload=Workload(
+            seed=0, settings=OF_TWO_RANKS, storage=None, faults=SLOW_COPIES, salt_fraction=0.0
+        ),
     ),
 ]
 

@@ -18,6 +18,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.request import MAX_LOSSES
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import BASE, CLIENT, CoreDriver
+from tests.runtime.scheduler.page_census import check_pages
 
 NUM_LANES = 2
 FULL = BASE.layout
@@ -250,6 +251,12 @@ class CoreMachine(RuleBasedStateMachine):
     def link_of_host_breaks(self) -> None:
         self.driver.lose_host()
         self.driver.attach_host()
+
+    @invariant()
+    def pages_of_each_pool_are_conserved(self) -> None:
+        if hasattr(self, "driver"):
+            for lane in self.driver.core._replica.lanes:
+                check_pages(lane)
 
     @invariant()
     def answers_are_exact(self) -> None:
