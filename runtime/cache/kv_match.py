@@ -1,6 +1,6 @@
 """How much of a prompt its cached pages cover, over all KV groups, and in which tiers they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raydix.runtime.config.kv_layout import KvGroup
@@ -73,6 +73,20 @@ def longest_prefix(reaches: Sequence[int | None], gaps: Sequence[bytes], max_pag
         for group_gaps, window in windows:
             num_pages = _longest_windowed(group_gaps, window, num_pages)
     return num_pages
+
+
+def last_window_end(has_page: Callable[[int], bool], reach: int, max_pages: int) -> int:
+    """The last end up to `max_pages` before which a WINDOW group has the pages that it needs.
+
+    Asks about as few pages as it can: in a long chain that has no window, one in `reach`.
+    """
+    end = max_pages
+    # A gap takes away all ends behind it whose windows it is in: the first one takes most.
+    while (
+        gap := next((page for page in range(max(0, end - reach), end) if not has_page(page)), None)
+    ) is not None:
+        end = gap
+    return end
 
 
 def _longest_windowed(gaps: bytes, num_needed: int, max_pages: int) -> int:

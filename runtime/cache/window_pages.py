@@ -10,6 +10,7 @@ Where a conversation went on, the window of the turn before is not kept: in a fu
 push out those of other conversations, whose turn comes sooner.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -60,7 +61,8 @@ class WindowPages:
 
         self._shares: dict[RadixNode, _Share] = {}
         """Of all nodes of which the group holds anything."""
-        self._inner: dict[RadixNode, None] = {}
+        # Not a dict, which would look for its first entry among all that have left it.
+        self._inner: OrderedDict[RadixNode, None] = OrderedDict()
         """Those that can lose pages before such a window, oldest first."""
         self._order = SortedEntries()
         """Those that can lose pages of such a window."""

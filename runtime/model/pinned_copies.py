@@ -52,17 +52,20 @@ class PinnedCopies:
         self._in_use.append((ended, pinned))
 
 
-class _DeviceArray:
-    """Tells torch where memory that a CUDA device can reach is, and how it is laid out."""
-
-    def __init__(self, pinned: Tensor) -> None:
-        self._pinned = pinned
-        self.__cuda_array_interface__ = pinned.numpy().__array_interface__
-
-
 def on_device(pinned: Tensor) -> Tensor:
-    """The same memory as a tensor of the current CUDA device, which reaches it over the bus."""
+    """The same memory as a tensor of the current CUDA device, which reaches it over the bus.
+
+    `pinned` has to outlive it.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
     if not pinned.numel():
         # Memory of no bytes has no address.
-        return torch.empty_like(pinned, device="cuda")
-    return torch.as_tensor(_DeviceArray(pinned), device="cuda")
+        return torch.empty_like(pinned, device=device)
+
+    # Whichever device was current when the memory was pinned: an array interface would copy what
+    # another thread pinned for its own, and results would be written into the copy.
+    storage = torch._C._construct_storage_from_data_pointer(
+        pinned.data_ptr(), device, pinned.nbytes
+    )
+    alias = torch.empty(0, dtype=pinned.dtype, device=device)
+    return alias.set_(storage, 0, pinned.shape, pinned.stride())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydix.runtime.cache.kv_match import match_groups
+from raydix.runtime.cache.kv_match import last_window_end, match_groups
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
@@ -63,9 +63,6 @@ def find_prefix(
 
     num_pages, loads = num_l1_pages, _no_loads(settings)
     if host is not None and num_l1_pages < stop:
-        for group, reach in enumerate(settings.reaches):
-            if reach is not None:
-                maps[group] = _add_l2(host, group, maps[group], keys)
         num_pages, loads = _match_with_l2(settings, host, maps, keys, num_l1_pages)
 
     return CachedPrefix(
@@ -138,15 +135,32 @@ def _in_l1(page_ids: Int32Array, num_path: int, num_pages: int) -> bytes:
     return held.astype(np.uint8).tobytes() + _NOWHERE * (num_pages - num_path)
 
 
-def _add_l2(host: HostView, group: int, pages: bytes, keys: bytes) -> bytes:
-    """A map with those pages, too, that L1 lacks and L2 holds."""
-    found = bytearray(pages)
-    page = pages.find(_NOWHERE)
-    while page >= 0:
-        if host.has_page(group, keys, page):
-            found[page] = PageSource.L2
-        page = pages.find(_NOWHERE, page + 1)
-    return bytes(found)
+def _add_last_windows(
+    settings: SchedulerSettings, host: HostView, maps: list[bytes], keys: bytes, stop: int
+) -> int:
+    """Add to the maps what L2 holds of the last windows that all groups have before one end.
+
+    Returns that end. Of a long chain L2 holds few windows, so few of its pages are asked about.
+    """
+    former = None
+    while former != stop:
+        former = stop
+        for group, reach in enumerate(settings.reaches):
+            if reach is not None:
+                stop = _add_last_window(host, group, reach, maps, keys, stop)
+    return stop
+
+
+def _add_last_window(
+    host: HostView, group: int, reach: int, maps: list[bytes], keys: bytes, stop: int
+) -> int:
+    pages = maps[group]
+    end = last_window_end(
+        lambda page: pages[page] == PageSource.L1 or host.has_page(group, keys, page), reach, stop
+    )
+    window = slice(max(0, end - reach), end)
+    maps[group] = pages[: window.start] + pages[window].replace(_NOWHERE, _L2) + pages[end:]
+    return end
 
 
 def _match_with_l2(
@@ -155,6 +169,7 @@ def _match_with_l2(
     """The longest prefix whose missing pages can be leased, and these pages per group."""
     stop = len(maps[0])
     while True:
+        stop = _add_last_windows(settings, host, maps, keys, stop)
         found = match_groups(
             settings.layout.groups, [pages[:stop] for pages in maps], page_size=settings.page_size
         )

@@ -19,7 +19,15 @@ from tests.exactness.reference import Reference, References
 _HEADS = {"num_attention_heads": 12}
 """Four ranks have three query heads each; of the 2 KV heads two ranks have the same one."""
 _LATENT_HEADS = {**_HEADS, "num_key_value_heads": 12}
-_OVERRIDES = {Family.DEEPSEEK_V2: _LATENT_HEADS, Family.DEEPSEEK_V3: _LATENT_HEADS}
+_UNTIED = {**_HEADS, "tie_word_embeddings": False}
+"""A small random Gemma with tied embeddings says its prompt's last token for ever."""
+_OVERRIDES = {
+    Family.DEEPSEEK_V2: _LATENT_HEADS,
+    Family.DEEPSEEK_V3: _LATENT_HEADS,
+    Family.GEMMA2: _UNTIED,
+    Family.GEMMA3: _UNTIED,
+    Family.GEMMA3_WITH_VISION: _UNTIED,
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,16 +40,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     """The checkpoint of a family with two layers, made on first use."""
-    made: dict[Family, Reference] = {}
+    made: dict[tuple[Family, int | None], Reference] = {}
 
-    def get(family: Family) -> Reference:
-        if family not in made:
+    def get(family: Family, window: int | None = None) -> Reference:
+        if (family, window) not in made:
             folder = tmp_path_factory.mktemp(family.name)
             overrides = _OVERRIDES.get(family, _HEADS)
-            made[family] = Reference(
+            if window is not None:
+                overrides = {**overrides, "sliding_window": window}
+            made[family, window] = Reference(
                 make_checkpoint(folder, family, seed=11, num_hidden_layers=2, **overrides)
             )
-        return made[family]
+        return made[family, window]
 
     return get
 

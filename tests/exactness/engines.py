@@ -12,9 +12,14 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine
 from tests.exactness.reference import GREEDY, Expected, Prompt, assert_exact, generate
 
+CACHING_KINDS = [Family.QWEN3, Family.MISTRAL, Family.GEMMA3, Family.DEEPSEEK_V3]
+"""Whose layers see everything, see a window, do the one or the other, keep latents."""
+WINDOWED = [Family.MISTRAL, Family.GEMMA2, Family.GPT_OSS]
+"""All or every other one of their layers look back over 20 tokens: at two pages before a page."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 """Every suite that takes them runs on one GPU, too."""
 PLACES = [
@@ -47,6 +52,7 @@ def make_prompts(seed: int, lengths: Sequence[int], num_shared: int = 0) -> list
 def engine_config(folder: Path, l3: Path | None = None, **sections: Any) -> EngineConfig:
     """A small engine on the cpu in which every page is worth a fetch and a load, however slow.
 
+    L1 has room for all windows, so that a prefix can be taken up wherever they were computed.
     `sections` are laid over it.
     """
     base: dict[str, Any] = {
@@ -54,7 +60,7 @@ def engine_config(folder: Path, l3: Path | None = None, **sections: Any) -> Engi
         "cache": {
             "page_size": PAGE_SIZE,
             "load": "always",
-            "l1": {"num_pages": 128},
+            "l1": {"num_pages": 128, "tokens_per_window": PAGE_SIZE},
             "l2": {"bytes_per_node": "4MiB"},
             "l3": None if l3 is None else {"backend": "file", "path": str(l3)},
             "prefetch": {"strategy": "wait_complete", "min_tokens": 1},

@@ -1,10 +1,10 @@
 """What transformers' own `generate` says of prompts, and the comparison with it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -77,7 +77,13 @@ class Reference:
             )
 
 
-References = Callable[[Family], Reference]
+class References(Protocol):
+    """A small checkpoint of each family, in transformers."""
+
+    def __call__(self, family: Family, window: int | None = None) -> Reference:
+        """`window`: other than the family's checkpoints have, in tokens."""
+
+
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 
 

@@ -16,6 +16,7 @@ from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from tests.exactness.engines import (
+    CACHING_KINDS,
     assert_all_exact,
     cacheable_tokens,
     count_tokens,
@@ -93,10 +94,11 @@ async def change_under_traffic(
     return rounds
 
 
+@pytest.mark.parametrize("family", CACHING_KINDS)
 async def test_pages_of_an_attached_storage_are_those_that_a_cold_start_looks_for(
-    references: References, tmp_path: Path
+    family: Family, references: References, tmp_path: Path
 ) -> None:
-    reference = references(Family.QWEN3)
+    reference = references(family)
     async with in_process_engine(engine_config(reference.folder)) as engine:
         await run(engine, PROMPTS[:2], 1)
         await engine.settle()
@@ -109,15 +111,16 @@ async def test_pages_of_an_attached_storage_are_those_that_a_cold_start_looks_fo
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
 
 
+@pytest.mark.parametrize("family", [Family.QWEN3, Family.GPT_OSS])
 async def test_pages_that_storage_lost_are_written_again_and_found_after_a_restart(
-    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: Family, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def impatient(*arguments: Any, **named: Any) -> HostSettings:
         settings = host_settings(*arguments, **named)
         return replace(settings, storage=replace(settings.storage, exists_interval_s=0.0))
 
     monkeypatch.setattr(engine_actors, "host_settings", impatient)
-    reference = references(Family.QWEN3)
+    reference = references(family)
     config = engine_config(reference.folder, tmp_path)
     async with in_process_engine(config) as engine:
         await run(engine, PROMPTS, 1)

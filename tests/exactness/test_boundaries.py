@@ -1,4 +1,4 @@
-"""A match may end at any page, in any tier."""
+"""A match may end at any page, in any tier: where sliding windows reach back, if they are there."""
 
 from pathlib import Path
 
@@ -7,27 +7,38 @@ import pytest
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import (
+    CACHING_KINDS,
     PAGE_SIZE,
+    WINDOWED,
     assert_all_exact,
     count_tokens,
     engine_config,
     make_prompts,
     run,
 )
+from tests.exactness.held import usable_pages
 from tests.exactness.reference import References
 from tests.exactness.states import State, reach
 
 [PROMPT] = make_prompts(21, [100])
 NUM_PAGES = len(PROMPT) // PAGE_SIZE
 NUM_TOKENS = 24
+TIERS = [State.L1, State.L2, State.L3]
+ENDS = [
+    *((Family.QWEN3, tier, 1) for tier in TIERS),
+    *((family, State.L3, 1) for family in CACHING_KINDS if family is not Family.QWEN3),
+    (Family.MISTRAL, State.L1, 2),
+    (Family.GEMMA3, State.L2, 2),
+    (Family.DEEPSEEK_V3, State.L2, 2),
+]
 
 
-@pytest.mark.parametrize("state", [State.L1, State.L2, State.L3])
+@pytest.mark.parametrize(("family", "state", "tp"), ENDS)
 async def test_match_ends_at_each_page_boundary(
-    state: State, references: References, tmp_path: Path
+    family: Family, state: State, tp: int, references: References, tmp_path: Path
 ) -> None:
-    reference = references(Family.QWEN3)
-    config = engine_config(reference.folder, tmp_path)
+    reference = references(family)
+    config = engine_config(reference.folder, tmp_path, parallel={"tp": tp})
 
     async with in_process_engine(config) as engine:
         for num_pages in range(NUM_PAGES + 1):
@@ -42,8 +53,37 @@ async def test_match_ends_at_each_page_boundary(
         await engine.check()
 
 
-async def test_eviction_leaves_any_number_of_pages(references: References) -> None:
-    reference = references(Family.LLAMA)
+@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("state", TIERS)
+async def test_a_branch_begins_at_the_last_page_before_it_that_has_its_window(
+    state: State, family: Family, references: References, tmp_path: Path
+) -> None:
+    """L1 has room for every window; below it only that before the end of the prompt is kept."""
+    reference = references(family)
+    config = engine_config(reference.folder, tmp_path)
+    branches = [
+        (*PROMPT[: num_shared * PAGE_SIZE], *tail)
+        for num_shared, tail in enumerate(make_prompts(22, [40] * (NUM_PAGES + 1)))
+    ]
+    expected = reference.expect(branches)
+
+    async with in_process_engine(config) as engine:
+        for num_shared, branch in enumerate(branches):
+            await engine.flush(l3=True)
+            await reach(engine, config, state, [PROMPT])
+            num_usable = usable_pages(engine, state, branch, tmp_path)
+            assert num_usable == (num_shared if state is State.L1 or num_shared == NUM_PAGES else 0)
+
+            outputs = await run(engine, [branch], NUM_TOKENS)
+            await assert_all_exact(engine, expected[num_shared : num_shared + 1], outputs)
+            assert count_tokens(outputs, state.value) == num_usable * PAGE_SIZE
+            await engine.settle()
+        await engine.check()
+
+
+@pytest.mark.parametrize("family", [Family.LLAMA, *WINDOWED[:2]])
+async def test_eviction_leaves_any_number_of_pages(family: Family, references: References) -> None:
+    reference = references(family)
     total_pages = 16
     config = engine_config(reference.folder, cache={"l1": {"num_pages": total_pages}, "l2": None})
     found: set[int] = set()
@@ -51,12 +91,34 @@ async def test_eviction_leaves_any_number_of_pages(references: References) -> No
     async with in_process_engine(config) as engine:
         for filler_pages in range(total_pages - NUM_PAGES - 3, total_pages):
             await engine.flush_l1()
-            for num_pages in range(1, NUM_PAGES + 1):  # a node of the radix tree for each page
+            # A node of the radix tree for each page; the windows of long prefixes go first.
+            for num_pages in range(NUM_PAGES, 0, -1):
                 await run(engine, [PROMPT[: num_pages * PAGE_SIZE]], 1)
-            await run(engine, make_prompts(filler_pages, [filler_pages * PAGE_SIZE]), 1)
+            for filler in make_prompts(filler_pages, [PAGE_SIZE] * filler_pages):
+                await run(engine, [filler], 1)
+            num_usable = usable_pages(engine, State.L1, PROMPT)
+
             outputs = await run(engine, [PROMPT], NUM_TOKENS)
             await assert_all_exact(engine, reference.expect([PROMPT]), outputs)
-            found.add(outputs[0].num_cached_tokens // PAGE_SIZE)
+            assert outputs[0].num_cached_tokens == num_usable * PAGE_SIZE
+            found.add(num_usable)
         await engine.check()
 
     assert found == set(range(NUM_PAGES + 1))
+
+
+async def test_a_prompt_that_is_cached_whole_finds_the_window_of_its_last_token(
+    references: References,
+) -> None:
+    """That token is computed again, and with it the last page: only before that is its window."""
+    reference = references(Family.MISTRAL, window=PAGE_SIZE + 1)
+    prompts = make_prompts(23, [96, 64, 16])
+    config = engine_config(reference.folder, cache={"l2": None})
+
+    async with in_process_engine(config) as engine:
+        await reach(engine, config, State.L1, prompts)
+        outputs = await run(engine, prompts, NUM_TOKENS)
+        await assert_all_exact(engine, reference.expect(prompts), outputs)
+        num_usable = sum((len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE for prompt in prompts)
+        assert count_tokens(outputs, "l1") == num_usable
+        await engine.check()

@@ -26,6 +26,12 @@ from tests.exactness.states import State
 PROMPTS = make_prompts(47, [100, 81, 64, 37])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 CODECS = ["int8", "fp8"]
+CASES = [
+    *((Family.QWEN3, codec) for codec in CODECS),
+    (Family.MISTRAL, "int8"),
+    (Family.GEMMA3, "fp8"),
+]
+LAST_PAGE = len(PROMPTS[0]) // PAGE_SIZE - 1
 NUM_TOKENS = 8
 SAMPLING = {"temperature": 0.0, "logprobs": 20}
 MAX_LOGPROB_ERROR = {"int8": 0.25, "fp8": 1.0}
@@ -56,11 +62,11 @@ async def ask(engine: InProcessEngine) -> list[RequestOutput]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("family", "codec"), CASES)
 async def test_a_hit_in_l2_is_counted_and_near_the_cold_run(
-    references: References, codec: str, device: str
+    references: References, family: Family, codec: str, device: str
 ) -> None:
-    config = codec_config(references(Family.QWEN3).folder, codec, device=device)
+    config = codec_config(references(family).folder, codec, device=device)
     async with in_process_engine(config) as engine:
         cold = await ask(engine)
         await engine.settle()
@@ -73,12 +79,12 @@ async def test_a_hit_in_l2_is_counted_and_near_the_cold_run(
         await engine.check()
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("family", "codec"), CASES)
 async def test_a_wrong_page_would_be_noticed(
-    references: References, codec: str, tmp_path: Path
+    references: References, family: Family, codec: str, tmp_path: Path
 ) -> None:
     """The poisoned control of the test above."""
-    config = codec_config(references(Family.QWEN3).folder, codec)
+    config = codec_config(references(family).folder, codec)
     async with in_process_engine(config) as engine:
         cold = await ask(engine)
         await engine.settle()
@@ -98,11 +104,11 @@ async def test_what_never_left_l1_is_exact(references: References) -> None:
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("family", "codec"), CASES)
 async def test_a_restart_finds_the_same_pages_in_l3(
-    references: References, codec: str, tmp_path: Path
+    references: References, family: Family, codec: str, tmp_path: Path
 ) -> None:
-    config = codec_config(references(Family.QWEN3).folder, codec, tmp_path)
+    config = codec_config(references(family).folder, codec, tmp_path)
     async with in_process_engine(config) as engine:
         await run(engine, PROMPTS, 1)
         await engine.settle()
@@ -117,7 +123,7 @@ async def test_a_restart_finds_the_same_pages_in_l3(
         await engine.check()
 
     assert max(logprob_errors(from_l2, from_l3)) < 1e-4
-    object_bytes = object_path(tmp_path, PROMPTS[0], 0).read_bytes()
+    object_bytes = object_path(tmp_path, PROMPTS[0], LAST_PAGE).read_bytes()
     assert object_bytes[6:8] == {"int8": b"\1\0", "fp8": b"\2\0"}[codec]
 
 

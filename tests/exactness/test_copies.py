@@ -54,10 +54,11 @@ def slow_config(reference: Reference, device: str) -> EngineConfig:
     )
 
 
+@pytest.mark.parametrize("family", [Family.QWEN2, Family.GEMMA2, Family.DEEPSEEK_V2])
 async def test_rows_wait_for_each_layer_of_a_slow_load(
-    references: References, device: str, monkeypatch: pytest.MonkeyPatch
+    family: Family, references: References, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = references(Family.QWEN2)
+    reference = references(family)
     config = slow_config(reference, device)
     wait_layer = TRANSFERS[device].wait_layer
     awaited: list[tuple[int, int]] = []
@@ -77,10 +78,11 @@ async def test_rows_wait_for_each_layer_of_a_slow_load(
     assert {layer for _, layer in awaited} == {0, 1}
 
 
+@pytest.mark.parametrize("family", [Family.QWEN2, Family.GEMMA2, Family.DEEPSEEK_V2])
 async def test_comparison_fails_if_rows_do_not_wait(
-    references: References, device: str, monkeypatch: pytest.MonkeyPatch
+    family: Family, references: References, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = references(Family.QWEN2)
+    reference = references(family)
     config = slow_config(reference, device)
 
     def no_wait(*_: Any) -> None:

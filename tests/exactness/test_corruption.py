@@ -26,7 +26,7 @@ from tests.exactness.engines import (
 from tests.exactness.l3_damage import StoredObjects
 from tests.exactness.l3_stores import EMPTY_IS_REFUSED, L3_BACKENDS, l3_store
 from tests.exactness.poison import page_key
-from tests.exactness.reference import Prompt, References
+from tests.exactness.reference import Prompt, Reference, References
 from tests.runtime.storage.bad_objects import FOUND_AS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_PAGES = cacheable_tokens(PROMPT) // PAGE_SIZE
 BAD_PAGE = 2
 NUM_TOKENS = 24
+VICTIMS = [*((backend, Family.QWEN3) for backend in L3_BACKENDS), ("file", Family.DEEPSEEK_V2)]
 OTHER_WEIGHTS = bytes([0xA5]) * NAMESPACE_BYTES
 
 
@@ -43,6 +44,7 @@ class Victim:
     """An engine on one backend, and its answer when nothing was cached."""
 
     backend: str
+    reference: Reference
     engine: InProcessEngine
     stored: StoredObjects
     cold: RequestOutput
@@ -88,17 +90,18 @@ class Victim:
         }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=L3_BACKENDS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=VICTIMS)
 async def victim(
     request: pytest.FixtureRequest, references: References, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Victim]:
-    reference = references(Family.QWEN3)
-    with l3_store(request.param, tmp_path_factory.mktemp(request.param)) as l3:
+    backend, family = request.param
+    reference = references(family)
+    with l3_store(backend, tmp_path_factory.mktemp(backend)) as l3:
         config = engine_config(reference.folder, cache={"l3": l3})
         async with in_process_engine(config) as engine:
             [cold] = await run(engine, [PROMPT], NUM_TOKENS)
             await assert_all_exact(engine, reference.expect([PROMPT]), [cold])
-            yield Victim(request.param, engine, StoredObjects(engine), cold)
+            yield Victim(backend, reference, engine, StoredObjects(engine), cold)
 
 
 async def assert_counted_and_healed(victim: Victim, status: ObjectStatus, reason: str) -> None:
@@ -169,9 +172,7 @@ async def test_object_gone_between_exists_and_read(victim: Victim) -> None:
     await assert_counted_and_healed(victim, ObjectStatus.MISSING, "not_found")
 
 
-async def test_comparison_fails_on_wrong_bytes_under_a_right_header(
-    victim: Victim, references: References
-) -> None:
+async def test_comparison_fails_on_wrong_bytes_under_a_right_header(victim: Victim) -> None:
     await victim.store()
     payload = (await victim.read(OTHER, BAD_PAGE))[OBJECT_HEADER_BYTES:]
     poison = victim.stored.signed(payload, page_key(PROMPT, BAD_PAGE), victim.stored.namespace)
@@ -182,4 +183,4 @@ async def test_comparison_fails_on_wrong_bytes_under_a_right_header(
     assert nonzero(reads) == {"ok": victim.num_objects}
     assert output.outputs[0].token_ids != victim.cold.outputs[0].token_ids
     with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
-        await assert_all_exact(victim.engine, references(Family.QWEN3).expect([PROMPT]), [output])
+        await assert_all_exact(victim.engine, victim.reference.expect([PROMPT]), [output])

@@ -46,17 +46,27 @@ async def test_each_degree_goes_on_from_the_pages_of_those_before(
             await engine.check()
 
 
-@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (2, 4), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("family", "group", "writers", "readers"),
+    [
+        *((Family.QWEN3, 0, *degrees) for degrees in [(2, 1), (2, 4), (1, 2), (4, 2)]),
+        (Family.MISTRAL, 0, 2, 1),
+        (Family.GEMMA3, 0, 2, 4),
+        (Family.GEMMA3, 1, 4, 2),
+        (Family.DEEPSEEK_V3, 0, 2, 4),
+        (Family.DEEPSEEK_V3, 0, 4, 1),
+    ],
+)
 async def test_comparison_fails_on_a_wrong_page_of_another_degree(
-    writers: int, readers: int, references: References, tmp_path: Path
+    family: Family, group: int, writers: int, readers: int, references: References, tmp_path: Path
 ) -> None:
-    reference = references(Family.QWEN3)
+    reference = references(family)
     prompts = make_prompts(31, [100, 100])
     config = engine_config(reference.folder, tmp_path, parallel={"tp": writers})
     async with in_process_engine(config) as engine:
         await run(engine, prompts, 1)
         await engine.settle()
-        poison(engine, tmp_path, State.L3, Poison.ANOTHER, *prompts)
+        poison(engine, tmp_path, State.L3, Poison.ANOTHER, *prompts, group)
 
     config = engine_config(reference.folder, tmp_path, parallel={"tp": readers})
     async with in_process_engine(config) as engine:

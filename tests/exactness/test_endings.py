@@ -90,15 +90,24 @@ async def test_overload_is_told_at_once_and_hurts_nobody_else(references: Refere
         await engine.check()
 
 
-@pytest.mark.parametrize("state", [State.COLD, State.L1, State.L2, State.L3])
+@pytest.mark.parametrize(
+    ("family", "state", "tp"),
+    [
+        *((Family.QWEN3_MOE, state, 1) for state in (State.COLD, State.L1, State.L2, State.L3)),
+        (Family.MISTRAL, State.L3, 1),
+        (Family.GPT_OSS, State.L2, 2),
+        (Family.DEEPSEEK_V2, State.L2, 2),
+    ],
+)
 async def test_abort_at_any_moment_leaves_nothing_behind(
-    state: State, references: References, tmp_path: Path
+    family: Family, state: State, tp: int, references: References, tmp_path: Path
 ) -> None:
     """Slow copies, few running requests: aborted in the queue, while loading, and with tokens."""
-    reference = references(Family.QWEN3_MOE)
+    reference = references(family)
     config = engine_config(
         reference.folder,
         tmp_path,
+        parallel={"tp": tp},
         cache={"l1": {"num_pages": 32, "copy_delay_s": 2e-3}},
         scheduler={"max_running_requests": 2},
     )

@@ -7,7 +7,6 @@ from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.checkpoints import LOGITS_TOLERANCE
 from tests.exactness.engines import (
-    PAGE_SIZE,
     assert_all_exact,
     cacheable_tokens,
     count_tokens,
@@ -36,8 +35,6 @@ async def test_tokens_equal_those_of_transformers_from_every_tier(
         tmp_path_factory.mktemp("l3"),
         model={"device": device, "dtype": "float32"},
         parallel={"tp": tp},
-        # Room in L1 for the windows of all that is asked: each tier must answer alone.
-        cache={"l1": {"tokens_per_window": PAGE_SIZE}},
     )
 
     async with in_process_engine(config) as engine:

@@ -3,9 +3,18 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
-from tests.exactness.engines import PAGE_SIZE, assert_all_exact, engine_config, make_prompts, run
+from tests.exactness.engines import (
+    CACHING_KINDS,
+    PAGE_SIZE,
+    assert_all_exact,
+    engine_config,
+    make_prompts,
+    run,
+)
 from tests.exactness.reference import References
 
 [PROMPT] = make_prompts(73, [100])
@@ -14,10 +23,11 @@ IN_L3 = {"l3": NUM_CACHED, "computed:partial_page": len(PROMPT) - NUM_CACHED}
 NUM_TOKENS = 12
 
 
+@pytest.mark.parametrize("family", CACHING_KINDS)
 async def test_request_after_a_prefetch_is_a_hit_in_l2(
-    references: References, tmp_path: Path
+    family: Family, references: References, tmp_path: Path
 ) -> None:
-    reference = references(Family.QWEN3)
+    reference = references(family)
     async with in_process_engine(engine_config(reference.folder, tmp_path)) as engine:
         await run(engine, [PROMPT], 1)
         await engine.settle()

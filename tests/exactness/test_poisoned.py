@@ -17,24 +17,36 @@ NUM_TOKENS = 24
 
 
 TIERS = [State.L1, State.L2, State.L3]
+MIXED = [Family.GEMMA2, Family.GEMMA3, Family.GEMMA3_WITH_VISION, Family.GPT_OSS]
+"""They have a KV group of windows, and one that sees everything."""
 CASES = [
-    *itertools.product([Family.QWEN3_MOE], TIERS, Poison, [1]),
-    *((family, State.L2, Poison.ANOTHER, 1) for family in Family if family is not Family.QWEN3_MOE),
-    # In L1 it is one rank's part of the page alone.
-    *itertools.product([Family.QWEN3], TIERS, [Poison.ANOTHER], [2]),
+    *itertools.product([Family.QWEN3_MOE], TIERS, Poison, [1], [0]),
+    *((each, State.L2, Poison.ANOTHER, 1, 0) for each in Family if each is not Family.QWEN3_MOE),
+    *((each, State.L2, Poison.ANOTHER, 1, 1) for each in MIXED),
+    # Windows, latents; in L1 it is one rank's part of the page alone, where ranks share pages out.
+    *itertools.product([Family.MISTRAL], [State.L1, State.L3], Poison, [1], [0]),
+    *itertools.product([Family.GPT_OSS], [State.L1, State.L3], [Poison.ZEROS], [2], [0, 1]),
+    *itertools.product([Family.QWEN3], TIERS, [Poison.ANOTHER], [2], [0]),
+    *itertools.product([Family.DEEPSEEK_V3], TIERS[1:], [Poison.ANOTHER], [2], [0]),
 ]
 
 
-@pytest.mark.parametrize(("family", "state", "kind", "tp"), CASES)
+@pytest.mark.parametrize(("family", "state", "kind", "tp", "group"), CASES)
 async def test_comparison_fails_on_a_wrong_page(
-    family: Family, state: State, kind: Poison, tp: int, references: References, tmp_path: Path
+    family: Family,
+    state: State,
+    kind: Poison,
+    tp: int,
+    group: int,
+    references: References,
+    tmp_path: Path,
 ) -> None:
     reference = references(family)
     config = engine_config(reference.folder, tmp_path, parallel={"tp": tp})
 
     async with in_process_engine(config) as engine:
         await reach(engine, config, state, PROMPTS)
-        poison(engine, tmp_path, state, kind, *PROMPTS)
+        poison(engine, tmp_path, state, kind, *PROMPTS, group)
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
 
         assert count_tokens(outputs, state.value) > 0

@@ -1,5 +1,7 @@
 """Pages from L3 that go on to L1 while others are awaited give the tokens of a cold run."""
 
+import pytest
+
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import in_process_engine
 from tests.exactness.engines import assert_all_exact, count_tokens, engine_config, make_prompts, run
@@ -14,8 +16,11 @@ CACHE = {
 }
 
 
-async def test_parts_loaded_while_others_are_awaited_are_exact(references: References) -> None:
-    reference = references(Family.QWEN3)
+@pytest.mark.parametrize("family", [Family.QWEN3, Family.GEMMA3, Family.DEEPSEEK_V2])
+async def test_parts_loaded_while_others_are_awaited_are_exact(
+    family: Family, references: References
+) -> None:
+    reference = references(family)
     config = engine_config(reference.folder, cache=CACHE, scheduler={"chunked_prefill_tokens": 64})
     async with in_process_engine(config) as engine:
         await run(engine, PROMPTS, 1)

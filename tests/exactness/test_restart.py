@@ -21,11 +21,22 @@ PROMPTS = make_prompts(81, [100, 64, 37])
 NUM_CACHEABLE = sum(cacheable_tokens(prompt) for prompt in PROMPTS)
 
 
-@pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize(
+    ("family", "write_policy"),
+    [
+        (Family.MIXTRAL, "write_through"),
+        (Family.MIXTRAL, "write_through_selective"),
+        (Family.MIXTRAL, "write_back"),
+        (Family.MISTRAL, "write_back"),
+        (Family.GEMMA2, "write_through_selective"),
+        (Family.GEMMA2, "write_back"),
+        (Family.DEEPSEEK_V2, "write_back"),
+    ],
+)
 async def test_clean_stop_keeps_the_pages(
-    write_policy: str, references: References, tmp_path: Path
+    family: Family, write_policy: str, references: References, tmp_path: Path
 ) -> None:
-    reference = references(Family.MIXTRAL)
+    reference = references(family)
     config = engine_config(reference.folder, tmp_path, cache={"write_policy": write_policy})
     async with in_process_engine(config) as engine:
         await compute(engine, config, PROMPTS)
@@ -37,9 +48,14 @@ async def test_clean_stop_keeps_the_pages(
         await engine.check()
 
 
-async def test_conversation_goes_on_after_a_restart(references: References, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family", [Family.QWEN3_MOE, Family.MISTRAL, Family.GPT_OSS, Family.DEEPSEEK_V3]
+)
+async def test_conversation_goes_on_after_a_restart(
+    family: Family, references: References, tmp_path: Path
+) -> None:
     """The second turn holds the first one's prompt and answer, and finds the pages of both."""
-    reference = references(Family.QWEN3_MOE)
+    reference = references(family)
     config = engine_config(reference.folder, tmp_path, parallel={"dp": 2})
     async with in_process_engine(config) as engine:
         [first] = await run(engine, PROMPTS[:1], NUM_TOKENS)

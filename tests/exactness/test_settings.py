@@ -27,10 +27,11 @@ NUM_IN_FULL_PAGES = sum(len(prompt) // PAGE_SIZE * PAGE_SIZE for prompt in PROMP
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 1234}
 
 
+@pytest.mark.parametrize("family", [Family.QWEN2, Family.MISTRAL, Family.GPT_OSS])
 async def test_without_prefix_caching_nothing_is_kept(
-    references: References, tmp_path: Path
+    family: Family, references: References, tmp_path: Path
 ) -> None:
-    reference = references(Family.QWEN2)
+    reference = references(family)
     config = engine_config(reference.folder, tmp_path, cache={"prefix_caching": False})
 
     async with in_process_engine(config) as engine:
@@ -108,12 +109,20 @@ async def test_a_seed_gives_the_same_sample_in_every_state(
     assert samples[0] != greedy
 
 
-@pytest.mark.parametrize("eviction", EvictionPolicy)
+@pytest.mark.parametrize(
+    ("family", "eviction"),
+    [
+        *((Family.LLAMA, eviction) for eviction in EvictionPolicy),
+        (Family.GEMMA2, EvictionPolicy.LRU),
+        (Family.GPT_OSS, EvictionPolicy.SLRU),
+        (Family.DEEPSEEK_V2, EvictionPolicy.LRU),
+    ],
+)
 async def test_tokens_do_not_depend_on_what_is_evicted(
-    eviction: EvictionPolicy, references: References
+    family: Family, eviction: EvictionPolicy, references: References
 ) -> None:
     """Conversations of two turns in an L1 and an L2 that hold less than half of them."""
-    reference = references(Family.LLAMA)
+    reference = references(family)
     config = engine_config(
         reference.folder,
         cache={"eviction": eviction, "l1": {"num_pages": 20}, "l2": {"bytes_per_node": "128KiB"}},

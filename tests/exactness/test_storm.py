@@ -7,6 +7,8 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from raydix.errors import DeadlineExceeded
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.api.outputs import RequestOutput
@@ -62,12 +64,15 @@ async def stream(
     return which, "finished", outputs
 
 
-async def test_no_answer_differs_whatever_storage_does(references: References) -> None:
-    reference = references(Family.QWEN3)
+@pytest.mark.parametrize(("family", "dp", "tp"), [(Family.QWEN3, 2, 1), (Family.GEMMA3, 1, 2)])
+async def test_no_answer_differs_whatever_storage_does(
+    family: Family, dp: int, tp: int, references: References
+) -> None:
+    reference = references(family)
     expected: list[Expected] = reference.expect(PROMPTS)
     config = engine_config(
         reference.folder,
-        parallel={"dp": 2},
+        parallel={"dp": dp, "tp": tp},
         cache={
             "l1": {"num_pages": 24},
             "l2": {"bytes_per_node": "192KiB"},

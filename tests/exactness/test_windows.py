@@ -23,7 +23,10 @@ from tests.exactness.reference import NUM_TOKENS, Prompt, References
 
 FAMILIES = [Family.GEMMA2, Family.MISTRAL]
 SHARED = 5 * PAGE_SIZE
-SMALL_POOL: dict[str, Any] = {"scheduler": {"max_running_requests": 2}}
+SMALL_POOL: dict[str, Any] = {
+    "cache": {"l1": {"tokens_per_window": 8192}},
+    "scheduler": {"max_running_requests": 2},
+}
 """The window pool has room for two requests, and little else."""
 
 
@@ -51,7 +54,7 @@ async def test_a_prefix_whose_windows_have_left_l1_takes_them_from_l2(
     fillers = make_prompts(8, [90] * 4)
     # All layers of Mistral share one pool: it has to be small.
     num_pages = 20 if family is Family.MISTRAL else 128
-    changes = {**SMALL_POOL, "cache": {"l1": {"num_pages": num_pages}}}
+    changes = {**SMALL_POOL, "cache": {"l1": {"num_pages": num_pages, "tokens_per_window": 8192}}}
     async with in_process_engine(engine_config(references(family).folder, **changes)) as engine:
         asker = Asker(engine, references, family)
         await asker.ask(prompt)

@@ -55,9 +55,9 @@ def read_soft_cap(config: Any, name: str) -> float | None:
     return None if getattr(config, name) is None else read_positive(config, name)
 
 
-def read_positive(config: Any, name: str) -> float:
-    """A number above 0."""
-    value = getattr(config, name)
+def read_positive(config: Any, name: str, default: float | None = None) -> float:
+    """A number above 0. `default`: where the library that reads configs does not know the field."""
+    value = getattr(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CheckpointError(f"{name} is {value!r}; expected a number above 0. {REMEDY}")
     return float(value)

@@ -23,6 +23,8 @@ from raydix.runtime.model.families.restoring import Tensors
 from raydix.runtime.model.families.weight_names import DECODER_NAMES
 from raydix.runtime.model.spec import LayerSpec, ModelSpec, MoeMlpSpec
 
+_SLOPE = 1.702
+"""Of the activation, where the config does not say."""
 _EXPERT_NAMES: Mapping[str, str] = {
     "layers.{}.attention": "model.layers.{}.self_attn",
     "layers.{}.mlp.router": "model.layers.{}.mlp.router",
@@ -47,7 +49,8 @@ def _read_spec(config: Any) -> ModelSpec:
         routing=SoftmaxRouting(renormalise=True),
         shared=None,
         glu=ClampedGlu(
-            slope=read_positive(config, "swiglu_alpha"), limit=read_positive(config, "swiglu_limit")
+            slope=read_positive(config, "swiglu_alpha", _SLOPE),
+            limit=read_positive(config, "swiglu_limit"),
         ),
         bias=True,
     )

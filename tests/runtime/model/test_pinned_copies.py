@@ -69,3 +69,18 @@ def test_memory_is_not_reused_while_it_is_read() -> None:
     arrived = [copies.to_device([np.full(1000, number)])[0] for number in range(50)]
 
     assert [tensor.unique().tolist() for tensor in arrived] == [[number] for number in range(50)]
+
+
+@pytest.mark.multi_gpu
+def test_results_arrive_in_memory_that_was_pinned_for_another_device() -> None:
+    """Pinned memory is handed out again, whichever device was current when it was pinned."""
+    with torch.cuda.device(0):
+        earlier = torch.full((4096,), -1, dtype=torch.int64).pin_memory()
+    del earlier
+
+    with torch.cuda.device(1):
+        tensor = torch.arange(4096, device="cuda")
+        arrived = PinnedCopies(torch.device("cuda", 1)).to_host(tensor)
+        torch.cuda.synchronize()
+
+    assert arrived.tolist() == list(range(4096))

@@ -110,6 +110,33 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
     assert not any(alone.loads)
 
 
+class CountingHost(HostView):
+    """Counts the pages that it is asked about one by one."""
+
+    num_asked = 0
+
+    def has_page(self, group: int, keys: bytes, page: int) -> bool:
+        self.num_asked += 1
+        return super().has_page(group, keys, page)
+
+
+def test_few_pages_of_a_long_chain_are_asked_about_to_find_its_windows() -> None:
+    layout, num_pages, checkpoint = LAYOUTS[-1], 4000, 1000
+    reach = max(each or 0 for each in layout.reaches)
+    keys = b"".join(page.to_bytes(KEY_BYTES, "little") for page in range(num_pages))
+    match = match_with(layout, num_pages, [set(), set()])
+
+    for in_l2, end in ((range(0), 0), (range(checkpoint - reach, checkpoint), checkpoint)):
+        host = CountingHost(len(layout.groups))
+        ready = b"".join(keys[page * KEY_BYTES :][:KEY_BYTES] for page in in_l2)
+        for group in range(len(layout.groups)):
+            host.mirror(MirrorUpdate(ready=mirror_keys(ready), group=group))
+        found = find_prefix(settings_of(layout), host, match, keys, max_pages=num_pages)
+
+        assert found.num_pages == end
+        assert host.num_asked <= num_pages / reach + 10 * reach
+
+
 def test_a_window_group_ends_in_l1_where_its_last_window_does() -> None:
     layout = LAYOUTS[2]
     match = match_with(layout, 8, [set(), {1, 2, 3, 5, 7}])
