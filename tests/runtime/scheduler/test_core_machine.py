@@ -14,6 +14,7 @@ from raydix.runtime.config.policies import (
     SchedulingPolicy,
     WritePolicy,
 )
+from raydix.runtime.config.pool_sizes import least_window_pages
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.request import MAX_LOSSES
 from raydix.runtime.scheduler.settings import PrefetchSettings
@@ -21,6 +22,8 @@ from tests.runtime.scheduler.core_driver import BASE, CLIENT, CoreDriver
 from tests.runtime.scheduler.page_census import check_pages
 
 NUM_LANES = 2
+MAX_TOKENS = 44
+BUDGET_TOKENS = 8
 FULL = BASE.layout
 SEEN = FULL.groups[0]
 WINDOW = replace(SEEN, kind=GroupKind.WINDOW, window=9)
@@ -52,17 +55,9 @@ class CoreMachine(RuleBasedStateMachine):
         write_policy=st.sampled_from(WritePolicy),
         strategy=st.sampled_from(PrefetchStrategy),
         load=st.sampled_from([LoadPolicy.ALWAYS, LoadPolicy.AUTO]),
-        shape=st.sampled_from(
-            [
-                (FULL, (12,)),
-                (FULL, (40,)),
-                (MIXED, (12, 10)),
-                (MIXED, (40, 12)),
-                (TWO_WINDOWS, (14, 12, 14)),
-                (ALL_WINDOW, (12,)),
-                (ALL_WINDOW, (30,)),
-            ]
-        ),
+        layout=st.sampled_from([FULL, FULL, MIXED, MIXED, TWO_WINDOWS, ALL_WINDOW]),
+        num_full_pages=st.sampled_from([12, 14, 40]),
+        num_spare_pages=st.sampled_from([0, 0, 2, 20]),
         is_chunked=st.booleans(),
         prefix_caching=st.sampled_from([True, True, True, False]),
     )
@@ -73,20 +68,23 @@ class CoreMachine(RuleBasedStateMachine):
         write_policy: WritePolicy,
         strategy: PrefetchStrategy,
         load: LoadPolicy,
-        shape: tuple[KvLayout, tuple[int, ...]],
+        layout: KvLayout,
+        num_full_pages: int,
+        num_spare_pages: int,
         is_chunked: bool,
         prefix_caching: bool,
     ) -> None:
-        layout, num_pages = shape
+        # Pools of windows have room for one request, and often for no more.
+        least = least_window_pages(layout, BUDGET_TOKENS if is_chunked else MAX_TOKENS)
         self.driver = CoreDriver(
             layout=layout,
             num_lanes=NUM_LANES,
-            num_pages=num_pages,
+            num_pages=tuple([num + num_spare_pages if num else num_full_pages for num in least]),
             prefix_caching=prefix_caching,
-            max_model_len=44,
+            max_model_len=MAX_TOKENS,
             max_running_requests=3,
             max_waiting_requests=10,
-            prefill_budget_tokens=8,
+            prefill_budget_tokens=BUDGET_TOKENS,
             chunked_prefill=is_chunked,
             has_host_memory=True,
             policy=policy,
@@ -150,9 +148,29 @@ class CoreMachine(RuleBasedStateMachine):
         fields = {"max_tokens": max_tokens, "priority": priority, "cache_salt": salt}
         name = self.driver.submit([*shared, *own], name=ended, **fields)
         num_prompt = num_shared + num_own
-        self.expected[name] = Expected(num_prompt, min(max_tokens, 44 - num_prompt))
+        self.expected[name] = Expected(num_prompt, min(max_tokens, MAX_TOKENS - num_prompt))
         if stats["num_requests_waiting"] >= 10:
             self.expected[name].endings = ("Overloaded",)
+
+    @rule(prefix=st.integers(0, 2), lengths=st.lists(st.integers(12, 30), min_size=2, max_size=5))
+    def submit_together(self, *, prefix: int, lengths: list[int]) -> None:
+        for num_shared in lengths:
+            self.submit(
+                prefix=prefix,
+                num_shared=num_shared,
+                num_own=4,
+                max_tokens=12,
+                priority=0,
+                salt=None,
+                uses_name_again=False,
+            )
+
+    @rule(count=st.integers(1, 6))
+    def step_and_copy(self, count: int) -> None:
+        for _ in range(count):
+            for lane in range(NUM_LANES):
+                self.step(lane=lane, count=1)
+                self.finish_copies(lane=lane, is_stale=False)
 
     @precondition(lambda self: self.open_names())
     @rule(data=st.data())
