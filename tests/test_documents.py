@@ -87,3 +87,13 @@ def test_light_and_dark_pictures_differ_in_colours_alone() -> None:
     )
 
     assert light == dark
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_begin_with_their_header(path: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", path.read_text(), flags=re.M)
+    assert [
+        table.splitlines()[0]
+        for table in tables
+        if not re.fullmatch(r"[|: -]+", table.splitlines()[1])
+    ] == []

@@ -19,6 +19,7 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_SIZE_TEXT = r"^\s*(\d+(?:\.\d+)?)\s*([KMGTkmgt]?[Bb]|[KMGTkmgt][Ii][Bb]|)\s*$"
 
 
 def parse_size(value: object) -> object:
@@ -28,8 +29,8 @@ def parse_size(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].upper() not in _UNITS:
+    match = re.fullmatch(_SIZE_TEXT, value)
+    if match is None:
         raise PydanticCustomError(
             "size", "expected bytes or a number with a unit, such as 64MiB or 1GiB"
         )
@@ -40,8 +41,10 @@ _Names = TypeVar("_Names", bound=StrEnum)
 
 Choice = Annotated[_Names, Field(strict=False)]
 """One of an enum's names: YAML has text for it, which strict models refuse elsewhere."""
-Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
 Count = Annotated[int, Field(ge=1)]
+_SizeText = Annotated[str, Field(pattern=_SIZE_TEXT)]
+Size = Annotated[Count, BeforeValidator(parse_size, json_schema_input_type=Count | _SizeText)]
+"""Bytes; the JSON schema, too, accepts both ways to write them."""
 Seconds = Annotated[float, Field(ge=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -128,7 +128,9 @@ def _read_with_transformers(folder: Path) -> Any:
         TypeError,
         ValueError,
     ) as error:
-        raise CheckpointError(f"{folder}/config.json is not valid: {error}") from error
+        # What it says often has several lines.
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise CheckpointError(f"{folder}/config.json is not valid: {reason}. {REMEDY}") from error
 
 
 def _check_quantisation(raw: Mapping[str, Any], family: Family) -> None:

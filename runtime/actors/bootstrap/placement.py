@@ -60,7 +60,7 @@ def require_node(
     )
     raise ConfigError(
         f"the engine needs {asked} on one node; the cluster's nodes have {has or 'no resources'}. "
-        "Lower parallel.dp, add nodes, or set model.device to cpu."
+        "Lower parallel.dp or parallel.tp, use a larger node, or set model.device to cpu."
     )
 
 

@@ -116,17 +116,37 @@ def require_enough_experts(experts_per_token: int, num_experts: int) -> None:
 
 def window_in_all(config: Any, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """These layers with the config's window, if it has one."""
+    only = "full_attention" if config.sliding_window is None else "sliding_attention"
+    types = getattr(config, "layer_types", None)
+    # Transformers leaves out what these families do not read, and implementations differ.
+    if types is not None and any(each != only for each in types):
+        raise CheckpointError(
+            f"layer_types is {types}, sliding_window {config.sliding_window}; expected {only!r} "
+            f"for all layers of a {config.model_type}. {REMEDY}"
+        )
     return _with_windows(config, layers, [config.sliding_window] * len(layers))
+
+
+def read_layer_types(config: Any) -> Sequence[str]:
+    """Which layers have the config's window: those of type `sliding_attention`."""
+    types: Sequence[str] = config.layer_types
+    num_layers = config.num_hidden_layers
+    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise CheckpointError(
+            f"layer_types is {types}; expected 'full_attention' or 'sliding_attention' for each of "
+            f"the {num_layers} layers. {REMEDY}"
+        )
+    if "sliding_attention" in types and config.sliding_window is None:
+        raise CheckpointError(
+            f"sliding_window is None, but layer_types has 'sliding_attention'; expected a whole "
+            f"number from 1, or no such layers. {REMEDY}"
+        )
+    return types
 
 
 def window_by_type(config: Any, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """These layers, of which those that `layer_types` names have the config's window."""
-    types = config.layer_types
-    if len(types) != len(layers) or not set(types) <= {"full_attention", "sliding_attention"}:
-        raise CheckpointError(
-            f"layer_types is {types}; expected 'full_attention' or 'sliding_attention' for each of "
-            f"the {len(layers)} layers. {REMEDY}"
-        )
+    types = read_layer_types(config)
     windows = [config.sliding_window if each == "sliding_attention" else None for each in types]
     return _with_windows(config, layers, windows)
 

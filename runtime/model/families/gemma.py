@@ -8,6 +8,7 @@ from raydix.runtime.model.families.config_fields import (
     make_spec,
     read_attention,
     read_glu,
+    read_layer_types,
     read_norm,
     read_positive,
     read_soft_cap,
@@ -39,11 +40,12 @@ def _read_gemma3(config: Any) -> ModelSpec:
             f"attn_logit_softcapping is {config.attn_logit_softcapping}; Gemma 3 has none. {REMEDY}"
         )
     norm, bias = _read_norm(config), bool(config.attention_bias)
+    types = read_layer_types(config)
     attentions = {
         each: read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm=norm, layer_type=each)
-        for each in sorted(set(config.layer_types))
+        for each in sorted(set(types))
     }
-    return _make_spec(config, [attentions[each] for each in config.layer_types])
+    return _make_spec(config, [attentions[each] for each in types])
 
 
 def _make_spec(config: Any, attentions: list[AttentionSpec]) -> ModelSpec:

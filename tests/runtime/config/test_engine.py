@@ -1,6 +1,7 @@
 """The whole configuration: what it derives, and that documents and examples agree with it."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,15 @@ def test_the_schema_describes_every_key() -> None:
         if "description" not in field and "$ref" not in field and name != "backend"
     ]
     assert undescribed == []
+
+
+def test_the_schema_accepts_sizes_as_the_configuration_does() -> None:
+    schema = EngineConfig.model_json_schema()
+    size = schema["$defs"]["L2Section"]["properties"]["bytes_per_node"]
+    number, text, _ = size["anyOf"]
+
+    assert number == {"minimum": 1, "type": "integer"}
+    assert text["type"] == "string"
+    accepted = ["96GiB", "1.5 kb", "64"]
+    assert [each for each in accepted if re.search(text["pattern"], each)] == accepted
+    assert not [each for each in ("GiB", "1 GiBs", "-1MiB") if re.search(text["pattern"], each)]

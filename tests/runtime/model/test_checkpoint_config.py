@@ -29,6 +29,7 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
 WITH_VISION = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+DEEPSEEK_V3 = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -176,6 +177,26 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {**QWEN2, "layer_types": ["full_attention", "chunked_attention"]},
         "layer_types is .*chunked_attention",
     ),
+    "layers of another type, each type with a rotary embedding": (
+        {**GEMMA3, "layer_types": ["full_attention", "chunked_attention"]},
+        "layer_types is .*chunked_attention",
+    ),
+    "fewer types than layers": (
+        {**GPT_OSS, "layer_types": ["sliding_attention"]},
+        "not valid: .*layer_types.*Correct config.json",
+    ),
+    "layers with a window of no size": (
+        {**GPT_OSS, "sliding_window": None},
+        "sliding_window is None, but layer_types has 'sliding_attention'",
+    ),
+    "types of layers that Mistral does not have": (
+        {**MISTRAL, "layer_types": ["sliding_attention", "full_attention"]},
+        "layer_types is .*expected 'sliding_attention' for all",
+    ),
+    "latents of which an odd part is rotated": (
+        {**DEEPSEEK_V3, "qk_rope_head_dim": 7},
+        "not valid: .*even rotary dimension.*Correct config.json",
+    ),
     "architecture": ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "gpt2"),
     "other head": (
         {"architectures": ["LlamaForSequenceClassification"]},
@@ -253,8 +274,9 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
 def test_unsupported_config_is_refused_by_name(name: str, tmp_path: Path) -> None:
     overrides, message = UNSUPPORTED[name]
 
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as refusal:
         read_checkpoint_config(write_config(tmp_path, **overrides))
+    assert "\n" not in str(refusal.value)
 
 
 def test_hub_name_is_refused() -> None:

@@ -21,5 +21,10 @@ def test_infeasible_placement_says_what_is_needed_and_what_there_is() -> None:
         require_node([{"GPU": 1.0}, {"GPU": 1.0}], [{"GPU": 1.0, "CPU": 8.0}, {"GPU": 1.0}])
 
 
+def test_infeasible_placement_says_which_keys_ask_for_less() -> None:
+    with pytest.raises(ConfigError, match=r"Lower parallel\.dp or parallel\.tp"):
+        require_node([{"GPU": 1.0}, {"GPU": 1.0}], [{"GPU": 1.0}])
+
+
 def test_feasible_placement_passes() -> None:
     require_node([{"GPU": 1.0}, {"CPU": 0.01}], [{"CPU": 1.0}, {"GPU": 2.0, "CPU": 1.0}])
