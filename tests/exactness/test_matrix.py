@@ -39,6 +39,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "copy_delay_s": [0.0, 2e-4],
     "policy": ["lpm", "fcfs"],
     "kv_groups": [1, 2],
+    "tokens_per_window": [PAGE_SIZE, 8192],
 }
 CASES = pairwise(FACTORS, seed=3)
 LENGTHS = [100, 37, 64, 81]
@@ -66,7 +67,11 @@ def case_config(case: Case, folder: Path, l3: Path, device: str) -> EngineConfig
         model={"device": device, "dtype": "float32"},
         parallel={"dp": case["dp"], "tp": case["tp"]},
         cache={
-            "l1": {"num_pages": num_pages, "copy_delay_s": case["copy_delay_s"]},
+            "l1": {
+                "num_pages": num_pages,
+                "tokens_per_window": case["tokens_per_window"],
+                "copy_delay_s": case["copy_delay_s"],
+            },
             "write_policy": case["write_policy"],
             "prefetch": {"strategy": case["strategy"], "base_s": 30.0, "cap": "none"},
         },
