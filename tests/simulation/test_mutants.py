@@ -182,6 +182,17 @@ NO_QUARANTINE = Case(
         stop_fraction=0.5,
     ),
 )
+COPIES_AT_DEATH = Workload(
+    seed=0,
+    settings=replace(SMALL_L1, ranks_per_lane=2),
+    l2_pages=64,
+    storage=None,
+    faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),
+    num_rank_kills=16,
+    num_requests=60,
+    span_s=6.0,
+)
+"""Ranks die while they and their peers copy."""
 LATENT_SHARES_AT_DEATH = Workload(
     seed=0,
     settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
@@ -229,18 +240,8 @@ CASES = [
     ),
     Case(
         mutant=abandon_for_one_process,
-        workload=Workload(
-            seed=0,
-            settings=replace(SMALL_L1, ranks_per_lane=2),
-            l2_pages=64,
-            storage=None,
-            faults=Faults(copy_s=0.3, linger_s=0.6, link_delay_s=0.0005),
-            num_rank_kills=16,
-            num_requests=60,
-            span_s=6.0,
-        ),
+        workload=COPIES_AT_DEATH,
     ),
-    # The same with pages that are equal on all ranks, of which each moves a share for its peers.
     Case(
         mutant=one_rank_acknowledgement,
         workload=Workload(
@@ -252,7 +253,7 @@ CASES = [
         ),
     ),
     Case(mutant=abandon_for_one_process, workload=LATENT_SHARES_AT_DEATH),
-    Case(mutant=abandon_for_the_dead_rank, workload=LATENT_SHARES_AT_DEATH),
+    Case(mutant=abandon_for_the_dead_rank, workload=COPIES_AT_DEATH),
     Case(
         mutant=early_lease_end,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),
