@@ -51,11 +51,15 @@ class LLM:
         )
         self._thread.start()
 
+        self._starting: asyncio.Task[Any] | None = None
         try:
             self._engine = self._wait(
-                AsyncLLM.start(source, name=name, address=address, **sections)
+                self._start(AsyncLLM.start(source, name=name, address=address, **sections))
             )
         except BaseException:
+            # An interrupted start still has its engine to take back, on this loop.
+            if self._starting is not None:
+                self._wait(_end_of(self._starting))
             self._stop_loop()
             raise
 
@@ -151,6 +155,10 @@ class LLM:
             future.cancel()
             raise
 
+    async def _start(self, start: Coroutine[Any, Any, AsyncLLM]) -> AsyncLLM:
+        self._starting = asyncio.current_task()
+        return await start
+
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -213,6 +221,10 @@ async def prefetch_all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _end_of(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task})
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -10,6 +11,19 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.messages.client import AbortRequest, FailureKind, PrefetchPrompt, SubmitRequest
 from tests.runtime.api.fake_engine import FakeCluster, echo, failed
 from tests.runtime.api.small_tokenizers import byte_level_backend
+
+
+def once(function):
+    """`Future.result` that calls `function` first, and is itself from then on."""
+    original, calls = Future.result, []
+
+    def result(future, timeout=None):
+        calls.append(future)
+        if len(calls) == 1:
+            return function(future, timeout)
+        return original(future, timeout)
+
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -138,6 +152,26 @@ def test_a_failed_start_leaves_no_thread(cluster, checkpoint):
     with pytest.raises(EngineDead, match="nobody listens"):
         LLM(checkpoint)
     assert not any(each.name == "raydix-llm" for each in threading.enumerate())
+
+
+def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypatch):
+    is_starting, is_interrupted = threading.Event(), threading.Event()
+
+    def start_slowly(config, name, address):
+        is_starting.set()
+        is_interrupted.wait(5)
+        return cluster.handle
+
+    def interrupt(future, timeout=None):
+        is_starting.wait(5)
+        is_interrupted.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_slowly)
+    monkeypatch.setattr("concurrent.futures.Future.result", once(interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        LLM(checkpoint)
+    assert cluster.handle.is_shut_down
 
 
 def test_prefetch_takes_one_prompt_or_several(llm):
