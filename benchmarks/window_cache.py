@@ -47,7 +47,7 @@ MIN_FACTOR = 4.8
 MIN_HIT_RATE = 0.9
 OCCUPANCIES = (0.25, 0.5, 0.75, 0.95)
 HIT_MODEL = SHAPES["gemma-2-9b"]
-HIT_CONTEXTS = Contexts(context_tokens=20_480, l1_tokens=65_536, num_contexts=4, l2_bytes=48 << 30)
+HIT_CONTEXTS = Contexts(context_tokens=20_480, l1_tokens=65_536, num_contexts=6, l2_bytes=48 << 30)
 MAX_TTFT_RATIO = 0.75
 
 

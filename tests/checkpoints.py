@@ -141,7 +141,6 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
-        "swiglu_limit": 1.5,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 1000.0,

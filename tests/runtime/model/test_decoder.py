@@ -130,7 +130,12 @@ CASES: list[tuple[str, Family, dict[str, Any]]] = [
     (
         "gpt_oss_unbiased_attention",
         Family.GPT_OSS,
-        {"attention_bias": False, "num_experts_per_tok": 3, "sliding_window": 17},
+        {
+            "attention_bias": False,
+            "num_experts_per_tok": 3,
+            "sliding_window": 17,
+            "swiglu_limit": 1.5,
+        },
     ),
     ("mixtral_in_shards", Family.MIXTRAL, {}),
     ("deepseek_v2_lite_in_shards", Family.DEEPSEEK_V2, {}),
