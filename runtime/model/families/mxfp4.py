@@ -33,7 +33,8 @@ def restore_mxfp4(tensors: Tensors) -> Tensors:
         if base + _BLOCKS in halves and base + _SCALES in halves:
             yield from _unpack(base, halves.pop(base + _BLOCKS), halves.pop(base + _SCALES))
 
-    for name in sorted(halves):
+    if halves:
+        name = min(halves)
         base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
         absent = base + (_SCALES if name.endswith(_BLOCKS) else _BLOCKS)
         raise CheckpointError(
