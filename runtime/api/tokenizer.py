@@ -70,7 +70,8 @@ class Tokenizer:
 
         `template_arguments` go to transformers' `apply_chat_template`: `tools`,
         `add_generation_prompt` (True unless given), `enable_thinking` and whatever else the
-        template knows. Raises BadRequest if there is no template, or if it refuses.
+        template knows. Raises BadRequest if there is no template, if it refuses, or if a message
+        holds more than text.
         """
         from jinja2 import TemplateError
 
@@ -79,6 +80,9 @@ class Tokenizer:
                 "This checkpoint has no chat template; chat needs one. "
                 "Pass a prompt to generate instead."
             )
+        for message in messages:
+            _require_text(message)
+
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
             text = self._wrapped.apply_chat_template([dict(each) for each in messages], **options)
@@ -122,6 +126,20 @@ class Tokenizer:
             name = self._wrapped.backend_tokenizer.id_to_token(token_id)
             known = self._bytes_of_token[token_id] = b"" if name is None else _bytes_of_name(name)
         return known
+
+
+def _require_text(message: Mapping[str, Any]) -> None:
+    """Raise BadRequest if the message has an image, say, of which templates would leave a mark."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            raise BadRequest(
+                f"A message has a part of type {kind!r}; expected parts of type 'text' alone. "
+                "Remove it: models are served without images, sound and the like."
+            )
 
 
 def _bytes_of_name(name: str) -> bytes:

@@ -54,9 +54,9 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequenc
 
 
 def _windows(layout: KvLayout, num_pages: Sequence[int]) -> str:
-    """The pools of WINDOW groups, which are smaller."""
+    """The pools of WINDOW groups, which may be smaller."""
     windows = [
-        f", {pages:,} of them in windows of {group.window:,} tokens"
+        f", {pages:,} pages for layers with a window of {group.window:,} tokens"
         for group, pages in zip(layout.groups, num_pages, strict=True)
         if group.window is not None
     ]

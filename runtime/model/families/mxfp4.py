@@ -19,8 +19,8 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 def restore_mxfp4(tensors: Tensors) -> Tensors:
     """Turn each pair `NAME_blocks` and `NAME_scales` into `NAME[0]`, `NAME[1]` ..., float32.
 
-    One for each expert, [outputs, inputs]. A tensor whose partner never comes is passed on as it
-    is. Raises CheckpointError if a pair does not fit together.
+    One for each expert, [outputs, inputs]. Raises CheckpointError if a pair does not fit together,
+    or a tensor's partner never comes.
     """
     halves: dict[str, Tensor] = {}
     for name, tensor in tensors:
@@ -32,7 +32,14 @@ def restore_mxfp4(tensors: Tensors) -> Tensors:
         halves[name] = tensor
         if base + _BLOCKS in halves and base + _SCALES in halves:
             yield from _unpack(base, halves.pop(base + _BLOCKS), halves.pop(base + _SCALES))
-    yield from halves.items()
+
+    if halves:
+        name = min(halves)
+        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
+        absent = base + (_SCALES if name.endswith(_BLOCKS) else _BLOCKS)
+        raise CheckpointError(
+            f"The checkpoint has {name} without {absent}; expected both. Fetch it again."
+        )
 
 
 def _unpack(name: str, blocks_EONB: Tensor, scales_EON: Tensor) -> Tensors:

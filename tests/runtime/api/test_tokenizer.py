@@ -44,6 +44,18 @@ def test_messages_that_the_template_refuses_are_a_bad_request(byte_level):
         byte_level.encode_chat([{"role": "tool", "content": "a"}])
 
 
+@pytest.mark.parametrize("part", [{"type": "image", "url": "a.png"}, {"url": "a.png"}, 5])
+def test_messages_with_more_than_text_are_a_bad_request(byte_level, part):
+    content = [{"type": "text", "text": "What is this?"}, part]
+    with pytest.raises(BadRequest, match="expected parts of type 'text' alone"):
+        byte_level.encode_chat([{"role": "user", "content": content}])
+
+
+def test_messages_may_be_parts_of_text(byte_level):
+    content = [{"type": "text", "text": "hell"}]
+    assert byte_level.encode_chat([{"role": "user", "content": content}])
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
 @settings(deadline=None, max_examples=100)
 @given(token_ids=st.lists(st.integers(0, 275), max_size=20), skips_special=st.booleans())

@@ -76,6 +76,15 @@ def test_the_summary_says_which_tiers_are_off(tmp_path: Path) -> None:
     assert "L3     off" in summary
 
 
+def test_the_summary_tells_pools_of_windows_apart(tmp_path: Path) -> None:
+    window = replace(LAYOUT.groups[0], kind=GroupKind.WINDOW, layers=(2,), window=20)
+    mixed = replace(LAYOUT, groups=(*LAYOUT.groups, window))
+
+    summary = effective_summary(load_config(tmp_path), mixed, (100, 98))
+
+    assert "per rank, 98 pages for layers with a window of 20 tokens, eviction" in summary
+
+
 def test_bytes_are_told_in_binary_units() -> None:
     assert [format_bytes(value) for value in (0, 1023, 1536, 2**30)] == [
         "0B",
