@@ -40,5 +40,5 @@ def checkpoints_between(
 
 
 def window_before(end: int, reach: int) -> range:
-    """The pages of a WINDOW group that the token after `end` pages needs."""
+    """The pages of a WINDOW group that hold the window before page `end`."""
     return range(max(0, end - reach), end)

@@ -23,7 +23,7 @@ class KvMatch:
 
     num_pages: int
     starts: tuple[int, ...]
-    """The first page that the group needs: 0, or where the window of the next token begins."""
+    """The first page that the group needs: 0, or where the window before the end begins."""
     sources: tuple[Availability, ...]
     """Per group `num_pages - starts[g]` values, each L1, L2 or L3."""
 
@@ -31,7 +31,7 @@ class KvMatch:
 def match_groups(
     groups: Sequence[KvGroup], availability: Sequence[Availability], *, page_size: int
 ) -> KvMatch:
-    """The longest prefix from which the next token can be computed.
+    """The longest prefix whose last token, or the one behind it, can be computed.
 
     It may end at page n only if every FULL and LATENT page of [0, n) is available, and every WINDOW
     page of the last `window_pages`. Raises ValueError if the maps differ in length or number.

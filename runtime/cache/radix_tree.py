@@ -42,7 +42,7 @@ class Match:
 class Lock:
     """The receipt of a locked prefix: its pages stay until `unlock`.
 
-    Of a WINDOW group those that the next token needs stay: the `reach` pages before its end.
+    Of a WINDOW group the `reach` pages before its end stay, which hold the window there.
     """
 
     num_pages: int

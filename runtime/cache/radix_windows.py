@@ -33,9 +33,7 @@ class RadixWindows:
         }
         self.groups = tuple(self._groups)
         """The WINDOW groups: there is one at least."""
-        # A lock is noted at its own node at least.
-        self._max_reach = max([1, *(pages.reach for pages in self._groups.values())])
-        self._max_kept = max([1, *(pages.num_kept for pages in self._groups.values())])
+        self._max_reach = max(pages.reach for pages in self._groups.values())
         self._lock_ends: dict[RadixNode, LockEnds] = {}
 
     def group(self, group: int) -> WindowPages | None:
@@ -88,9 +86,9 @@ class RadixWindows:
 
         That concerns the windows before its end, and before its start.
         """
-        near = [*_within(self._max_kept, node, node.end)]
+        near = [*self._reached(node, node.end)]
         if node.parent is not None:
-            near += _within(self._max_kept, node.parent, node.start)
+            near += self._reached(node.parent, node.start)
         for each in dict.fromkeys(near):
             self.refresh(each)
 
@@ -130,7 +128,9 @@ class RadixWindows:
 
     def _reached(self, node: RadixNode, end: int) -> Iterator[RadixNode]:
         """The nodes that hold pages of the window before page `end` of `node`, deepest first."""
-        return _within(self._max_reach, node, end)
+        while node.parent is not None and node.end > end - self._max_reach:
+            yield node
+            node = node.parent
 
     def _add_end(self, node: RadixNode) -> list[RadixNode]:
         reached = list(self._reached(node, node.end))
@@ -158,10 +158,3 @@ class RadixWindows:
             nearest_end = self._nearest_end(node)
             for pages in self._groups.values():
                 pages.renew(node, nearest_end)
-
-
-def _within(num_pages: int, node: RadixNode, end: int) -> Iterator[RadixNode]:
-    """The nodes that hold some of the last pages before page `end` of `node`, deepest first."""
-    while node.parent is not None and node.end > end - num_pages:
-        yield node
-        node = node.parent

@@ -21,9 +21,6 @@ from raydix.runtime.cache.eviction import PolicyKey
 from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.sorted_entries import OrderEntry, SortedEntries
 
-_SPARE_PAGES = 1
-"""Kept before a window: a repeated prompt computes its last token, and so ends a page earlier."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Share:
@@ -52,8 +49,7 @@ class WindowPages:
 
     def __init__(self, group: int, reach: int, policy_key: PolicyKey) -> None:
         self.reach = reach
-        self.num_kept = reach + _SPARE_PAGES if reach else 0
-        """Pages before a place to return to that are kept longer than others."""
+        """Pages that a lock pins, or that go last, before its end or a place to return to."""
         self.num_cached = 0
         self.num_locked = 0
         self._group = group
@@ -121,7 +117,7 @@ class WindowPages:
 
     def _num_kept_of(self, node: RadixNode) -> int:
         """Last pages of a node that belong to the window of a place to return to, or would."""
-        num_kept = self.num_kept
+        num_kept = self.reach
         while num_kept > 0 and not node.is_return_point:
             (node,) = node.children.values()
             num_kept -= node.num_pages

@@ -16,8 +16,12 @@ OBJECT_HEADER_BYTES = 64
 
 
 def window_pages(window: int, page_size: int) -> int:
-    """Pages before a page boundary that the next token sees through a window of `window` tokens."""
-    return -(-(window - 1) // page_size)
+    """Pages before a page boundary that hold a window of `window` tokens.
+
+    The token before the boundary sees all of them, the one behind it no more: a prompt of whole
+    pages can be taken up at its last token.
+    """
+    return -(-window // page_size)
 
 
 class GroupKind(StrEnum):
@@ -46,7 +50,7 @@ class KvGroup:
         return len(self.layers) * heads * per_head
 
     def reach(self, page_size: int) -> int | None:
-        """Pages of the end of a prefix that its next token needs; None: all of the prefix.
+        """Pages that hold the window of a prefix's last token; None: all of the prefix.
 
         Raises ValueError if a WINDOW group has no window.
         """
@@ -78,7 +82,7 @@ class KvLayout:
 
     @property
     def reaches(self) -> tuple[int | None, ...]:
-        """Per group, the pages of the end of a prefix that its next token needs; None: all."""
+        """Per group, the pages that hold the window of a prefix's last token; None: all."""
         return tuple([group.reach(self.page_size) for group in self.groups])
 
     def payload_bytes(self, group: int) -> int:

@@ -37,9 +37,7 @@ def attribute(
         (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
     ]
     if num_cached + num_left_pages < num_full:
-        runs.append(
-            (num_full, _miss_reason(prefetch, settings, num_prompt, num_cached + num_left_pages))
-        )
+        runs.append((num_full, _miss_reason(prefetch, settings, num_cached + num_left_pages)))
 
     ranges: list[Range] = []
     for stop_page, source in runs:
@@ -79,14 +77,10 @@ def total_by_source(ranges: list[Range]) -> dict[str, int]:
     return totals
 
 
-def _miss_reason(
-    prefetch: PrefetchState, settings: SchedulerSettings, num_prompt: int, page: int
-) -> PageSource:
+def _miss_reason(prefetch: PrefetchState, settings: SchedulerSettings, page: int) -> PageSource:
     """Why a full page of the prompt is computed."""
     if not settings.prefix_caching:
         return PageSource.CACHING_OFF
-    if page == settings.num_usable_pages(num_prompt):
-        return PageSource.LAST_TOKEN
 
     source = prefetch.missed(page)
     if source is PageSource.PENDING:

@@ -24,7 +24,7 @@ class CachedPrefix:
     match: Match
     """The longest path in L1. WINDOW groups may lack pages of it."""
     num_l1_pages: int
-    """The next token after so many pages can be computed with what L1 holds."""
+    """A request can be taken up after so many pages with what L1 holds."""
     num_pages: int
     """The same with what L2 holds, too."""
     num_known_pages: int
@@ -107,7 +107,7 @@ def tiers_of(settings: SchedulerSettings, num_pages: int, loads: Sequence[Sequen
 
 
 def first_needed(settings: SchedulerSettings, num_pages: int) -> tuple[int, ...]:
-    """Per KV group, the first of `num_pages` that the next token needs."""
+    """Per KV group, the first page that a request needs which is taken up after `num_pages`."""
     return tuple([0 if reach is None else max(0, num_pages - reach) for reach in settings.reaches])
 
 

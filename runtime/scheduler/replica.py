@@ -240,7 +240,7 @@ class Replica:
         """What L1 and L2 hold of a request, as far as is known."""
         host = self.host
         is_useful = host.is_usable and host.num_keys > 0 and self.settings.prefix_caching
-        max_pages = self.settings.num_usable_pages(request.num_tokens)
+        max_pages = request.num_tokens // self.settings.page_size
         return find_prefix(
             self.settings,
             host if is_useful else None,

@@ -77,7 +77,7 @@ class SchedulerSettings:
 
     @cached_property
     def reaches(self) -> tuple[int | None, ...]:
-        """Per KV group, the pages of the end of a prefix that its next token needs; None: all."""
+        """Per KV group, the pages that hold the window of a prefix's last token; None: all."""
         return self.layout.reaches
 
     @cached_property
@@ -110,16 +110,3 @@ class SchedulerSettings:
     def loaded_bytes(self) -> tuple[int, ...]:
         """Per KV group, what one rank loads of one page."""
         return KvShard(layout=self.layout, num_ranks=self.ranks_per_lane).loaded_bytes
-
-    def num_usable_pages(self, num_tokens: int) -> int:
-        """Pages of so many tokens that may come from caches: the last token is always computed."""
-        return (num_tokens - self._begins_earlier) // self.page_size
-
-    @cached_property
-    def _begins_earlier(self) -> bool:
-        """The window of a page's last token begins a page before that of the token behind it.
-
-        Then the last token of a prompt finds its window only if its page is computed, too.
-        """
-        windows = [group.window for group in self.layout.groups if group.window is not None]
-        return any((window - 1) % self.page_size == 0 for window in windows)

@@ -11,6 +11,7 @@ from tests.exactness.engines import (
     PAGE_SIZE,
     WINDOWED,
     assert_all_exact,
+    cacheable_tokens,
     count_tokens,
     engine_config,
     make_prompts,
@@ -107,18 +108,18 @@ async def test_eviction_leaves_any_number_of_pages(family: Family, references: R
     assert found == set(range(NUM_PAGES + 1))
 
 
+@pytest.mark.parametrize("state", TIERS)
 async def test_a_prompt_that_is_cached_whole_finds_the_window_of_its_last_token(
-    references: References,
+    state: State, references: References, tmp_path: Path
 ) -> None:
-    """That token is computed again, and with it the last page: only before that is its window."""
+    """That token is computed again, and sees a page more than the one behind it would."""
     reference = references(Family.MISTRAL, window=PAGE_SIZE + 1)
     prompts = make_prompts(23, [96, 64, 16])
-    config = engine_config(reference.folder, cache={"l2": None})
+    config = engine_config(reference.folder, tmp_path)
 
     async with in_process_engine(config) as engine:
-        await reach(engine, config, State.L1, prompts)
+        await reach(engine, config, state, prompts)
         outputs = await run(engine, prompts, NUM_TOKENS)
         await assert_all_exact(engine, reference.expect(prompts), outputs)
-        num_usable = sum((len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE for prompt in prompts)
-        assert count_tokens(outputs, "l1") == num_usable
+        assert count_tokens(outputs, state.value) == sum(map(cacheable_tokens, prompts))
         await engine.check()

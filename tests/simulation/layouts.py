@@ -36,7 +36,7 @@ FULL_AND_LATENT = replace(
     ),
 )
 WINDOWED = KvGroup(
-    kind=GroupKind.WINDOW, layers=(3,), num_kv_heads=1, head_dim=8, window=2 * PAGE_SIZE + 1
+    kind=GroupKind.WINDOW, layers=(3,), num_kv_heads=1, head_dim=8, window=2 * PAGE_SIZE
 )
 FULL_AND_WINDOW = replace(LAYOUT, groups=(TWO_GROUPS.groups[0], WINDOWED))
 _WINDOWS = (1, 1, 2, 4, 5, 6, 8, 9, 13, 16, 17, 40, 150)

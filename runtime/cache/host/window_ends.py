@@ -59,7 +59,7 @@ def make_rule(layout: KvLayout) -> PrefixRule:
     full_bytes = sum(size for size, reach in zip(sizes, reaches, strict=True) if reach is None)
     window_bytes = sum(sizes) - full_bytes
 
-    spacing = _WINDOWS_PER_CHECKPOINT * max((reach for reach in reaches if reach), default=1)
+    spacing = _WINDOWS_PER_CHECKPOINT * max([reach or 1 for reach in reaches])
     if full_bytes:
         spacing = -(-spacing * max(full_bytes, window_bytes) // full_bytes)
     return PrefixRule(reaches=reaches, checkpoint_pages=spacing)

@@ -165,10 +165,10 @@ class CheckedCache:
             self.require_inner_pages_first(victims, ending)
 
     def keys_in_windows(self) -> list[set[PageKey]]:
-        """Per group, keys of pages in the window of a place to return to, or right before it."""
+        """Per group, keys of pages in the window of a place to return to."""
         chains = [chain_keys(node) for node in self.tree._forest if node.is_return_point]
         return [
-            {key for keys in chains for key in keys[-reach - 1 :]} if reach else set()
+            set() if reach is None else {key for keys in chains for key in keys[-reach:]}
             for reach in self.model.reaches
         ]
 

@@ -30,11 +30,11 @@ LATENT = group(GroupKind.LATENT)
 
 
 @pytest.mark.parametrize(
-    ("window", "expected"), [(1, 0), (2, 1), (4, 1), (5, 1), (6, 2), (9, 2), (10, 3)]
+    ("window", "expected"), [(1, 1), (2, 1), (4, 1), (5, 2), (6, 2), (8, 2), (9, 3)]
 )
-def test_a_window_needs_the_pages_of_the_tokens_before_the_next_one(
-    window: int, expected: int
-) -> None:
+def test_a_window_needs_the_pages_that_the_last_token_sees(window: int, expected: int) -> None:
+    last = 40 - 1
+    assert last // 4 - (last - window + 1) // 4 + 1 == expected
     assert window_pages(window, 4) == expected
 
 
@@ -85,12 +85,12 @@ def test_every_group_limits_the_match() -> None:
     assert match.sources == (pages("12323"), pages("13"))
 
 
-def test_a_window_of_one_token_needs_no_page() -> None:
+def test_a_window_of_one_token_needs_the_page_of_the_last_token() -> None:
     match = match_groups(
-        [FULL, group(GroupKind.WINDOW, 1)], [pages("111"), pages("...")], page_size=4
+        [FULL, group(GroupKind.WINDOW, 1)], [pages("111"), pages(".1.")], page_size=4
     )
 
-    assert (match.num_pages, match.starts) == (3, (0, 3))
+    assert (match.num_pages, match.starts) == (2, (0, 1))
 
 
 def test_maps_of_different_lengths_are_refused() -> None:

@@ -13,14 +13,13 @@ def test_pages_in_no_window_go_before_those_at_a_chains_end() -> None:
     cache = cache_of()
     cache.run(tokens(1, 21))
     cache.run(tokens(101, 121))
-    spare = 1  # a repeated prompt ends one page earlier
 
-    cache.evict(0, 2 * (21 - 3 - spare))
+    cache.evict(0, 2 * (21 - 4))
 
     for first in (1, 101):
         assert live(cache, tokens(first, first + 20)) == [17, 18, 19, 20]
-        assert usable(cache, tokens(first, first + 19)) == 20
-    cache.evict(0, 1 + spare)
+        assert usable(cache, tokens(first, first + 20)) == 21
+    cache.evict(0, 2)
     assert live(cache, tokens(1, 21)) == [19, 20], "the first in the policy's order"
     assert live(cache, tokens(101, 121)) == [17, 18, 19, 20]
     cache.check()
@@ -132,34 +131,35 @@ def test_a_touched_window_goes_after_one_that_was_not() -> None:
 
 
 def test_the_use_of_a_chains_end_does_not_refresh_windows_far_above_it() -> None:
-    cache = cache_of(window=3)
-    cache.run(tokens(1, 4))
+    cache = cache_of(window=2)
+    cache.run([*tokens(1, 4), *tokens(51, 60)])
     cache.run(tokens(1, 14))
     cache.run(tokens(101, 104))
     cache.run(tokens(1, 14))
 
-    cache.evict(0, 9 + 3)  # what is in no window, and one window
+    num_inner = 2 + 8 + 8 + 2
+    cache.evict(0, num_inner + 2 + 2)  # two windows more
 
-    assert usable(cache, tokens(101, 104), window=3) == 4
-    assert usable(cache, tokens(1, 4), window=3) < 4
-    assert usable(cache, tokens(1, 14), window=3) == 14
+    assert usable(cache, tokens(101, 104), window=2) == 4
+    assert usable(cache, tokens(1, 4), window=2) < 4
+    assert usable(cache, tokens(1, 14), window=2) == 14
 
 
 def test_where_a_session_went_on_its_last_window_goes_before_those_of_others() -> None:
-    cache = cache_of(window=3)
+    cache = cache_of(window=2)
     cache.run(tokens(101, 110), tokens(111, 112))
     cache.run(tokens(201, 210), tokens(211, 212))
     cache.run(tokens(1, 10), tokens(11, 12))
 
     cache.run(tokens(1, 20), tokens(21, 22))
-    num_inner = 7 + 7 + 17
+    num_inner = 8 + 8 + 18
     cache.evict(0, num_inner)
 
-    assert usable(cache, tokens(1, 12), window=3) < 12
-    assert usable(cache, tokens(1, 22), window=3) == 22
+    assert usable(cache, tokens(1, 12), window=2) < 12
+    assert usable(cache, tokens(1, 22), window=2) == 22
     for first in (101, 201):
-        assert usable(cache, tokens(first, first + 9), window=3) == 10, "the prompt again"
-        assert usable(cache, tokens(first, first + 11), window=3) == 12, "the next turn"
+        assert usable(cache, tokens(first, first + 9), window=2) == 10, "the prompt again"
+        assert usable(cache, tokens(first, first + 11), window=2) == 12, "the next turn"
     cache.check()
 
 

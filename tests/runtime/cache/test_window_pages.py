@@ -16,7 +16,7 @@ NUM_LEFT = 500
 def window_pages(num_nodes: int) -> WindowPages:
     """A group that holds three pages of so many chains, one of them in no window."""
     root, page_ids = new_root(root_key(), 1, 0.0), (int32_array((1, 2, 3)),)
-    pages = WindowPages(0, 1, EVICTION_POLICIES["lru"])
+    pages = WindowPages(0, 2, EVICTION_POLICIES["lru"])
     for _ in range(num_nodes):
         node = RadixNode(
             parent=root,

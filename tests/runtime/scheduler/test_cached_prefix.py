@@ -17,7 +17,7 @@ from tests.runtime.scheduler.core_driver import BASE
 from tests.runtime.scheduler.keys import mirror_keys
 
 FULL = BASE.layout.groups[0]
-WINDOW = replace(FULL, kind=GroupKind.WINDOW, window=9)
+WINDOW = replace(FULL, kind=GroupKind.WINDOW, window=8)
 LAYOUTS = [
     replace(BASE.layout, groups=groups)
     for groups in (

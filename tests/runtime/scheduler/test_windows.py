@@ -6,17 +6,20 @@ from typing import Any
 import pytest
 
 from raydix.runtime.cache.page_key import KEY_BYTES
-from raydix.runtime.config.kv_layout import GroupKind, KvLayout
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.host import LeasePages
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.lane import Lane
+from tests.runtime.scheduler import storage_cluster
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
+from tests.runtime.scheduler.storage_cluster import cluster_with
+from tests.simulation.layouts import FULL_AND_WINDOW, WINDOWED
 
 FULL = BASE.layout.groups[0]
 WINDOW = replace(FULL, kind=GroupKind.WINDOW, layers=(2,), window=8)
 REACH = 2
-"""Pages of four tokens that a window of eight needs before a page's end."""
+"""Pages of four tokens that hold a window of eight."""
 MIXED = replace(BASE.layout, groups=(FULL, WINDOW))
 ALL_WINDOW = replace(BASE.layout, groups=(WINDOW,))
 PROMPT = list(range(40))
@@ -197,7 +200,7 @@ def test_a_window_in_l2_heals_a_prefix_in_l1() -> None:
 
 
 def test_only_the_pages_of_a_window_that_l1_lacks_are_loaded() -> None:
-    driver = driver_with(replace(MIXED, groups=(FULL, replace(WINDOW, window=13))))
+    driver = driver_with(replace(MIXED, groups=(FULL, replace(WINDOW, window=12))))
     serve(driver, PROMPT, max_tokens=1)
     lane_of(driver).l1.evict((0, 8))
     assert window_in_l1(driver, PROMPT) == [8, 9]
@@ -297,11 +300,23 @@ def test_a_window_may_be_missing_behind_the_start_of_an_all_window_chain() -> No
     assert serve(driver, [*PROMPT, 98], max_tokens=1)["l1"] == 40
 
 
-def test_a_window_that_begins_before_that_of_the_last_token_is_found() -> None:
-    """Where a window of the last token needs one page more, the last page is computed anew."""
-    driver = driver_with(replace(MIXED, groups=(FULL, replace(WINDOW, window=9))))
-    serve(driver, PROMPT, max_tokens=1)
-    assert serve(driver, PROMPT, max_tokens=1) == {"l1": 36, "computed:last_token": 4}
+@pytest.mark.parametrize("window", [1, 5, 8, 9, 10])
+@pytest.mark.parametrize("groups", [FULL_AND_WINDOW.groups, (WINDOWED,)])
+def test_a_repeated_prompt_of_whole_pages_is_found_but_for_its_last_token(
+    groups: tuple[KvGroup, ...], window: int
+) -> None:
+    """Where the last token sees a page more than the next one, it is kept in every tier, too."""
+    layout = replace(FULL_AND_WINDOW, groups=(*groups[:-1], replace(WINDOWED, window=window)))
+    cluster = cluster_with(layout=layout, num_pages=(64,) * len(groups))
+    storage_cluster.serve(cluster, "cold", PROMPT)
+
+    for tier in ("l1", "l2", "l3"):
+        if tier == "l2":
+            cluster.to_core(events.FlushL1())
+        elif tier == "l3":
+            storage_cluster.flush(cluster)
+        sources = storage_cluster.serve(cluster, tier, PROMPT)
+        assert sources == {tier: 39, "computed:last_token": 1}
 
 
 @pytest.mark.parametrize("layout", [MIXED, ALL_WINDOW])
