@@ -88,7 +88,7 @@ def test_no_pages_have_no_end() -> None:
 
 
 def layout(*groups: tuple[GroupKind, int]) -> KvLayout:
-    """Groups of so many layers; windows are 65 tokens, so 4 pages."""
+    """Groups of so many layers; windows are 64 tokens, so 4 pages."""
     return KvLayout(
         page_size=16,
         dtype="bfloat16",
@@ -99,7 +99,7 @@ def layout(*groups: tuple[GroupKind, int]) -> KvLayout:
                 layers=tuple(range(num_layers)),
                 num_kv_heads=1,
                 head_dim=8,
-                window=65 if kind is GroupKind.WINDOW else None,
+                window=64 if kind is GroupKind.WINDOW else None,
             )
             for kind, num_layers in groups
         ),
