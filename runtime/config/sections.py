@@ -46,7 +46,9 @@ class ParallelSection(Section):
         1, description="Data-parallel ranks: whole copies of the model, each with its own L1."
     )
     tp: Count = Field(
-        1, description="Tensor-parallel ranks per copy, each with a part of every layer."
+        1,
+        description="Tensor-parallel ranks per copy, each with a part of every layer. "
+        "Divides the query heads, and divides the KV heads or is a multiple of them.",
     )
 
 
@@ -55,7 +57,8 @@ class L1Section(Section):
 
     num_pages: Count | None = Field(
         None,
-        description="Usable pages per rank, of layers that see everything. Default on cpu: 1024.",
+        description="Usable pages per rank, of layers that see everything; if there are none, "
+        "of those with the widest window. Default on cpu: 1024.",
     )
     memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None,

@@ -9,6 +9,7 @@ from raydix.runtime.model.kv_groups import derive_kv_groups, make_kv_layout
 
 GROUPS: dict[str, list[tuple[int | None, int, int]]] = {
     "dense_l16": [(None, 16, 64 << 10)],
+    "qwen3_32b_l16": [(None, 16, 64 << 10)],
     "moe_l12": [(None, 12, 24 << 10)],
     "latent_l61": [(None, 61, 61 * 576 * 2)],
     "gemma-2-9b": [(4096, 21, 168 << 10), (None, 21, 168 << 10)],

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from raydix.runtime.cache.checkpoints import checkpoint_distance
 from raydix.runtime.cache.kv_match import longest_prefix
 from raydix.runtime.config.kv_layout import KvLayout
-
-_WINDOWS_PER_CHECKPOINT = 8
 
 
 class PageHope(IntEnum):
@@ -49,20 +48,8 @@ class PrefixRule:
 
 
 def make_rule(layout: KvLayout) -> PrefixRule:
-    """The rule of a model's groups.
-
-    Checkpoints are 8 windows apart, and farther where WINDOW groups take more bytes a token than
-    the others, so that windows on the way are an eighth at most of what is fetched.
-    """
-    reaches = layout.reaches
-    sizes = [layout.payload_bytes(group) for group in range(len(reaches))]
-    full_bytes = sum(size for size, reach in zip(sizes, reaches, strict=True) if reach is None)
-    window_bytes = sum(sizes) - full_bytes
-
-    spacing = _WINDOWS_PER_CHECKPOINT * max([reach or 1 for reach in reaches])
-    if full_bytes:
-        spacing = -(-spacing * max(full_bytes, window_bytes) // full_bytes)
-    return PrefixRule(reaches=reaches, checkpoint_pages=spacing)
+    """The rule of a model's groups: windows are fetched as far apart as checkpoints are kept."""
+    return PrefixRule(reaches=layout.reaches, checkpoint_pages=checkpoint_distance(layout) or 1)
 
 
 @dataclass(frozen=True, slots=True)
