@@ -73,6 +73,8 @@ class RadixNode:
     num_hits: int = 0
     num_locks: int = 0
     """Locks on this node or below."""
+    is_left_behind: bool = False
+    """Whoever was last at its end went on from there with new pages, or nobody was ever there."""
     ticket: int = 0
     """The node's place in the eviction order among equal keys; 0 if it has none."""
     eviction_key: EvictionKey = 0.0
@@ -99,14 +101,17 @@ class RadixNode:
     def is_return_point(self) -> bool:
         """A request is likely to end its match where the node ends.
 
-        Its chain ends there, or chains part, or it ends a prompt of which one answer is cached and
-        no more: the prompt may be asked again, and the session goes on from the answer's end.
+        Its chain ends there, or chains part, or a request did not go on from there since.
         """
-        if len(self.children) != 1:
-            return True
-        (child,) = self.children.values()
-        is_answer = self.segment is Segment.PROMPT and child.segment is Segment.OUTPUT
-        return is_answer and not child.children
+        return len(self.children) != 1 or not self.is_left_behind
+
+    def leave_behind(self) -> None:
+        """A request whose match ended with it has gone on with new pages."""
+        self.is_left_behind = True
+
+    def come_back(self) -> None:
+        """A request has ended with it."""
+        self.is_left_behind = False
 
     @property
     def last_key(self) -> PageKey:
@@ -277,6 +282,7 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         priority=node.priority,
         num_hits=node.num_hits,
         num_locks=node.num_locks,
+        is_left_behind=True,
     )
 
     node.parent.children[node.first_page] = upper

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import PolicyKey
-from raydix.runtime.cache.radix_node import RadixNode, Victim, join_page_ids
+from raydix.runtime.cache.radix_node import RadixNode, Segment, Victim, join_page_ids
 from raydix.runtime.cache.window_pages import WindowPages
 from raydix.runtime.messages.arrays import Int32Array
 
@@ -46,13 +46,29 @@ class RadixWindows:
 
     def unpin(self, node: RadixNode, end: int) -> None:
         """A lock is given back that ended before page `end`, in this node."""
+        node.come_back()
         self._renew(self._drop_end(node, end))
+        self.reshape(node)
 
     def move_pin(self, node: RadixNode, end: int, new_node: RadixNode) -> None:
         """A lock that ended before page `end` of a node ends with another one, or it has grown."""
         reached = [*self._add_end(new_node), *self._drop_end(node, end)]
         self._renew(dict.fromkeys(reached))
         self.reshape(new_node)
+        if new_node is not node and new_node.segment is Segment.PROMPT:
+            self._leave_behind(node)
+
+    def _leave_behind(self, node: RadixNode) -> None:
+        """A session has gone on from a node's end: it is not likely to come back there.
+
+        Nor to the end of the prompt, if the node is its only answer. To the end of its own prompt a
+        request goes on with the answer, and the same prompt may be asked again.
+        """
+        node.leave_behind()
+        parent = node.parent
+        if node.segment is Segment.OUTPUT and parent is not None:
+            parent.leave_behind()
+        self.reshape(node)
 
     def use(self, node: RadixNode, end: int) -> None:
         """The window that ends before page `end` of a node was used, without a lock."""

@@ -2,9 +2,9 @@
 
 First go pages that nobody is likely to come back to, the oldest first: nothing but a prefix that
 ends at a new place would use them. Then the windows before places that requests return to: where
-a chain ends, where chains part, and where a prompt ends whose answer was not taken further. They go
-in the order of the eviction policy as it saw them when a lock last reached them. Each loses its
-first pages first, as what follows in the chain may still use the others.
+a chain ends, where chains part, and where a request ended that no other has taken further since.
+They go in the order of the eviction policy as it saw them when a lock last reached them. Each loses
+its first pages first, as what follows in the chain may still use the others.
 
 Where a conversation went on, the window of the turn before is not kept: in a full pool it would
 push out those of other conversations, whose turn comes sooner.

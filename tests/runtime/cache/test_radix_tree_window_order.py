@@ -173,3 +173,16 @@ def test_where_chains_part_the_window_is_kept() -> None:
 
     assert usable(cache, tokens(1, 10), window=3) == 10
     cache.check()
+
+
+def test_a_prompt_that_a_longer_one_begins_with_keeps_its_window_once_it_was_asked() -> None:
+    cache = cache_of(window=3)
+    cache.run(tokens(1, 20))
+    cache.run(tokens(1, 10))
+
+    num_inner = 20 - 3 - 3
+    cache.evict(0, num_inner)
+
+    assert usable(cache, tokens(1, 10), window=3) == 10
+    assert usable(cache, tokens(1, 20), window=3) == 20
+    cache.check()
