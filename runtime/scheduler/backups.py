@@ -46,8 +46,8 @@ class BackupQueue:
         """Distinct requests that used a page; kept under `write_through_selective` only."""
         self._inspected: dict[bytes, NewPage] = {}
         """Pages that go next and that L2 has or is to get, by short key."""
-        self._lost: set[bytes] = set()
-        """Short keys of inspected pages that L2 has lost since, in some group.
+        self._lost: dict[bytes, None] = {}
+        """Short keys of inspected pages that L2 has lost since, in some group; a set in order.
 
         They are looked at with the next rows, and not at once: two tiers that are both full would
         copy pages to and fro for ever.
@@ -126,7 +126,7 @@ class BackupQueue:
     def _clean_leaves(self, tree: RadixTree, wanted: int) -> None:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
         for short in list(itertools.islice(self._lost, _MAX_INSPECTED_PAGES)):
-            self._lost.discard(short)
+            self._lost.pop(short, None)
             page = self._inspected.get(short)
             if page is not None:
                 self._clean(page)
@@ -200,7 +200,7 @@ class BackupQueue:
             if victim.is_removed:
                 self._num_uses.pop(key, None)
                 self._inspected.pop(key[:MIRROR_KEY_BYTES], None)
-                self._lost.discard(key[:MIRROR_KEY_BYTES])
+                self._lost.pop(key[:MIRROR_KEY_BYTES], None)
 
     def _forget_in(self, group: int, key: PageKey) -> None:
         self._dirty[group].pop(key, None)
@@ -211,11 +211,11 @@ class BackupQueue:
 
     def note_dropped(self, short_keys: Iterable[bytes]) -> None:
         """L2 holds these pages no more."""
-        self._lost.update(key for key in short_keys if key in self._inspected)
+        self._lost.update(dict.fromkeys(key for key in short_keys if key in self._inspected))
 
     def note_new_host(self) -> None:
         """A HostMemory is there that may hold nothing."""
-        self._lost.update(self._inspected)
+        self._lost.update(dict.fromkeys(self._inspected))
 
     def note_lost_host(self) -> None:
         """There is nowhere to copy to."""
