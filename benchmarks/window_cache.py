@@ -51,39 +51,19 @@ HIT_CONTEXTS = Contexts(context_tokens=20_480, l1_tokens=65_536, num_contexts=6,
 MAX_TTFT_RATIO = 0.75
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The attention of a model whose layers look back either over everything or over a window."""
-
-    full_layers: int
-    window_layers: int
-    num_kv_heads: int
-    head_dim: int
-    window: int
-
-    def layout(self) -> KvLayout:
-        """Pages in bf16: group FULL, then group WINDOW."""
-        total = self.full_layers + self.window_layers
-        full = KvGroup(
-            kind=GroupKind.FULL,
-            layers=tuple(range(self.full_layers)),
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-        )
-        window = replace(
-            full,
-            kind=GroupKind.WINDOW,
-            layers=tuple(range(self.full_layers, total)),
-            window=self.window,
-        )
-        return KvLayout(
-            page_size=PAGE_TOKENS, dtype="bfloat16", dtype_bytes=2, groups=(full, window)
-        )
-
-
-WIDE = Shape(full_layers=16, window_layers=16, num_kv_heads=8, head_dim=128, window=4096)
+WINDOW_TOKENS = 4096
+"""Of the layout whose bytes are counted."""
+SESSION_WINDOW_TOKENS = 1024
+"""Of the layout in which sessions are looked for."""
 MODELS: Mapping[str, float] = {"gemma-3-12b": 4.3, "gpt-oss-20b": 1.7}
 """How many times as many tokens L2 has to hold as if it kept all layers in full."""
+
+
+def half_windowed(window: int) -> KvLayout:
+    """Pages in bf16 of 32 layers: half look back over everything, half over a window."""
+    full = KvGroup(kind=GroupKind.FULL, layers=tuple(range(16)), num_kv_heads=8, head_dim=128)
+    windowed = replace(full, kind=GroupKind.WINDOW, layers=tuple(range(16, 32)), window=window)
+    return KvLayout(page_size=PAGE_TOKENS, dtype="bfloat16", dtype_bytes=2, groups=(full, windowed))
 
 
 def make_engine(layout: KvLayout, num_pages: tuple[int, ...], *, l2_pages: int) -> Engine:
@@ -125,9 +105,9 @@ def stored_pages(engine: Engine, group: int) -> int:
 
 def measure_bytes() -> list[Figure]:
     """What one prompt leaves in L2 of the window layers, and what a hit on it moves."""
-    layout = WIDE.layout()
+    layout = half_windowed(WINDOW_TOKENS)
     num_pages = CONTEXT_TOKENS // PAGE_TOKENS
-    most = window_pages(WIDE.window, PAGE_TOKENS) + MAX_MORE_PAGES
+    most = window_pages(WINDOW_TOKENS, PAGE_TOKENS) + MAX_MORE_PAGES
     engine = make_engine(layout, (2 * num_pages, 2 * num_pages), l2_pages=4 * num_pages)
 
     prompt = draw_tokens(0, CONTEXT_TOKENS)
@@ -143,7 +123,7 @@ def measure_bytes() -> list[Figure]:
         raise RuntimeError(f"{engine.loaded_pages[FULL]} FULL pages were loaded, not {num_pages}")
     moved = engine.loaded_pages[WINDOW]
 
-    name = f"W {WIDE.window}, {CONTEXT_TOKENS} tokens, window layers"
+    name = f"W {WINDOW_TOKENS}, {CONTEXT_TOKENS} tokens, window layers"
     figures = []
     for what, pages in (("in L2", stored), ("moved on a hit", moved)):
         figures += [
@@ -264,7 +244,7 @@ def full_pages_for(layout: KvLayout, traffic: Traffic, occupancy: float) -> int:
     """
     reach = layout.reaches[WINDOW]
     assert reach is not None
-    needed = (traffic.num_pages, traffic.num_sessions * (reach + 1))
+    needed = (traffic.num_pages, traffic.num_sessions * reach)
 
     def is_large_enough(num_full: int) -> bool:
         pools = default_pools(layout, num_full)
@@ -276,8 +256,7 @@ def full_pages_for(layout: KvLayout, traffic: Traffic, occupancy: float) -> int:
 
 def measure_hits() -> list[Figure]:
     """Hit rates of L1 beside those of an L1 that keeps the windows' layers in full."""
-    shape = replace(WIDE, window=1024)
-    layout = shape.layout()
+    layout = half_windowed(SESSION_WINDOW_TOKENS)
     full, window = layout.groups
     oracle = replace(layout, groups=(full, replace(full, layers=window.layers)))
 

@@ -27,8 +27,7 @@ def no_pages(num_groups: int) -> PageIds:
 class PagePools:
     """Owns: one `PagePool` per KV group.
 
-    Pages are taken from all groups or from none. Counts are those of the group that has the least,
-    as that is what bounds a run of pages of every group.
+    Pages are taken from all groups or from none.
     """
 
     def __init__(self, num_pages: Sequence[int]) -> None:
@@ -43,26 +42,6 @@ class PagePools:
     def group(self, group: int) -> PagePool:
         """The pool of one group, to be looked at."""
         return self._pools[group]
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the smallest pool: no run is longer."""
-        return min([pool.num_pages for pool in self._pools])
-
-    @property
-    def num_free(self) -> int:
-        """How long a run can be taken now."""
-        return min([pool.num_free for pool in self._pools])
-
-    @property
-    def num_available(self) -> int:
-        """How long a run can be taken once all quarantine has ended."""
-        return min([pool.num_free + pool.num_quarantined for pool in self._pools])
-
-    @property
-    def has_quarantined(self) -> bool:
-        """Some page will be free without anything being evicted."""
-        return any(pool.num_quarantined for pool in self._pools)
 
     def count(self, what: Callable[[PagePool], int]) -> tuple[int, ...]:
         """A figure of each group's pool."""

@@ -126,11 +126,6 @@ class HostView:
         start = page * KEY_BYTES
         return keys[start : start + MIRROR_KEY_BYTES] in self._mirrors[group]
 
-    def has_all(self, key: bytes) -> bool:
-        """Is this page READY in L2 in every group, as far as is known?"""
-        short = key[:MIRROR_KEY_BYTES]
-        return all(short in mirror for mirror in self._mirrors)
-
     def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
         """Pages of a group in [start, stop) that are READY in L2, up to the first gap."""
         mirror = self._mirrors[group]
