@@ -100,6 +100,10 @@ class StepPlan:
     """Output position (from 0) of the token sampled after the row's last token; -1: none."""
     row_loads: Int32Array = field(default_factory=empty)
     """Transfer id of the unfinished load that the row must wait for, layer by layer; -1: none."""
+    group_rows: Int32Array = field(default_factory=empty)
+    """Rows of each lane of the step group, in order of lanes; empty for a lane that steps alone."""
+    group_tokens: Int32Array = field(default_factory=empty)
+    """Tokens of those rows. If any lane has some, the ranks of the others run padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
