@@ -8,6 +8,7 @@ class SchedulingPolicy(StrEnum):
 
     FCFS = "fcfs"
     LPM = "lpm"
+    ROUTING_KEY = "routing_key"
 
 
 class EvictionPolicy(StrEnum):

@@ -152,6 +152,7 @@ class Lane:
         self.promotions.end(request.request_id)
         request.begin_run(heapq.heappop(self._free_slots), lock, table, start, now_s)
         self.running[request.request_id] = self.prefilling[request.request_id] = request
+        self.waiting.admitted(request)
 
     def start_decoding(self, request: RequestState) -> None:
         """A request has its first token: it goes on in the batch, unless it wants logprobs."""
@@ -226,6 +227,7 @@ class Lane:
             self._removed_slots.append(slot)
         heapq.heappush(self._free_slots, slot)
         del self.running[request.request_id]
+        self.waiting.released(request)
         request.end_run(phase)
 
     def start_backup(self) -> Backup | None:
@@ -286,7 +288,7 @@ class Lane:
 
     def check(self) -> None:
         """Raise AccountingError unless the lane's parts agree with its requests."""
-        self.waiting.check()
+        self.waiting.check(self.running.values())
         self.batch.check()
 
         pools, tree = self.l1.pools, self.l1.tree
