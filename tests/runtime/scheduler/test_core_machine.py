@@ -146,6 +146,7 @@ class CoreMachine(RuleBasedStateMachine):
 
         stats = self.driver.core.stats()
         fields = {"max_tokens": max_tokens, "priority": priority, "cache_salt": salt}
+        fields["routing_key"] = [None, "a", "b"][num_own % 3]
         name = self.driver.submit([*shared, *own], name=ended, **fields)
         num_prompt = num_shared + num_own
         self.expected[name] = Expected(num_prompt, min(max_tokens, MAX_TOKENS - num_prompt))
