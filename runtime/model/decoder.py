@@ -13,6 +13,7 @@ from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
+from raydix.moe.sent_rows import SentRows
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
@@ -78,11 +79,12 @@ class DecoderLayer(nn.Module):
         residual_TC: Tensor,
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
+        sent: SentRows | None,
     ) -> Tensor:
         """Return the feed-forward's output [T, C], which the next norm is to add to `residual_TC`.
 
         `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
-        in the first layer. For `before_cache` see `Attention`.
+        in the first layer. For `before_cache` see `Attention`, for `sent` `MoeLayer`.
         """
         normed_TC = (
             self.attention_norm(residual_TC)
@@ -95,7 +97,7 @@ class DecoderLayer(nn.Module):
         if self.attention_post_norm is not None:
             x_TC = self.attention_post_norm(x_TC)
 
-        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC)))
+        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC), sent))
         return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
 
     def weights(self) -> dict[str, WeightPart]:
@@ -166,16 +168,17 @@ class Decoder(nn.Module):
         token_ids_T: Tensor,
         batch: AttentionBatch,
         on_layer: Callable[[int], None] | None = None,
+        sent: SentRows | None = None,
     ) -> Tensor:
         """Run a step and return the final hidden states [T, C].
 
         `token_ids_T`: int. Keys and values go to the pools of `batch`. `on_layer(i)` is called
-        before layer i reads or writes cached KV.
+        before layer i reads or writes cached KV. For `sent` see `MoeLayer`.
         """
         residual_TC = self._embed(token_ids_T)
         x_TC: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index))
+            x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index), sent)
         assert x_TC is not None, "a decoder has layers"
         hidden_TC: Tensor = self.norm(x_TC, residual_TC)
         return hidden_TC

@@ -3,8 +3,6 @@
 Each rank holds a group object of its own, so that the ranks may be processes or threads of one.
 """
 
-from datetime import timedelta
-
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import (
@@ -15,9 +13,7 @@ from torch.distributed.distributed_c10d import (
     Store,
 )
 
-_OPERATION_TIMEOUT = timedelta(minutes=30)
-"""Of a rank that waits for its peers. A peer that ends is noticed at once; one that hangs is the
-Supervisor's to find."""
+from raydix.moe.dispatch.gloo_group import OPERATION_TIMEOUT, connect_gloo
 
 
 class GlooCollectives:
@@ -32,12 +28,7 @@ class GlooCollectives:
         """Connect; waits for every rank."""
         self.rank = rank
         self.size = size
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = _OPERATION_TIMEOUT
-        self._group: ProcessGroupGloo | None = ProcessGroupGloo(
-            PrefixStore("gloo", store), rank, size, options
-        )
+        self._group: ProcessGroupGloo | None = connect_gloo(store, rank, size)
 
     def sum(self, part: Tensor) -> Tensor:
         """See `Collectives`."""
@@ -79,7 +70,7 @@ class NcclCollectives:
         self.rank = rank
         self.size = size
         options = ProcessGroupNCCL.Options()
-        options._timeout = _OPERATION_TIMEOUT
+        options._timeout = OPERATION_TIMEOUT
         self._group = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
 
         # On the current stream, as every other operation of the model.

@@ -1,0 +1,214 @@
+"""Which logical expert each slot of each rank holds, and by which copy a rank's tokens reach it.
+
+Legend: L layers, E logical experts, R ranks, P physical experts: R times the slots of a rank.
+Physical expert p is slot `p % slots_per_rank` of rank `p // slots_per_rank`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+FloatArray = NDArray[np.float64]
+
+EMPTY = -1
+"""Stands for the expert of an empty slot, and for the slot of an expert that a rank lacks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """The logical expert in every slot, layer by layer; never changed once it is made.
+
+    `experts_LP`: int32, read-only; EMPTY where a slot holds nothing. Raises ValueError if an expert
+    lives nowhere in some layer, or twice on one rank: the second copy would only take room.
+    """
+
+    experts_LP: Int32Array
+    num_experts: int
+    num_ranks: int
+
+    def __post_init__(self) -> None:
+        experts_LP = np.array(self.experts_LP, dtype=np.int32)
+        experts_LP.flags.writeable = False
+        object.__setattr__(self, "experts_LP", experts_LP)
+        self._check()
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.experts_LP.shape[0]
+
+    @property
+    def slots_per_rank(self) -> int:
+        """How many experts of one layer a rank has room for."""
+        return self.experts_LP.shape[1] // self.num_ranks
+
+    @cached_property
+    def physical_LRE(self) -> Int32Array:
+        """The physical expert by which a rank holds a logical one; EMPTY where it does not."""
+        num_places = self.num_ranks * self.slots_per_rank
+        layers, places = np.nonzero(self.experts_LP != EMPTY)
+        physical_LRE = np.full((self.num_layers, self.num_ranks, self.num_experts), EMPTY, np.int32)
+
+        ranks = np.arange(num_places)[places] // self.slots_per_rank
+        physical_LRE[layers, ranks, self.experts_LP[layers, places]] = places
+        physical_LRE.flags.writeable = False
+        return physical_LRE
+
+    @cached_property
+    def num_replicas_LE(self) -> Int32Array:
+        """How many ranks hold each expert."""
+        return (self.physical_LRE != EMPTY).sum(axis=1, dtype=np.int32)
+
+    @property
+    def num_empty_LR(self) -> Int32Array:
+        """How many slots of each rank are empty."""
+        by_rank = self.experts_LP.reshape(self.num_layers, self.num_ranks, -1)
+        return (by_rank == EMPTY).sum(axis=2, dtype=np.int32)
+
+    def replicas(self, layer: int, expert: int) -> tuple[int, ...]:
+        """The physical experts that hold `expert`, by rank."""
+        physical_R = self.physical_LRE[layer, :, expert]
+        return tuple(int(physical) for physical in physical_R[physical_R != EMPTY])
+
+    def _check(self) -> None:
+        shape = self.experts_LP.shape
+        if len(shape) != 2 or self.num_ranks < 1 or shape[1] % self.num_ranks:
+            raise ValueError(
+                f"experts_LP has shape {shape}; expected [layers, places], places a multiple of "
+                f"the {self.num_ranks} ranks"
+            )
+        if shape[0] == 0:
+            return
+        low, high = int(self.experts_LP.min()), int(self.experts_LP.max())
+        if low < EMPTY or high >= self.num_experts:
+            raise ValueError(f"experts {low} to {high}; expected {EMPTY} to {self.num_experts - 1}")
+
+        # Two copies on one rank share an entry of `physical_LRE`.
+        num_held = int((self.physical_LRE != EMPTY).sum())
+        num_filled = int((self.experts_LP != EMPTY).sum())
+        if num_held != num_filled:
+            raise ValueError(f"{num_filled - num_held} slots repeat an expert of their own rank")
+        if not self.num_replicas_LE.all():
+            layer, expert = (int(index[0]) for index in np.nonzero(self.num_replicas_LE == 0))
+            raise ValueError(f"expert {expert} of layer {layer} is in no slot")
+
+
+def initial_placement(
+    num_layers: int,
+    num_experts: int,
+    num_ranks: int,
+    *,
+    redundant_per_rank: int = 0,
+    spare_slots: int = 0,
+) -> Placement:
+    """Contiguous shares as even as can be, before any load is known; the same in every layer.
+
+    A rank's redundant copies are of the experts that follow its share; a rank never repeats one, so
+    where it has all already those slots are left empty, as are the spare ones.
+    """
+    share, num_longer = divmod(num_experts, num_ranks)
+    longest = share + (num_longer > 0)
+    experts_RS = np.full((num_ranks, longest + redundant_per_rank + spare_slots), EMPTY, np.int32)
+
+    first = 0
+    for rank in range(num_ranks):
+        num_own = share + (rank < num_longer)
+        num_held = min(num_own + redundant_per_rank, num_experts)
+        experts_RS[rank, :num_held] = (first + np.arange(num_held)) % num_experts
+        first += num_own
+    return Placement(np.tile(experts_RS.reshape(-1), (num_layers, 1)), num_experts, num_ranks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes:
+    """By which physical experts the tokens of one rank reach each logical one.
+
+    A row takes entry `n % count` of its expert, with any n that differs from row to row.
+    """
+
+    table_LER: Int32Array
+    """Physical experts, `counts_LE` of them, then EMPTY. One may come twice: it takes more rows."""
+    counts_LE: Int32Array
+
+
+def routes(placement: Placement, rank: int, loads_LE: NDArray[Any]) -> Routes:
+    """The routes of one rank; each rank finds its own from the same arguments.
+
+    A rank that holds an expert asks nobody else. Rows of the others go where they level the ranks'
+    loads: `loads_LE` counts the rows of an expert from all ranks, taken as equally many from each.
+    Experts with the most such rows choose first; of ranks with equal loads the first is chosen.
+    """
+    physical_LRE, counts_LE = placement.physical_LRE, placement.num_replicas_LE
+    num_layers, num_ranks, num_experts = physical_LRE.shape
+    # An expert without any load still needs a choice: next to nothing decides it.
+    loads_LE = np.asarray(loads_LE, dtype=np.float64)
+    loads_LE = loads_LE + 1e-6 * (1.0 + loads_LE.mean(axis=1, keepdims=True))
+
+    table_LER = np.full((num_layers, num_experts, num_ranks), EMPTY, np.int32)
+    own_LE = physical_LRE[:, rank]
+    # The only copy, and the own one, need no choice; others are filled in below.
+    table_LER[..., 0] = np.where(own_LE != EMPTY, own_LE, physical_LRE.max(axis=1))
+    route_counts_LE = np.ones((num_layers, num_experts), np.int32)
+
+    is_held_LRE = physical_LRE != EMPTY
+    fixed_LE = np.where(counts_LE == 1, loads_LE, loads_LE / num_ranks)
+    loads_LR = np.einsum("lre,le->lr", is_held_LRE, fixed_LE)
+    remote_LE = np.where(counts_LE > 1, loads_LE * (num_ranks - counts_LE) / num_ranks, 0.0)
+    order_LE = np.argsort(-remote_LE, axis=1, kind="stable")
+
+    for position in range(int((remote_LE > 0).sum(axis=1).max(initial=0))):
+        experts_L = order_LE[:, position]
+        layers = np.nonzero(remote_LE[np.arange(num_layers), experts_L] > 0)[0]
+        experts = experts_L[layers]
+        holders_XR = is_held_LRE[layers, :, experts]
+        ends_XR = _divide(loads_LR[layers], holders_XR, remote_LE[layers, experts])
+
+        added_XR = np.diff(ends_XR, axis=1, prepend=0)
+        num_parts_X = ends_XR[:, -1:]
+        loads_LR[layers] += added_XR * remote_LE[layers, experts][:, None] / num_parts_X
+
+        chosen_XR = _own_parts(ends_XR, holders_XR, rank)
+        is_remote_X = ~holders_XR[:, rank]
+        row, column = np.nonzero((chosen_XR != EMPTY) & is_remote_X[:, None])
+        layer, expert = layers[row], experts[row]
+        table_LER[layer, expert, column] = physical_LRE[layer, chosen_XR[row, column], expert]
+        counts_X = counts_LE[layers, experts]
+        route_counts_LE[layers[is_remote_X], experts[is_remote_X]] = counts_X[is_remote_X]
+    return Routes(table_LER, route_counts_LE)
+
+
+def _divide(loads_XR: FloatArray, holders_XR: NDArray[np.bool_], rows_X: FloatArray) -> Int32Array:
+    """Cut `rows_X` into equal parts, n for each remote rank of n holders; up to which part each
+    rank takes them so that the loads of the holders come out level, [X, R].
+    """
+    num_holders_X = holders_XR.sum(axis=1)
+    num_parts_X = num_holders_X * (holders_XR.shape[1] - num_holders_X)
+
+    # Water poured over the k lowest holders rises to level k; the lowest of these is the true one.
+    held_XR = np.where(holders_XR, loads_XR, np.inf)
+    levels_XR = (rows_X[:, None] + np.sort(held_XR, axis=1).cumsum(axis=1)) / np.arange(
+        1, held_XR.shape[1] + 1
+    )
+    shares_XR = np.maximum(levels_XR.min(axis=1, keepdims=True) - held_XR, 0.0)
+
+    ends_XR = shares_XR.cumsum(axis=1) * (num_parts_X / shares_XR.sum(axis=1))[:, None]
+    return np.rint(ends_XR).astype(np.int32)
+
+
+def _own_parts(ends_XR: Int32Array, holders_XR: NDArray[np.bool_], rank: int) -> Int32Array:
+    """The ranks that take `rank`'s parts, n of n holders, then EMPTY, [X, R].
+
+    Remote ranks take parts in turn, so that each rank's parts are spread over the holders.
+    """
+    num_ranks = holders_XR.shape[1]
+    num_holders_X = holders_XR.sum(axis=1)
+    turn_X = (~holders_XR[:, :rank]).sum(axis=1)
+
+    column_R = np.arange(num_ranks)
+    part_XR = turn_X[:, None] + column_R * (num_ranks - num_holders_X)[:, None]
+    takers_XR = (ends_XR[:, None, :] <= part_XR[:, :, None]).sum(axis=2, dtype=np.int32)
+    return np.where(column_R < num_holders_X[:, None], takers_XR, EMPTY).astype(np.int32)
