@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
@@ -180,9 +181,7 @@ def time_captured(
 
 def _elapsed_us(events: Sequence[torch.cuda.Event]) -> tuple[float, ...]:
     events[-1].synchronize()
-    return tuple(
-        1e3 * one.elapsed_time(other) for one, other in zip(events, events[1:], strict=False)
-    )
+    return tuple(1e3 * one.elapsed_time(other) for one, other in pairwise(events))
 
 
 def measure(
