@@ -108,11 +108,8 @@ class NcclExchange:
         """See `Exchange`."""
         num_ranks, num_tokens = len(self._tokens_R), self._tokens_R[self._rank]
         parts_XC = out_NC.new_empty(num_ranks * num_tokens, out_NC.shape[1])
-        options = AllToAllOptions()
-        # On the current stream, as every other operation of the model.
-        options.asyncOp = False
         self._group.alltoall_base(
-            parts_XC, out_NC, [num_tokens] * num_ranks, list(self._tokens_R), options
+            parts_XC, out_NC, [num_tokens] * num_ranks, list(self._tokens_R), _on_current_stream()
         )
         self._parts_RTC = parts_XC.view(num_ranks, num_tokens, out_NC.shape[1])
 
@@ -135,3 +132,10 @@ def gather_rows(group: "ProcessGroupNCCL", rows_TX: Tensor, tokens_R: tuple[int,
     else:
         group.allgather([list(all_NX.split(tokens_R))], [rows_TX], options)
     return all_NX
+
+
+def _on_current_stream() -> AllToAllOptions:
+    """As every other operation of the model."""
+    options = AllToAllOptions()
+    options.asyncOp = False
+    return options

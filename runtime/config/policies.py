@@ -45,3 +45,10 @@ class LoadPolicy(StrEnum):
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
+
+
+class DispatchBackend(StrEnum):
+    """What carries rows to experts on other ranks."""
+
+    AUTO = "auto"
+    GLOO = "gloo"
