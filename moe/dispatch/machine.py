@@ -70,9 +70,10 @@ class Machine:
         if symbol_version is None:
             return None if hasattr(handle, symbol) else f"{library} has no {symbol}"
 
-        find = ctypes.CDLL(None).dlvsym
-        find.restype = ctypes.c_void_p
-        find.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+        signature = ctypes.CFUNCTYPE(
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p
+        )
+        find = signature(("dlvsym", ctypes.CDLL(None)))
         if find(handle._handle, symbol.encode(), symbol_version.encode()):
             return None
         return f"{library} has no {symbol} of version {symbol_version}"
