@@ -8,6 +8,7 @@ import pytest
 
 from raydix.moe.dispatch.libraries import ADAPTERS
 from raydix.moe.dispatch.machine import Machine
+from raydix.moe.dispatch.packages import Packages
 from raydix.moe.dispatch.probes import LIBRARIES, probe
 
 VERSIONS = {
@@ -16,6 +17,23 @@ VERSIONS = {
     "mooncake-transfer-engine-cuda13": "0.3.13.post1",
     "amd-mori": "1.0",
 }
+
+
+class FakePackages(Packages):
+    """Not those of this environment."""
+
+    def __init__(self, versions: Mapping[str, str], pinned_torch: str) -> None:
+        self._versions = versions
+        self._pinned_torch = pinned_torch
+
+    def version(self, distribution: str) -> str | None:
+        return self._versions.get(distribution)
+
+    def has_module(self, module: str) -> bool:
+        return False
+
+    def required_torch(self, distribution: str) -> str | None:
+        return self._pinned_torch
 
 
 class FakeMachine(Machine):
@@ -35,24 +53,14 @@ class FakeMachine(Machine):
         nics: Path = Path("/nonexistent"),
     ) -> None:
         super().__init__(nics)
+        self.packages = FakePackages(versions, pinned_torch)
         self.torch_version = torch_version
         self.is_rocm = rocm
         self.num_gpus = num_gpus
         self._strangers = strangers
-        self._versions = versions
-        self._pinned_torch = pinned_torch
         self._missing = missing
         self._error = import_error
         self.imported: list[str] = []
-
-    def version(self, distribution: str) -> str | None:
-        return self._versions.get(distribution)
-
-    def has_module(self, module: str) -> bool:
-        return False
-
-    def required_torch(self, distribution: str) -> str | None:
-        return self._pinned_torch
 
     def unreachable_peers(self) -> list[tuple[int, int]]:
         return list(self._strangers)
@@ -121,7 +129,7 @@ def test_every_adapter_has_a_probe() -> None:
 
 def test_a_probe_in_a_process_of_its_own_prints_its_verdict() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "raydix.moe.dispatch.probes", "mori"],
+        [sys.executable, "-m", "raydix.moe.dispatch.machine", "mori"],
         capture_output=True,
         text=True,
         check=True,
@@ -140,8 +148,8 @@ def test_a_symbol_is_looked_for_in_its_version() -> None:
 
 
 def test_a_pinned_torch_is_read_from_a_package_s_requirements() -> None:
-    assert Machine().required_torch("nothing-of-that-name") is None
-    assert Machine().required_torch("numpy") is None
+    assert Packages().required_torch("nothing-of-that-name") is None
+    assert Packages().required_torch("numpy") is None
     assert (
         Machine().import_error("nothing_of_that_name") == "No module named 'nothing_of_that_name'"
     )
