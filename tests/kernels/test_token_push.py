@@ -108,7 +108,7 @@ def test_odd_tokens_are_refused(device: torch.device) -> None:
     weights_TK = torch.zeros(2, CHOICES, device=device)
     ids_TK = torch.zeros(2, CHOICES, dtype=torch.int64, device=device)
 
-    with pytest.raises(ValueError, match="Tokens are torch.float64"):
+    with pytest.raises(ValueError, match="Tokens are"):
         push_tokens(x_TC.double(), weights_TK, ids_TK, buffers, layout, 0)
     with pytest.raises(ValueError, match="contiguous rows"):
         push_tokens(x_TC.T.contiguous().T, weights_TK, ids_TK, buffers, layout, 0)
@@ -118,5 +118,5 @@ def test_odd_tokens_are_refused(device: torch.device) -> None:
         push_tokens(x_TC, weights_TK, ids_TK[:, :2].contiguous(), buffers, layout, 0)
     with pytest.raises(ValueError, match="expected float32"):
         push_tokens(x_TC, weights_TK.double(), ids_TK, buffers, layout, 0)
-    with pytest.raises(ValueError, match="Outputs are torch.float32"):
+    with pytest.raises(ValueError, match="Outputs are"):
         push_outputs(torch.zeros(2, HIDDEN - 1, device=device), buffers, layout)
