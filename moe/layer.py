@@ -8,16 +8,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from raydix.ids import LogicalExpertId
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import Routing
 from raydix.kernels.weight_part import WeightPart
+from raydix.moe.bank import ExpertBank
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange
-from raydix.moe.experts import Experts
 from raydix.moe.router import Router
+from raydix.moe.routes import LayerRoutes
 from raydix.moe.sent_rows import SentRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerExperts:
+    """Which experts of a layer a rank has, and how its rows reach all of them."""
+
+    held: tuple[LogicalExpertId | None, ...]
+    """By slot; None: an empty one."""
+    share: RankShare
+    """Of each of them."""
+    dispatcher: Dispatcher = LOOPBACK
+    routes: LayerRoutes | None = None
+    """None: every expert is in the slot that is numbered like it."""
+
+
+def own_experts(num_experts: int, share: RankShare) -> LayerExperts:
+    """All experts, for a lane that has them to itself."""
+    return LayerExperts(held=tuple(map(LogicalExpertId, range(num_experts))), share=share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +50,7 @@ class ExpertsInFlight:
 
 
 class MoeLayer(nn.Module):
-    """Mixture-of-experts layer; this rank has its share of every expert's intermediate size.
+    """Mixture-of-experts layer.
 
     `forward` is `start`, `run_experts` and `finish`, between which other work finds room. Two steps
     may be in flight at once; they end in the order in which they began.
@@ -45,15 +65,15 @@ class MoeLayer(nn.Module):
         num_experts: int,
         experts_per_token: int,
         routing: Routing,
-        share: RankShare,
+        experts: LayerExperts,
         glu: GluForm,
         bias: bool,
         device: torch.device,
         dtype: torch.dtype,
-        dispatcher: Dispatcher = LOOPBACK,
     ) -> None:
         super().__init__()
-        self._dispatcher = dispatcher
+        self._dispatcher = experts.dispatcher
+        self._routes = experts.routes
         self.router = Router(
             hidden_size,
             num_experts,
@@ -64,12 +84,13 @@ class MoeLayer(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.experts = Experts(
+        self.experts = ExpertBank(
             hidden_size,
-            num_experts,
             intermediate_size,
             ops,
-            share=share,
+            num_experts=num_experts,
+            held=experts.held,
+            share=experts.share,
             glu=glu,
             bias=bias,
             device=device,
@@ -92,6 +113,8 @@ class MoeLayer(nn.Module):
             x_TC = sent.own(x_TC)
 
         weights_TK, ids_TK = self.router(x_TC)
+        if self._routes is not None:
+            ids_TK = self._routes.physical_ids(ids_TK)
         if sent is not None:
             ids_TK = sent.without_padding(ids_TK, num_rows)
 

@@ -13,11 +13,13 @@ from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
+from raydix.moe.layer import LayerExperts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.expert_ranks import ExpertRanks, ModelExperts, place_experts
 from raydix.runtime.model.kv_groups import KvGrouping, KvPlace, derive_kv_groups, kv_places
 from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
 from raydix.runtime.model.mlp import make_mlp
@@ -44,6 +46,7 @@ class DecoderLayer(nn.Module):
         *,
         rope: int,
         collectives: Collectives,
+        experts: LayerExperts | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -64,7 +67,9 @@ class DecoderLayer(nn.Module):
             dtype=dtype,
         )
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.mlp = make_mlp(spec.mlp, hidden_size, ops, share=share, device=device, dtype=dtype)
+        self.mlp = make_mlp(
+            spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
+        )
 
         self.attention_post_norm: RmsNorm | None = None
         self.mlp_post_norm: RmsNorm | None = None
@@ -121,7 +126,7 @@ class Decoder(nn.Module):
 
     Its parameters are uninitialised until weights are loaded. Its ranks meet in `forward` and
     `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers
-    share a pool; the pools are the caller's.
+    share a pool; the pools are the caller's. `experts`: None if the lane has them to itself.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class Decoder(nn.Module):
         ops: ModelOps,
         *,
         collectives: Collectives,
+        experts: ModelExperts | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -139,6 +145,7 @@ class Decoder(nn.Module):
         self.kv_groups = kv_groups
         self.ops = ops
         self.collectives = collectives
+        self.experts = experts
         self._share = RankShare(collectives.rank, collectives.size)
         self.device = device
         self.dtype = dtype
@@ -152,6 +159,7 @@ class Decoder(nn.Module):
                 ops,
                 rope=ropes.index(_rope_of(layer)),
                 collectives=collectives,
+                experts=None if experts is None else experts.by_layer.get(i),
                 device=device,
                 dtype=dtype,
             )
@@ -201,6 +209,22 @@ class Decoder(nn.Module):
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
         return weights
 
+    @property
+    def is_capturable(self) -> bool:
+        """May a step be captured in a CUDA graph?"""
+        experts = self.experts
+        return (
+            self.ops.is_capturable
+            and self.collectives.is_capturable
+            and (experts is None or experts.dispatcher.is_capturable)
+        )
+
+    def close(self) -> None:
+        """End what connects the ranks, from any thread: none waits for another any longer."""
+        self.collectives.close()
+        if self.experts is not None:
+            self.experts.dispatcher.close()
+
     def divide_rows(
         self, rows: Sequence[PrefillRow]
     ) -> tuple[tuple[PrefillRow, ...], tuple[PrefillRow, ...]]:
@@ -249,10 +273,12 @@ def make_decoder(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
+    expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
 ) -> Decoder:
     """A rank's decoder with the fastest operations that the device has for it.
 
+    `expert_ranks`: None if the lane has all experts to itself; else it waits for those ranks.
     `group_layers`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
     among so many ranks.
     """
@@ -263,11 +289,22 @@ def make_decoder(
         dtype,
         num_query_heads=len(share.heads(num_heads)),
         num_kv_heads=len(share.kv_heads(num_kv_heads)),
-        expert_sizes=_expert_sizes(spec, share),
+        expert_sizes=_expert_sizes(spec, share if expert_ranks is None else RankShare()),
     )
 
     kv_groups = group_layers(spec.layers)
-    return Decoder(spec, kv_groups, ops, collectives=collectives, device=device, dtype=dtype)
+    experts = None
+    if expert_ranks is not None:
+        experts = place_experts(spec, expert_ranks, device=device, dtype=dtype)
+    return Decoder(
+        spec,
+        kv_groups,
+        ops,
+        collectives=collectives,
+        experts=experts,
+        device=device,
+        dtype=dtype,
+    )
 
 
 def _make_attention(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
-from raydix.moe.layer import ExpertsInFlight, MoeLayer
+from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.attention import linear_parameters
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
@@ -118,10 +118,11 @@ def make_mlp(
     ops: ModelOps,
     *,
     share: RankShare,
+    experts: LayerExperts | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> DenseMlp | MoeLayer | SharedExpertsMlp:
-    """The feed-forward of a layer."""
+    """The feed-forward of a layer. `experts`: None if the lane has them to itself, or none."""
     match spec:
         case DenseMlpSpec():
             return DenseMlp(spec, hidden_size, ops, share=share, device=device, dtype=dtype)
@@ -135,7 +136,7 @@ def make_mlp(
                 routing=spec.routing,
                 glu=spec.glu,
                 bias=spec.bias,
-                share=share,
+                experts=experts or own_experts(spec.num_experts, share),
                 device=device,
                 dtype=dtype,
             )
