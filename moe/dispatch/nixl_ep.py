@@ -27,7 +27,7 @@ def connect_nixl_ep(
     store: Store, rank: int, shape: DispatchShape, device: torch.device
 ) -> ExpertMajor:
     """Wait for every rank. The calling thread is on `device`, this rank's."""
-    # Read when the library is loaded.
+    # Read when a context is made.
     os.environ.setdefault("UCX_TLS", _TRANSPORTS)
     import nixl_ep
 
