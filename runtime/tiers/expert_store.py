@@ -136,12 +136,12 @@ class ExpertStore:
     @property
     def weight_fingerprint(self) -> bytes | None:
         """That of the checkpoint which the experts come from, whole; None while unknown."""
-        fingerprint, is_known = _FINGERPRINT.unpack_from(self._bytes, _CONTENT.size)
+        fingerprint, is_known = _FINGERPRINT.unpack_from(self._bytes.data, _CONTENT.size)
         return fingerprint if is_known else None
 
     def set_weight_fingerprint(self, fingerprint: bytes) -> None:
         """Keep it for ranks that will not read the whole checkpoint. Every rank has the same."""
-        _FINGERPRINT.pack_into(self._bytes, _CONTENT.size, fingerprint, True)
+        _FINGERPRINT.pack_into(self._bytes.data, _CONTENT.size, fingerprint, True)
 
     def close(self) -> None:
         """Drop the mapping, which ends with the last view of it."""
