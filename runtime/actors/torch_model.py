@@ -79,7 +79,7 @@ def load_gpu_model(
     device = _device(config, place.device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     collectives = meet(
-        None if place.meeting is None else Path(place.meeting),
+        _lane_file(config, place, "sums"),
         place.rank % tp,
         tp,
         device=device,
@@ -105,6 +105,12 @@ def load_gpu_model(
     )
 
 
+def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | None:
+    """By which the ranks of a lane meet; the lanes of a step group have one each."""
+    lane = place.rank // config.parallel.tp
+    return None if place.meeting is None else Path(f"{place.meeting}-lane{lane}-{purpose}")
+
+
 def _prepare(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -116,8 +122,7 @@ def _prepare(
     """See `LoadedGpuModel`."""
     # The thread may be another one than that which loaded.
     _enter_thread(device)
-    file = None if place.meeting is None else Path(f"{place.meeting}-pools")
-    made = make_peer_pools(shard, num_pages, device, file)
+    made = make_peer_pools(shard, num_pages, device, _lane_file(config, place, "pools"))
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)

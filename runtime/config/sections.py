@@ -67,6 +67,11 @@ class ParallelSection(Section):
         """Copies of the model that step together."""
         return self.dp if self.ep > 1 else 1
 
+    @property
+    def ranks_per_group(self) -> int:
+        """Devices that step together, and whose processes live and die together."""
+        return self.lanes_per_group * self.tp
+
     @model_validator(mode="after")
     def _experts_are_on_all_ranks(self) -> Self:
         if self.ep not in (1, self.num_ranks):
