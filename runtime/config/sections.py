@@ -258,3 +258,9 @@ class SchedulerSection(Section):
     max_waiting_requests: Count = Field(
         1024, description="Waiting requests beyond which new ones are refused."
     )
+
+    def max_step_tokens(self, max_model_len: int) -> int:
+        """Most tokens that a data-parallel rank computes in one step."""
+        # Without chunks, a prompt beyond the budget has a step of its own.
+        unchunked = max(self.max_prefill_tokens, max_model_len)
+        return (self.chunked_prefill_tokens or unchunked) + self.max_running_requests
