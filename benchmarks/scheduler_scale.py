@@ -24,7 +24,7 @@ from benchmarks.record import Figure, report
 from benchmarks.scheduler_engine import CLIENT, LINK, Engine, transfer_ids
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES
-from raydix.runtime.config.policies import PrefetchStrategy
+from raydix.runtime.config.policies import PrefetchStrategy, SchedulingPolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
@@ -97,8 +97,8 @@ class Bench:
         """HostMemory says something."""
         return self.send(events.HostMessage(connection=LINK, message=message))
 
-    def submit(self, num_tokens: int, *, max_tokens: int = 64) -> float:
-        """A request with a prompt of its own arrives."""
+    def submit(self, num_tokens: int, *, max_tokens: int = 64, num_keys: int = 1) -> float:
+        """A request with a prompt of its own and one of `num_keys` routing keys arrives."""
         self._num_submitted += 1
         self.now_s += 1e-5
         message = SubmitRequest(
@@ -107,6 +107,7 @@ class Bench:
             token_ids=int32_array(self._random.integers(0, VOCAB_SIZE, num_tokens)),
             sampling=DeviceSampling(seed=0),
             max_tokens=max_tokens,
+            routing_key=f"k{self._num_submitted % num_keys}",
         )
 
         took_s = self.send(events.ClientMessage(client_id=CLIENT, message=message))
@@ -234,13 +235,15 @@ def time_full_l1(page_size: int, *, num_running: int = 64) -> float:
     return statistics.median(times_s)
 
 
-def time_long_queue(num_waiting: int) -> tuple[float, float]:
+def time_long_queue(
+    num_waiting: int, policy: SchedulingPolicy, *, num_keys: int
+) -> tuple[float, float]:
     """Median seconds of a submission and of a step, with so many requests waiting."""
-    bench = Bench(settings_of(64, 16_384), has_storage=False)
+    bench = Bench(replace(settings_of(64, 16_384), policy=policy), has_storage=False)
     bench.grant(256)
     submits_s: deque[float] = deque(maxlen=200)
     for _ in range(num_waiting):
-        submits_s.append(bench.submit(1024))
+        submits_s.append(bench.submit(1024, num_keys=num_keys))
         bench.answer_host(_not_found)
 
     steps_s = []
@@ -308,12 +311,19 @@ def measure_full(loop_s: float) -> list[Figure]:
 
 
 def measure_queue(loop_s: float) -> list[Figure]:
-    """A long queue."""
-    submit_s, step_s = time_long_queue(10_000)
-    return [
-        _figure("submit_10000_waiting", submit_s, 1e-3, loop_s),
-        _figure("step_10000_waiting", step_s, 3e-3, loop_s),
-    ]
+    """A long queue, by the longest match and by routing keys: few, or one for each request."""
+    figures = []
+    for suffix, policy, num_keys in (
+        ("", SchedulingPolicy.LPM, 1),
+        ("_16_routing_keys", SchedulingPolicy.ROUTING_KEY, 16),
+        ("_10000_routing_keys", SchedulingPolicy.ROUTING_KEY, 10_000),
+    ):
+        submit_s, step_s = time_long_queue(10_000, policy, num_keys=num_keys)
+        figures += [
+            _figure(f"submit_10000_waiting{suffix}", submit_s, 1e-3, loop_s),
+            _figure(f"step_10000_waiting{suffix}", step_s, 3e-3, loop_s),
+        ]
+    return figures
 
 
 def measure_deep(loop_s: float) -> list[Figure]:

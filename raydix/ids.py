@@ -24,3 +24,5 @@ BatchId = NewType("BatchId", int)
 Slot = NewType("Slot", int)
 """A running request's row in the per-request state of a GPU actor."""
 Rank = NewType("Rank", int)
+LogicalExpertId = NewType("LogicalExpertId", int)
+"""An expert of a layer, numbered as in the checkpoint."""

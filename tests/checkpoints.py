@@ -141,6 +141,8 @@ _PER_FAMILY: dict[Family, dict[str, Any]] = {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
+        # The only one that every release of transformers computes with; old ones do not write it.
+        "swiglu_limit": 7.0,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 1000.0,

@@ -85,7 +85,7 @@ def fused_experts(
     form: GluForm,
     biases: ExpertBiases | None,
 ) -> Tensor:
-    """Weighted sum of the chosen experts' outputs, [T, C].
+    """Weighted sum of the chosen experts' outputs, [T, C]; an id of -1 chooses none.
 
     gate_up_EIC holds gate rows, then up rows. Past DENSE_EXPERT_TOKENS tokens the host waits for
     the device.
@@ -98,9 +98,11 @@ def fused_experts(
     num_experts, experts_per_token = gate_up_EIC.shape[0], expert_ids_TK.shape[1]
     order_X = expert_ids_TK.flatten().argsort(stable=True)
     tokens_X = order_X // experts_per_token
-    counts = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts).tolist()
-    outputs = []
-    for expert, part_XC in enumerate(x_TC[tokens_X].split(counts)):
+    num_without, *counts = torch.bincount(
+        expert_ids_TK.flatten() + 1, minlength=num_experts + 1
+    ).tolist()
+    outputs = [x_TC.new_zeros(num_without, x_TC.shape[1])]
+    for expert, part_XC in enumerate(x_TC[tokens_X[num_without:]].split(counts)):
         if counts[expert]:
             gate_up_I, down_C = (
                 (None, None)
@@ -133,7 +135,8 @@ def _dense_experts(
     if biases is not None:
         out_ETC += biases.down_EC[:, None]
 
-    weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_(
-        1, expert_ids_TK, weights_TK
+    # A choice of none adds zero to some expert's weight.
+    weights_TE = weights_TK.new_zeros(num_tokens, num_experts).scatter_add_(
+        1, expert_ids_TK.long().clamp(min=0), weights_TK.masked_fill(expert_ids_TK < 0, 0.0)
     )
     return (weights_TE.to(x_TC.dtype)[:, None] @ out_ETC.transpose(0, 1))[:, 0]

@@ -90,6 +90,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         session_id: str | None = None,
+        routing_key: str | None = None,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one, and only that, is `finished`.
@@ -99,6 +100,8 @@ class AsyncLLM:
         prompt: a str, token ids, `{"prompt": str}` or `{"prompt_token_ids": ids}`.
         priority: lower runs first. cache_salt: requests share cached prefixes only with those of
         the same salt. session_id: prefer the rank that served this session last.
+        routing_key: of requests that choose the same experts, say those of one task; with
+        scheduler.policy `routing_key` they run together.
         deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so
         far as `partial`.
 
@@ -107,7 +110,11 @@ class AsyncLLM:
         """
         client = await self._connected()
         options = RequestOptions(
-            priority=priority, cache_salt=cache_salt, session_id=session_id, deadline_s=deadline_s
+            priority=priority,
+            cache_salt=cache_salt,
+            session_id=session_id,
+            routing_key=routing_key,
+            deadline_s=deadline_s,
         )
         async with contextlib.aclosing(
             client.generate(prompt, sampling_params, request_id, options)

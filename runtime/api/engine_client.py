@@ -202,6 +202,7 @@ class EngineClient:
             priority=int(options.priority),
             cache_salt=options.cache_salt,
             session_id=options.session_id,
+            routing_key=options.routing_key,
             deadline_s=None if options.deadline_s is None else float(options.deadline_s),
         )
 

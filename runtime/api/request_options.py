@@ -19,12 +19,14 @@ class RequestOptions:
     priority: int = 0
     cache_salt: str | None = None
     session_id: str | None = None
+    routing_key: str | None = None
     deadline_s: float | None = None
 
     def check(self) -> None:
         """Raise BadRequest for what would fail in the Scheduler, which serves others, too."""
         check_text("cache_salt", self.cache_salt)
         check_text("session_id", self.session_id)
+        check_text("routing_key", self.routing_key)
 
         priority, deadline_s = self.priority, self.deadline_s
         if not (_is(priority, Integral) and abs(priority) <= _MAX_PRIORITY):

@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.l3 import Hf3fsL3Section
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.sections import (
@@ -21,6 +22,7 @@ class EngineConfig(Section):
 
     model: ModelSection
     parallel: ParallelSection = Field(default_factory=ParallelSection)
+    experts: ExpertsSection = Field(default_factory=ExpertsSection)
     cache: CacheSection = Field(default_factory=CacheSection)
     scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
 

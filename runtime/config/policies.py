@@ -8,6 +8,7 @@ class SchedulingPolicy(StrEnum):
 
     FCFS = "fcfs"
     LPM = "lpm"
+    ROUTING_KEY = "routing_key"
 
 
 class EvictionPolicy(StrEnum):
@@ -44,3 +45,10 @@ class LoadPolicy(StrEnum):
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
+
+
+class DispatchBackend(StrEnum):
+    """What carries rows to experts on other ranks."""
+
+    AUTO = "auto"
+    GLOO = "gloo"

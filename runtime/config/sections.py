@@ -50,6 +50,31 @@ class ParallelSection(Section):
         description="Tensor-parallel ranks per copy, each with a part of every layer. "
         "Divides the query heads, and divides the KV heads or is a multiple of them.",
     )
+    ep: Count = Field(
+        1,
+        description="Ranks that share the experts of a layer, each with whole ones of its own; "
+        "they all step together. 1: each copy cuts every expert among its tensor-parallel ranks. "
+        "Otherwise dp x tp.",
+    )
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices in all."""
+        return self.dp * self.tp
+
+    @property
+    def lanes_per_group(self) -> int:
+        """Copies of the model that step together."""
+        return self.dp if self.ep > 1 else 1
+
+    @model_validator(mode="after")
+    def _experts_are_on_all_ranks(self) -> Self:
+        if self.ep not in (1, self.num_ranks):
+            raise ValueError(
+                f"parallel.ep is {self.ep}; expected 1 or dp x tp = {self.num_ranks}. Set parallel.ep "
+                f"to {self.num_ranks}, or change parallel.dp or parallel.tp."
+            )
+        return self
 
 
 class L1Section(Section):

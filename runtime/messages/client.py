@@ -55,6 +55,7 @@ class SubmitRequest:
     priority: int = 0
     cache_salt: str | None = None
     session_id: str | None = None
+    routing_key: str | None = None
     deadline_s: float | None = None
 
 

@@ -19,6 +19,7 @@ from raydix.runtime.model.checkpoint_config import read_checkpoint_config, read_
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
@@ -75,12 +76,13 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
+    expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
-    At most one tensor is held besides the model itself. `group_layers`: see
-    `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
+    At most one tensor is held besides the model itself. `expert_ranks`: see `make_decoder`;
+    `group_layers`: see `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
     corrupt, and ConfigError if the model cannot be divided among so many ranks.
     """
     folder = Path(folder)
@@ -90,6 +92,7 @@ def load_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
+        expert_ranks=expert_ranks,
         group_layers=group_layers,
     )
 

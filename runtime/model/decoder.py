@@ -13,10 +13,13 @@ from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
+from raydix.moe.layer import LayerExperts
+from raydix.moe.sent_rows import SentRows
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.expert_ranks import ExpertRanks, ModelExperts, place_experts
 from raydix.runtime.model.kv_groups import KvGrouping, KvPlace, derive_kv_groups, kv_places
 from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
 from raydix.runtime.model.mlp import make_mlp
@@ -43,6 +46,7 @@ class DecoderLayer(nn.Module):
         *,
         rope: int,
         collectives: Collectives,
+        experts: LayerExperts | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -63,7 +67,9 @@ class DecoderLayer(nn.Module):
             dtype=dtype,
         )
         self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.mlp = make_mlp(spec.mlp, hidden_size, ops, share=share, device=device, dtype=dtype)
+        self.mlp = make_mlp(
+            spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
+        )
 
         self.attention_post_norm: RmsNorm | None = None
         self.mlp_post_norm: RmsNorm | None = None
@@ -78,11 +84,12 @@ class DecoderLayer(nn.Module):
         residual_TC: Tensor,
         batch: AttentionBatch,
         before_cache: Callable[[], None] | None,
+        sent: SentRows | None,
     ) -> Tensor:
         """Return the feed-forward's output [T, C], which the next norm is to add to `residual_TC`.
 
         `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
-        in the first layer. For `before_cache` see `Attention`.
+        in the first layer. For `before_cache` see `Attention`, for `sent` `MoeLayer`.
         """
         normed_TC = (
             self.attention_norm(residual_TC)
@@ -95,7 +102,7 @@ class DecoderLayer(nn.Module):
         if self.attention_post_norm is not None:
             x_TC = self.attention_post_norm(x_TC)
 
-        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC)))
+        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC), sent))
         return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
 
     def weights(self) -> dict[str, WeightPart]:
@@ -119,7 +126,7 @@ class Decoder(nn.Module):
 
     Its parameters are uninitialised until weights are loaded. Its ranks meet in `forward` and
     `logits` alone, which all of them call with the same arguments. `kv_groups` say which layers
-    share a pool; the pools are the caller's.
+    share a pool; the pools are the caller's. `experts`: None if the lane has them to itself.
     """
 
     def __init__(
@@ -129,6 +136,7 @@ class Decoder(nn.Module):
         ops: ModelOps,
         *,
         collectives: Collectives,
+        experts: ModelExperts | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -137,6 +145,7 @@ class Decoder(nn.Module):
         self.kv_groups = kv_groups
         self.ops = ops
         self.collectives = collectives
+        self.experts = experts
         self._share = RankShare(collectives.rank, collectives.size)
         self.device = device
         self.dtype = dtype
@@ -150,6 +159,7 @@ class Decoder(nn.Module):
                 ops,
                 rope=ropes.index(_rope_of(layer)),
                 collectives=collectives,
+                experts=None if experts is None else experts.by_layer.get(i),
                 device=device,
                 dtype=dtype,
             )
@@ -166,16 +176,17 @@ class Decoder(nn.Module):
         token_ids_T: Tensor,
         batch: AttentionBatch,
         on_layer: Callable[[int], None] | None = None,
+        sent: SentRows | None = None,
     ) -> Tensor:
         """Run a step and return the final hidden states [T, C].
 
         `token_ids_T`: int. Keys and values go to the pools of `batch`. `on_layer(i)` is called
-        before layer i reads or writes cached KV.
+        before layer i reads or writes cached KV. For `sent` see `MoeLayer`.
         """
         residual_TC = self._embed(token_ids_T)
         x_TC: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index))
+            x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index), sent)
         assert x_TC is not None, "a decoder has layers"
         hidden_TC: Tensor = self.norm(x_TC, residual_TC)
         return hidden_TC
@@ -197,6 +208,12 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer), "a list of modules forgets their type"
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
         return weights
+
+    def close(self) -> None:
+        """End what connects the ranks, from any thread: none waits for another any longer."""
+        self.collectives.close()
+        if self.experts is not None:
+            self.experts.dispatcher.close()
 
     def divide_rows(
         self, rows: Sequence[PrefillRow]
@@ -246,10 +263,12 @@ def make_decoder(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
+    expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
 ) -> Decoder:
     """A rank's decoder with the fastest operations that the device has for it.
 
+    `expert_ranks`: None if the lane has all experts to itself; else it waits for those ranks.
     `group_layers`: see `derive_kv_groups`. Raises ConfigError if the model cannot be divided
     among so many ranks.
     """
@@ -260,11 +279,22 @@ def make_decoder(
         dtype,
         num_query_heads=len(share.heads(num_heads)),
         num_kv_heads=len(share.kv_heads(num_kv_heads)),
-        expert_sizes=_expert_sizes(spec, share),
+        expert_sizes=_expert_sizes(spec, share if expert_ranks is None else RankShare()),
     )
 
     kv_groups = group_layers(spec.layers)
-    return Decoder(spec, kv_groups, ops, collectives=collectives, device=device, dtype=dtype)
+    experts = None
+    if expert_ranks is not None:
+        experts = place_experts(spec, expert_ranks, device=device, dtype=dtype)
+    return Decoder(
+        spec,
+        kv_groups,
+        ops,
+        collectives=collectives,
+        experts=experts,
+        device=device,
+        dtype=dtype,
+    )
 
 
 def _make_attention(

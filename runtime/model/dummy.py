@@ -11,6 +11,7 @@ from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import make_decoder
+from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
 
 SEED = 0
@@ -24,6 +25,7 @@ def make_dummy_model(
     device: torch.device,
     dtype: torch.dtype,
     collectives: Collectives = ALONE,
+    expert_ranks: ExpertRanks | None = None,
     group_layers: KvGrouping = derive_kv_groups,
 ) -> LoadedModel:
     """Build the model of `folder`'s config with random weights; norms are ones. Reads no weights.
@@ -38,6 +40,7 @@ def make_dummy_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
+        expert_ranks=expert_ranks,
         group_layers=group_layers,
     )
     generator = torch.Generator(device)

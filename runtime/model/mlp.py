@@ -3,6 +3,7 @@
 Legend: T tokens of the step, C hidden, I twice the intermediate size.
 """
 
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut, first_rank_only
-from raydix.moe.layer import MoeLayer
+from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_experts
+from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.attention import linear_parameters
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
 
@@ -43,8 +45,11 @@ class DenseMlp(nn.Module):
         )
         self.down = linear_parameters(hidden_size, size, bias=bias, device=device, dtype=dtype)
 
-    def forward(self, x_TC: Tensor) -> Tensor:
-        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
+    def forward(self, x_TC: Tensor, sent: SentRows | None = None) -> Tensor:
+        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C].
+
+        `sent` is for experts; here every rank of the lane computes all rows.
+        """
         gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
         hidden_TI = self._ops.glu(gate_up_TI, self._glu)
         return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
@@ -63,18 +68,43 @@ class DenseMlp(nn.Module):
         return weights
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedInFlight:
+    """A step's rows between the stages of the layer."""
+
+    routed: ExpertsInFlight
+    shared_TC: Tensor
+
+
 class SharedExpertsMlp(nn.Module):
-    """Routed experts, and those that every token visits: their outputs are added."""
+    """Routed experts, and those that every token visits: their outputs are added.
+
+    The stages are those of `MoeLayer`; the shared experts run while rows are dispatched.
+    """
 
     def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
         super().__init__()
         self.routed = routed
         self.shared = shared
 
-    def forward(self, x_TC: Tensor) -> Tensor:
-        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
-        out_TC: Tensor = self.routed(x_TC)
-        return out_TC + self.shared(x_TC)
+    def forward(self, x_TC: Tensor, sent: SentRows | None = None) -> Tensor:
+        """See `MoeLayer`."""
+        in_flight = self.start(x_TC, sent)
+        self.run_experts(in_flight)
+        return self.finish(in_flight)
+
+    def start(self, x_TC: Tensor, sent: SentRows | None) -> SharedInFlight:
+        """See `MoeLayer`."""
+        routed = self.routed.start(x_TC, sent)
+        return SharedInFlight(routed, self.shared(x_TC))
+
+    def run_experts(self, in_flight: SharedInFlight) -> None:
+        """See `MoeLayer`."""
+        self.routed.run_experts(in_flight.routed)
+
+    def finish(self, in_flight: SharedInFlight) -> Tensor:
+        """See `MoeLayer`."""
+        return self.routed.finish(in_flight.routed) + in_flight.shared_TC
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -88,10 +118,11 @@ def make_mlp(
     ops: ModelOps,
     *,
     share: RankShare,
+    experts: LayerExperts | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> DenseMlp | MoeLayer | SharedExpertsMlp:
-    """The feed-forward of a layer."""
+    """The feed-forward of a layer. `experts`: None if the lane has them to itself, or none."""
     match spec:
         case DenseMlpSpec():
             return DenseMlp(spec, hidden_size, ops, share=share, device=device, dtype=dtype)
@@ -105,7 +136,7 @@ def make_mlp(
                 routing=spec.routing,
                 glu=spec.glu,
                 bias=spec.bias,
-                share=share,
+                experts=experts or own_experts(spec.num_experts, share),
                 device=device,
                 dtype=dtype,
             )

@@ -8,7 +8,7 @@ from raydix.errors import AccountingError
 from raydix.ids import LookupId, RequestId
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.waiting import OrderKey, Turns
+from raydix.runtime.scheduler.turns import OrderKey, Turns
 
 Id = TypeVar("Id")
 Asker = RequestState | PrefetchHint

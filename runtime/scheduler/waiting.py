@@ -1,7 +1,6 @@
 """The requests that wait on one lane: whose turn it is, and what each of them waits for."""
 
-import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TypeVar
 
 from raydix.errors import AccountingError
@@ -9,61 +8,11 @@ from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.routing_turns import RoutingTurns, RunningKeys
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.turns import OrderKey, Turns, order_key
 
 _Key = TypeVar("_Key")
-OrderKey = tuple[int, int, float, int]
-"""Level, cached pages (negative), arrival, serial number: no two requests have the same."""
-
-
-def order_key(
-    request: RequestState, settings: SchedulerSettings, num_cached_pages: int
-) -> OrderKey:
-    """Where a request stands among those that wait; the smallest goes first.
-
-    A request that comes a whole `ageing_s` later starts one level behind, so nobody is overtaken
-    for ever, and no key changes while time passes. Within a level `lpm` prefers long matches,
-    `fcfs` early arrivals.
-    """
-    level = request.submit.priority + int(request.arrival_s // settings.ageing_s)
-    num_preferred = num_cached_pages if settings.policy is SchedulingPolicy.LPM else 0
-    return level, -num_preferred, request.arrival_s, request.serial
-
-
-class Turns:
-    """Owns: some requests in their order.
-
-    It is a list: with 10,000 entries a change takes microseconds.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[OrderKey, RequestState]] = []
-        self._keys: dict[RequestId, OrderKey] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: RequestId) -> bool:
-        return name in self._keys
-
-    def __iter__(self) -> Iterator[RequestState]:
-        return (request for _, request in self._entries)
-
-    def put(self, request: RequestState, key: OrderKey) -> None:
-        """Enter a request, or move it."""
-        self.discard(request.request_id)
-        self._keys[request.request_id] = key
-        bisect.insort(self._entries, (key, request))
-
-    def discard(self, name: RequestId) -> None:
-        """Take a request out, if it is in."""
-        key = self._keys.pop(name, None)
-        if key is not None:
-            del self._entries[bisect.bisect_left(self._entries, (key,))]
-
-    def first(self) -> RequestState | None:
-        """Whose turn it is."""
-        return self._entries[0][1] if self._entries else None
 
 
 class WaitingQueue:
@@ -82,7 +31,12 @@ class WaitingQueue:
         """To be computed or loaded for all that wait, as far as was known when they came."""
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
-        self._turns = Turns()
+        self._running_keys = RunningKeys()
+        self._turns = (
+            RoutingTurns(self._running_keys)
+            if settings.policy is SchedulingPolicy.ROUTING_KEY
+            else Turns()
+        )
 
         self._lacking: dict[bytes, dict[RequestId, RequestState]] = {}
         self._lacks: dict[RequestId, bytes] = {}
@@ -142,6 +96,14 @@ class WaitingQueue:
     def next_turn(self) -> RequestState | None:
         """The first request that is not parked."""
         return self._turns.first()
+
+    def admitted(self, request: RequestState) -> None:
+        """A request runs on the lane: under `routing_key`, others of its key go first."""
+        self._running_keys.add(request.submit.routing_key)
+
+    def released(self, request: RequestState) -> None:
+        """A request runs no more."""
+        self._running_keys.remove(request.submit.routing_key)
 
     def take_grown(self) -> RequestState | None:
         """One whose place is to be chosen anew, because its match has grown."""
@@ -205,8 +167,9 @@ class WaitingQueue:
         for request in list(self._followers.get(leader, {}).values()):
             self.wake(request)
 
-    def check(self) -> None:
+    def check(self, running: Iterable[RequestState]) -> None:
         """Raise AccountingError unless the counts and all places and turns agree."""
+        self._running_keys.check(request.submit.routing_key for request in running)
         figures = f"{len(self.requests)} requests wait, {len(self._turns)} have their turn"
 
         if self.num_tokens != sum(self._work.values()) or self._work.keys() != self.requests.keys():

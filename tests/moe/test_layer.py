@@ -4,7 +4,7 @@ from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.ops import ReferenceOps
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.routing import SoftmaxRouting
-from raydix.moe.layer import MoeLayer
+from raydix.moe.layer import MoeLayer, own_experts
 
 
 def test_layer_sums_the_experts_that_its_router_chose() -> None:
@@ -16,7 +16,7 @@ def test_layer_sums_the_experts_that_its_router_chose() -> None:
         num_experts=4,
         experts_per_token=2,
         routing=SoftmaxRouting(renormalise=True),
-        share=RankShare(),
+        experts=own_experts(4, RankShare()),
         glu=SiluGlu(),
         bias=False,
         device=torch.device("cpu"),

@@ -122,6 +122,7 @@ class RandomClients:
             priority=draw.randrange(-2, 3) if draw.random() < workload.priority_fraction else 0,
             cache_salt=cache_salt,
             session_id=draw.choice([None, "s"]),
+            routing_key=[None, "a", "b"][sum(prompt) % 3],
             deadline_s=draw.uniform(0.05, 1.0)
             if draw.random() < workload.deadline_fraction
             else None,

@@ -44,6 +44,8 @@ BASE_SETTINGS = SchedulerSettings(
 )
 _WINDOWED_FRACTION = 0.5
 """Of workloads have layers that look back over a window."""
+_ROUTED_FRACTION = 0.2
+"""Of workloads schedule by routing keys."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _FAULT_SPAN = 1.5
@@ -101,6 +103,8 @@ def draw_workload(seed: int) -> Workload:
     own_draw = random.Random(seed + 3)
     if own_draw.random() < _WINDOWED_FRACTION:
         settings = _with_windows(own_draw, settings)
+    if random.Random(seed + 4).random() < _ROUTED_FRACTION:
+        settings = replace(settings, policy=SchedulingPolicy.ROUTING_KEY)
     workload = Workload(
         seed=seed,
         settings=settings,
@@ -131,7 +135,7 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
         max_running_requests=draw.choice([2, 6, 16]),
         prefill_budget_tokens=draw.choice([4, 16, 64]),
         chunked_prefill=draw.random() < 0.8,
-        policy=draw.choice(list(SchedulingPolicy)),
+        policy=draw.choice([SchedulingPolicy.FCFS, SchedulingPolicy.LPM]),
         eviction=draw.choice(sorted(EVICTION_POLICIES)),
         prefix_caching=draw.random() < 0.95,
         has_host_memory=has_storage or draw.random() < 0.8,

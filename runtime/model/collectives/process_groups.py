@@ -3,21 +3,17 @@
 Each rank holds a group object of its own, so that the ranks may be processes or threads of one.
 """
 
-from datetime import timedelta
-
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
-    PrefixStore,
     ProcessGroupGloo,
     Store,
 )
 
-_OPERATION_TIMEOUT = timedelta(minutes=30)
-"""Of a rank that waits for its peers. A peer that ends is noticed at once; one that hangs is the
-Supervisor's to find."""
+from raydix.moe.dispatch.gloo_group import connect_gloo
+from raydix.moe.dispatch.nccl_group import connect_nccl
 
 
 class GlooCollectives:
@@ -32,12 +28,7 @@ class GlooCollectives:
         """Connect; waits for every rank."""
         self.rank = rank
         self.size = size
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = _OPERATION_TIMEOUT
-        self._group: ProcessGroupGloo | None = ProcessGroupGloo(
-            PrefixStore("gloo", store), rank, size, options
-        )
+        self._group: ProcessGroupGloo | None = connect_gloo(store, rank, size)
 
     def sum(self, part: Tensor) -> Tensor:
         """See `Collectives`."""
@@ -73,14 +64,9 @@ class NcclCollectives:
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`."""
-        # Imported here: only builds of torch for CUDA have it.
-        from torch.distributed.distributed_c10d import ProcessGroupNCCL
-
         self.rank = rank
         self.size = size
-        options = ProcessGroupNCCL.Options()
-        options._timeout = _OPERATION_TIMEOUT
-        self._group = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+        self._group = connect_nccl(store, rank, size)
 
         # On the current stream, as every other operation of the model.
         self._sum_options = AllreduceOptions()

@@ -23,6 +23,8 @@ def naive_experts(
     out = torch.zeros_like(x)
     for t in range(x.shape[0]):
         for weight, expert in zip(weights[t], ids[t], strict=True):
+            if expert < 0:
+                continue
             hidden = gate_up[expert] @ x[t]
             gate, up = (hidden if biases is None else hidden + biases.gate_up_EI[expert]).chunk(2)
             result = down[expert] @ (gate * gate.sigmoid() * up)
@@ -75,6 +77,20 @@ def test_all_tokens_may_choose_one_expert() -> None:
     weights, ids = torch.ones(70, 1), torch.full((70, 1), 4)
 
     out = fused_experts(x, gate_up, down, weights, ids, form=SiluGlu(), biases=None)
+
+    torch.testing.assert_close(
+        out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64, 65])
+@pytest.mark.parametrize("fraction_without", [0.5, 1.0])
+def test_an_id_of_minus_one_chooses_no_expert(num_tokens: int, fraction_without: float) -> None:
+    x, gate_up, down = torch.randn(num_tokens, 8), torch.randn(7, 10, 8), torch.randn(7, 8, 5)
+    weights, ids = topk_gating(torch.randn(num_tokens, 7), 3, renormalise=False)
+    ids = ids.masked_fill(torch.rand(ids.shape) < fraction_without, -1)
+
+    out = fused_experts(x, gate_up, down, weights, ids.int(), form=SiluGlu(), biases=None)
 
     torch.testing.assert_close(
         out, naive_experts(x, gate_up, down, weights, ids), atol=1e-4, rtol=1e-4

@@ -33,13 +33,16 @@ from tests.runtime.api.small_client import LIMITS, TOKENIZER, collect, submitted
 
 async def test_a_request_is_sent_once_with_all_that_was_asked(client, link):
     params = SamplingParams(temperature=0, max_tokens=3, stop_token_ids=[9], seed=4)
-    options = RequestOptions(priority=2, cache_salt="s", session_id="t", deadline_s=1.5)
+    options = RequestOptions(
+        priority=2, cache_salt="s", session_id="t", routing_key="k", deadline_s=1.5
+    )
     task = asyncio.create_task(collect(client.generate([1, 2], params, "r", options)))
     sent = await submitted(link)
     assert (sent.request_id, sent.token_ids.tolist(), sent.max_tokens) == ("r", [1, 2], 3)
     assert sent.stop_token_ids == (9, 256)
     assert (sent.sampling.seed, sent.sampling.temperature) == (4, 0.0)
-    assert (sent.priority, sent.cache_salt, sent.session_id, sent.deadline_s) == (2, "s", "t", 1.5)
+    assert (sent.priority, sent.cache_salt, sent.session_id) == (2, "s", "t")
+    assert (sent.routing_key, sent.deadline_s) == ("k", 1.5)
     link.deliver(delta("r", [7], finished=FinishReason.LENGTH))
     (output,) = await task
     assert output.outputs[0].token_ids == [7]
@@ -279,6 +282,7 @@ async def test_failures_are_raised(client, link, kind, error):
         ([1], None, RequestOptions(cache_salt=""), BadRequest),
         ([1], None, RequestOptions(cache_salt="\ud800"), BadRequest),
         ([1], None, RequestOptions(session_id=3), BadRequest),
+        ([1], None, RequestOptions(routing_key=""), BadRequest),
         ([1], None, RequestOptions(session_id="x" * 2000), BadRequest),
     ],
 )

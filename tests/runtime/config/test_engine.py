@@ -48,6 +48,13 @@ def test_the_context_is_bounded_by_model_and_cache(tmp_path: Path) -> None:
         asked.max_model_len(4096, num_pages=10)
 
 
+def test_lanes_that_share_experts_step_together(tmp_path: Path) -> None:
+    parallel = {"dp": 3, "tp": 2}
+    assert load_config(tmp_path, {"parallel": parallel}).parallel.lanes_per_group == 1
+    shared = load_config(tmp_path, {"parallel": {**parallel, "ep": 6}})
+    assert shared.parallel.lanes_per_group == 3
+
+
 def test_the_documentation_describes_every_key_and_no_other() -> None:
     text = (ROOT / "docs/config.md").read_text()
     documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}

@@ -187,6 +187,7 @@ def test_what_cannot_travel_is_refused_when_encoding(message: Any) -> None:
         ("priority", True),
         ("cache_salt", 3),
         ("session_id", b"bytes"),
+        ("routing_key", 1),
         ("deadline_s", "1"),
     ],
 )

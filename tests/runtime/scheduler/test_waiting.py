@@ -12,7 +12,8 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.scheduler.request import RequestState
-from raydix.runtime.scheduler.waiting import WaitingQueue, order_key
+from raydix.runtime.scheduler.turns import order_key
+from raydix.runtime.scheduler.waiting import WaitingQueue
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 FCFS = replace(BASE, policy=SchedulingPolicy.FCFS)
@@ -102,7 +103,7 @@ def test_follower_comes_back_when_its_leader_stops() -> None:
     assert queue.next_turn() is None
     queue.leader_stopped(RequestId("leader"))
     assert queue.next_turn() is follower
-    queue.check()
+    queue.check([])
 
 
 def test_request_that_left_the_queue_is_not_woken() -> None:
@@ -118,7 +119,7 @@ def test_request_that_left_the_queue_is_not_woken() -> None:
     assert queue.next_turn() is None
     assert not len(queue)
     assert not queue.num_tokens
-    queue.check()
+    queue.check([])
 
 
 def test_random_use_agrees_with_a_sorted_list() -> None:
@@ -152,7 +153,7 @@ def test_random_use_agrees_with_a_sorted_list() -> None:
             ready, key=lambda entry: order_key(entry[0], LPM, entry[1]), default=(None, 0)
         )[0]
         assert queue.next_turn() is expected
-        queue.check()
+        queue.check([])
 
 
 def test_check_finds_a_turn_of_a_request_that_does_not_wait() -> None:
@@ -160,7 +161,7 @@ def test_check_finds_a_turn_of_a_request_that_does_not_wait() -> None:
     queue.add(request(1), num_cached_pages=0, lacks=None)
     queue.requests.clear()
     with pytest.raises(AccountingError):
-        queue.check()
+        queue.check([])
 
 
 @pytest.mark.parametrize(

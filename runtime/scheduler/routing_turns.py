@@ -1,0 +1,124 @@
+"""Whose turn it is where requests with the routing key of those that run go first."""
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from raydix.errors import AccountingError
+from raydix.ids import RequestId
+from raydix.runtime.scheduler.request import RequestState
+from raydix.runtime.scheduler.turns import OrderKey, Turns
+
+_Group = tuple[int, str]
+"""A level, and a routing key."""
+_NO_KEY = ""
+"""Of a request that waits without one: it sorts before all others."""
+
+
+class RunningKeys:
+    """Owns: how many running requests have each routing key."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._order: list[tuple[int, str]] = []
+        """By count, the largest first, then by key; counts are negative here."""
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for _, key in self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, key: str | None) -> None:
+        """A request with this key runs."""
+        self._change(key, 1)
+
+    def remove(self, key: str | None) -> None:
+        """A request with this key runs no more."""
+        self._change(key, -1)
+
+    def _change(self, key: str | None, difference: int) -> None:
+        if key is None:
+            return
+        count = self._counts[key]
+        if count:
+            del self._order[bisect.bisect_left(self._order, (-count, key))]
+
+        self._counts[key] += difference
+        if self._counts[key]:
+            bisect.insort(self._order, (-self._counts[key], key))
+        else:
+            del self._counts[key]
+
+    def check(self, keys: Iterable[str | None]) -> None:
+        """Raise AccountingError unless `keys` are those of the requests that run."""
+        counts = Counter(key for key in keys if key is not None)
+        if counts != self._counts or self._order != sorted((-n, key) for key, n in counts.items()):
+            raise AccountingError(
+                f"{self._counts.total()} requests with routing keys are counted, "
+                f"{counts.total()} run"
+            )
+
+
+class RoutingTurns:
+    """Owns: some requests in an order that changes with the keys of those that run.
+
+    Within a level come the keys that run, those of most requests first and then by name, after
+    them all others by name, those without a key before the rest. Requests of one key come as they
+    arrive, and all do while none with a key runs. Levels go before keys, so ageing bounds for how
+    long a key can wait. Whose turn it is costs a look at each key that runs: nothing is sorted.
+    """
+
+    def __init__(self, running: RunningKeys) -> None:
+        self._running = running
+        self._all = Turns()
+        self._groups: dict[_Group, Turns] = {}
+        self._group_of: dict[RequestId, _Group] = {}
+        self._keys: dict[int, list[str]] = {}
+        """By level: the keys of its groups, sorted."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: RequestId) -> bool:
+        return name in self._all
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._all)
+
+    def put(self, request: RequestState, key: OrderKey) -> None:
+        """Enter a request, or move it."""
+        self.discard(request.request_id)
+        self._all.put(request, key)
+        group = key[0], request.submit.routing_key or _NO_KEY
+        if group not in self._groups:
+            self._groups[group] = Turns()
+            bisect.insort(self._keys.setdefault(group[0], []), group[1])
+        self._groups[group].put(request, key)
+        self._group_of[request.request_id] = group
+
+    def discard(self, name: RequestId) -> None:
+        """Take a request out, if it is in."""
+        group = self._group_of.pop(name, None)
+        if group is None:
+            return
+        self._all.discard(name)
+        self._groups[group].discard(name)
+        if not self._groups[group]:
+            del self._groups[group]
+            self._drop_key(*group)
+
+    def _drop_key(self, level: int, key: str) -> None:
+        keys = self._keys[level]
+        del keys[bisect.bisect_left(keys, key)]
+        if not keys:
+            del self._keys[level]
+
+    def first(self) -> RequestState | None:
+        """Whose turn it is."""
+        level = self._all.first_level()
+        if level is None or not self._running:
+            return self._all.first()
+        # If no key of the level runs, all are others, and come by name.
+        keys = (key for key in self._running if (level, key) in self._groups)
+        return self._groups[level, next(keys, self._keys[level][0])].first()
