@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
@@ -47,6 +48,7 @@ OURS = "symmetric"
 LATENCY, MAX_LATENCY_US = (DispatchForm.LOW_LATENCY, 128), 60
 BANDWIDTH, MIN_GBPS = (DispatchForm.NORMAL, 4096), 250
 _REPEATS = 50
+_POLL_S = 0.5
 _GRAPH_CYCLES = 10
 """Dispatches and combines in a graph, whose time is divided by this."""
 _SLEEP_CYCLES = 2_000_000
@@ -188,9 +190,7 @@ def time_captured(
 
 def _elapsed_us(events: Sequence[torch.cuda.Event]) -> tuple[float, ...]:
     events[-1].synchronize()
-    return tuple(
-        1e3 * one.elapsed_time(other) for one, other in zip(events, events[1:], strict=False)
-    )
+    return tuple(1e3 * one.elapsed_time(other) for one, other in pairwise(events))
 
 
 def measure(
@@ -309,7 +309,8 @@ def _be_rank(connection: Connection, file: Path, rank: int, arguments: argparse.
     store = FileStore(str(file), arguments.ranks)
     with torch.inference_mode():
         times = measure(store, rank, arguments.ranks, arguments.backends, arguments.repeats)
-    connection.send((torch.cuda.get_device_name(), times))
+    if rank == 0:
+        connection.send((torch.cuda.get_device_name(), times))
 
 
 def run_ranks(arguments: argparse.Namespace) -> tuple[str, list[Times]]:
@@ -325,19 +326,18 @@ def run_ranks(arguments: argparse.Namespace) -> tuple[str, list[Times]]:
             process.start()
         theirs.close()
 
-        results = []
         try:
-            while len(results) < arguments.ranks:
-                ended = wait([ours, *(each.sentinel for each in ranks if each.exitcode is None)])
-                if ours in ended:
-                    results.append(ours.recv())
-                elif any(each.exitcode for each in ranks):
+            while not ours.poll(_POLL_S):
+                if any(each.exitcode for each in ranks):
                     raise RuntimeError(f"ranks ended with {[each.exitcode for each in ranks]}")
+            gpu, times = ours.recv()
+        except EOFError:
+            raise RuntimeError("a rank has failed: see above") from None
         finally:
             for process in ranks:
                 process.kill()
                 process.join()
-    return results[0]
+    return gpu, times
 
 
 def main() -> int:

@@ -51,7 +51,7 @@ class NcclDispatcher:
         )
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """See `Dispatcher`. Returns once no CUDA graph holds its kernels any longer."""
         self._is_closed = True
         self._group.abort()
 
@@ -108,11 +108,8 @@ class NcclExchange:
         """See `Exchange`."""
         num_ranks, num_tokens = len(self._tokens_R), self._tokens_R[self._rank]
         parts_XC = out_NC.new_empty(num_ranks * num_tokens, out_NC.shape[1])
-        options = AllToAllOptions()
-        # On the current stream, as every other operation of the model.
-        options.asyncOp = False
         self._group.alltoall_base(
-            parts_XC, out_NC, [num_tokens] * num_ranks, list(self._tokens_R), options
+            parts_XC, out_NC, [num_tokens] * num_ranks, list(self._tokens_R), _on_current_stream()
         )
         self._parts_RTC = parts_XC.view(num_ranks, num_tokens, out_NC.shape[1])
 
@@ -133,6 +130,12 @@ def gather_rows(group: "ProcessGroupNCCL", rows_TX: Tensor, tokens_R: tuple[int,
     if len(set(tokens_R)) == 1:
         group._allgather_base(all_NX, rows_TX, options)
     else:
-        # Broadcasts of all ranks, which torch enqueues on a stream of its own.
-        group.allgather([list(all_NX.split(tokens_R))], [rows_TX], options).wait()
+        group.allgather([list(all_NX.split(tokens_R))], [rows_TX], options)
     return all_NX
+
+
+def _on_current_stream() -> AllToAllOptions:
+    """As every other operation of the model."""
+    options = AllToAllOptions()
+    options.asyncOp = False
+    return options

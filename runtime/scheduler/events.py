@@ -154,12 +154,12 @@ class KillCause(Enum):
     LATE = "late"
     """It owes an answer for too long."""
     GROUP_BROKEN = "group broken"
-    """Another rank of its lane was lost: the group steps together or not at all."""
+    """Another rank of its step group was lost: they step together or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRank:
-    """End a rank's process, if that incarnation still lives, and with it those of its group."""
+    """End a rank's process, if that incarnation lives, and with it those that step with it."""
 
     rank: int
     incarnation: int

@@ -83,7 +83,7 @@ def tell_if_drained(replica: Replica) -> None:
     if (
         host.connection is None
         or host.is_drained
-        or not all(lane.is_attached for lane in replica.lanes)
+        or not all(group.is_attached for group in replica.step_groups)
     ):
         return
     transfers = (
@@ -94,8 +94,8 @@ def tell_if_drained(replica: Replica) -> None:
 
     host.note_drained()
     # A rank may have said hello while no HostMemory was attached: tell this one that it lives.
-    for lane in replica.lanes:
-        for rank in lane.attached.values():
+    for group in replica.step_groups:
+        for rank in group.attached.values():
             replica.tell_host(ProcessDrained(pid=rank.pid))
     replica.tell_host(CopiesDrained())
 
@@ -305,7 +305,7 @@ def time_out_host(replica: Replica, now_s: float) -> None:
 
 
 def abandon_transfers(replica: Replica, lane: Lane) -> None:
-    """A rank is out of reach, and its lane starts over.
+    """A rank is out of reach, and this lane of its step group starts over.
 
     Until they exit or say hello, the lane's processes may still copy host pages.
     """

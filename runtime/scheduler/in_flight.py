@@ -36,6 +36,10 @@ class StepInFlight:
     rows: list[PlannedRow]
     num_tokens: int
     """Of all rows."""
+    most_tokens: int
+    """Of the lane of the step group that has the most."""
+    is_padding: bool
+    """The lane has nothing to do; another one of its step group has."""
     started_s: float
     """When it was sent, or when the step before it ended if that was later."""
     waiting_ranks: set[int]
@@ -72,9 +76,14 @@ class InFlight:
         return not self.steps and not self.transfers
 
     @property
+    def has_own_work(self) -> bool:
+        """The ranks owe an answer about rows or copies of this lane."""
+        return bool(self.transfers) or not all(step.is_padding for step in self.steps.values())
+
+    @property
     def num_row_steps(self) -> int:
-        """Steps with rows."""
-        return sum(step.num_rows > 0 for step in self.steps.values())
+        """Steps in which some lane of the step group has rows."""
+        return sum(step.most_tokens > 0 for step in self.steps.values())
 
     @property
     def oldest_step(self) -> StepInFlight | None:
@@ -104,24 +113,9 @@ class InFlight:
         ready, self.ready_loads = self.ready_loads, []
         return ready
 
-    def send_step(
-        self,
-        step: int,
-        decodes: DecodeRows | None,
-        rows: list[PlannedRow],
-        *,
-        num_tokens: int,
-        now_s: float,
-    ) -> None:
+    def send_step(self, flight: StepInFlight) -> None:
         """A plan goes to every rank."""
-        self.steps[step] = StepInFlight(
-            step=step,
-            decodes=decodes,
-            rows=rows,
-            num_tokens=num_tokens,
-            started_s=now_s,
-            waiting_ranks=set(self._ranks),
-        )
+        self.steps[flight.step] = flight
 
     def send_transfers(self, transfers: Sequence[Load | Backup], now_s: float) -> None:
         """These copies go to every rank."""

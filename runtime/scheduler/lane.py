@@ -1,8 +1,7 @@
-"""One lane: the ranks that step together, their L1, and the requests that wait for them or run."""
+"""One lane: the ranks that share an L1, and the requests that wait for them or run."""
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, RequestId, Slot, TransferId
@@ -21,38 +20,29 @@ from raydix.runtime.scheduler.page_needs import PageCounts, total_pages_to_compu
 from raydix.runtime.scheduler.promotion import Promotions
 from raydix.runtime.scheduler.request import Phase, RequestState, Start
 from raydix.runtime.scheduler.settings import SchedulerSettings
-from raydix.runtime.scheduler.timers import Alarm
+from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.transfers import Backup, Load
 from raydix.runtime.scheduler.waiting import WaitingQueue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachedRank:
-    """A GPU actor that is there: the link that it is attached by, and which process it is."""
-
-    connection: ConnectionId
-    incarnation: int
-    pid: int
-
-
 class Lane:
-    """Owns: the ranks of one lane, their slots, and which requests wait, compute or decode."""
+    """Owns: the slots of one lane, and which requests wait, compute or decode.
+
+    Its step group owns the ranks, which may step together with those of other lanes.
+    """
 
     def __init__(
-        self, index: int, settings: SchedulerSettings, host: HostView, counters: Counters
+        self,
+        index: int,
+        settings: SchedulerSettings,
+        group: StepGroup,
+        host: HostView,
+        counters: Counters,
     ) -> None:
         self.index = index
         self.settings = settings
+        self.group = group
         self.waiting = WaitingQueue(settings)
-
-        self.attached: dict[int, AttachedRank] = {}
-        """By rank."""
-        self._ended_generation = 0
-        """The newest incarnation of its ranks that was ended as a group."""
-        self.is_warm = False
-        """The ranks have done a step: from now on one may not take for ever."""
-        self.alarm = Alarm()
-        """For the deadline of the oldest step or copy."""
 
         self._host = host
         self._counters = counters
@@ -85,18 +75,30 @@ class Lane:
 
     @property
     def is_attached(self) -> bool:
-        """Every rank is there."""
-        return len(self.attached) == self.settings.ranks_per_lane
+        """Every rank of the step group is there."""
+        return self.group.is_attached
 
     @property
     def connections(self) -> tuple[ConnectionId, ...]:
         """The links of the ranks, in order; all are there."""
-        return tuple(self.attached[rank].connection for rank in self.ranks)
+        return tuple([self.group.attached[rank].connection for rank in self.ranks])
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The processes of the ranks that are there."""
-        return tuple(attached.pid for attached in self.attached.values())
+        ranks = self.group.attached.items()
+        return tuple([attached.pid for rank, attached in ranks if rank in self.ranks])
+
+    @property
+    def is_first_of_group(self) -> bool:
+        """It comes before the other lanes of its step group, if there are any."""
+        return self.index == self.group.lanes.start
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing under way will free pages; what is in flight, if anything, is padding."""
+        quarantined = self.l1.pools.count(lambda pool: pool.num_quarantined)
+        return not (self.in_flight.has_own_work or self.in_flight.ready_loads or any(quarantined))
 
     @property
     def has_free_slot(self) -> bool:
@@ -122,26 +124,11 @@ class Lane:
         """The longest prefix of a chain in L1."""
         return self.l1.match(chain)
 
-    def attach(self, rank: int, attached: AttachedRank) -> None:
-        """A GPU actor is there, with an empty L1."""
-        self.attached[rank] = attached
-
-    def oldest_generation(self) -> int:
-        """The incarnation that a rank of several must have at least to step with the others."""
-        attached = [rank.incarnation for rank in self.attached.values()]
-        return max([self._ended_generation + 1, *attached])
-
-    def end_generation(self) -> None:
-        """The ranks that are there are to end: none of this incarnation steps here again."""
-        self._ended_generation = self.oldest_generation()
-
     def lose_ranks(self) -> None:
-        """A rank is gone and L1 with it; no request runs here. The others will say hello anew."""
+        """A rank of the step group is gone and L1 with it; no request runs here."""
         # Leases of promotions may still be answered: the pages that they were for are gone by then.
         for name in self.promotions.names:
             self.promotions.end(name)
-        self.attached.clear()
-        self.is_warm = False
         self._reset()
 
     def admit(
@@ -258,23 +245,36 @@ class Lane:
         transfers: Sequence[Load | Backup],
         *,
         num_tokens: int,
+        most_tokens: int,
         now_s: float,
     ) -> int:
-        """A plan with these rows and copies goes to every rank; returns its number."""
+        """A plan with these rows and copies goes to every rank; returns its number.
+
+        most_tokens: of the lane of the step group that has the most.
+        """
         for transfer in transfers:
             self.l1.pools.hold(transfer.page_ids)
         self.in_flight.send_transfers(transfers, now_s)
 
-        step = self.l1.start_step()
-        self.in_flight.send_step(step, decodes, rows, num_tokens=num_tokens, now_s=now_s)
-        return step
+        flight = StepInFlight(
+            step=self.l1.start_step(),
+            decodes=decodes,
+            rows=rows,
+            num_tokens=num_tokens,
+            most_tokens=most_tokens,
+            is_padding=not (num_tokens or transfers),
+            started_s=now_s,
+            waiting_ranks=set(self.ranks),
+        )
+        self.in_flight.send_step(flight)
+        return flight.step
 
     def take_done_step(self, now_s: float) -> StepInFlight | None:
         """The oldest plan, if every rank has acknowledged it."""
         flight = self.in_flight.take_done_step(now_s)
         if flight is not None:
             self.l1.pools.settle(flight.step)
-            self.is_warm = True
+            self.group.note_step(self.index)
         return flight
 
     def acknowledge_transfer(

@@ -28,6 +28,7 @@ from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.publishing import keep_window
 from raydix.runtime.scheduler.request import Phase, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.step_group import StepGroup
 from raydix.runtime.scheduler.timers import Timers
 from raydix.runtime.scheduler.transfers import Promotion
 
@@ -47,8 +48,14 @@ class Replica:
         self.settings = settings
         self.counters = Counters()
         self.host = HostView(settings.num_groups)
+        self.step_groups = [
+            StepGroup(index, settings)
+            for index in range(settings.num_lanes // settings.lanes_per_group)
+        ]
         self.lanes = [
-            Lane(index, settings, self.host, self.counters) for index in range(settings.num_lanes)
+            Lane(index, settings, group, self.host, self.counters)
+            for group in self.step_groups
+            for index in group.lanes
         ]
 
         self.requests: dict[RequestId, RequestState] = {}
@@ -73,6 +80,18 @@ class Replica:
         """The lane that served a session last."""
         self._effects: list[Effect] = []
         self._ids = itertools.count(1)
+
+    def group_of_rank(self, rank: int) -> StepGroup:
+        """The ranks that it steps with."""
+        return self.step_groups[rank // self.settings.ranks_per_group]
+
+    def lane_of_rank(self, rank: int) -> Lane:
+        """The lane whose L1 is on it."""
+        return self.lanes[rank // self.settings.ranks_per_lane]
+
+    def lanes_of(self, group: StepGroup) -> list[Lane]:
+        """The lanes of a step group, in order."""
+        return self.lanes[group.lanes.start : group.lanes.stop]
 
     def bytes_of(self, num_pages: Iterable[int]) -> int:
         """What one rank loads if these are the pages of each KV group."""

@@ -31,8 +31,9 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     result = flight.result
     assert result is not None, "every rank has answered"
     replica.counters.add_s(Duration.COMPUTE, result.compute_s)
-    if flight.num_tokens > flight.num_rows:
-        # A decode step's time says little about the time per prompt token.
+    if flight.num_rows < flight.num_tokens == flight.most_tokens:
+        # A decode step's time says little about the time per prompt token, nor does that of a lane
+        # that waits for one with more.
         predicted_s = replica.prefill_rate.predict_s(flight.num_tokens, now_s)
         replica.counters.count_prediction(Prediction.PREFILL, predicted_s, result.compute_s)
         replica.prefill_rate.observe(flight.num_tokens, result.compute_s, now_s)

@@ -38,6 +38,8 @@ class SchedulerSettings:
     vocab_size: int = 2**31 - 1
     """Token ids are below; as large as can be where the model is not known."""
     ranks_per_lane: int = 1
+    lanes_per_group: int = 1
+    """Lanes that share experts, and so step together; divides `num_lanes`."""
     max_running_requests: int = 64
     max_waiting_requests: int = 1024
     """In the whole replica."""
@@ -69,6 +71,11 @@ class SchedulerSettings:
     def page_size(self) -> int:
         """Tokens per page."""
         return self.layout.page_size
+
+    @property
+    def ranks_per_group(self) -> int:
+        """Ranks that step together, and live and die together."""
+        return self.lanes_per_group * self.ranks_per_lane
 
     @property
     def num_groups(self) -> int:

@@ -1,5 +1,7 @@
 """A new request: is it acceptable, which lane takes it, and what is asked of HostMemory for it."""
 
+from collections.abc import Sequence
+
 from raydix.errors import AccountingError
 from raydix.ids import ClientId
 from raydix.runtime.cache.page_key import KEY_BYTES
@@ -76,9 +78,10 @@ def enqueue_hashed(replica: Replica, now_s: float) -> None:
         look_up_hints(replica, num_left, now_s)
 
 
-def move_waiting(replica: Replica, lane: Lane, now_s: float) -> None:
-    """Queue a lane's waiting requests anew: its ranks are lost, or another lane has some now."""
-    for request in list(lane.waiting.requests.values()):
+def move_waiting(replica: Replica, lanes: Sequence[Lane], now_s: float) -> None:
+    """Queue the waiting requests of lanes anew: their ranks are lost, or another lane has some."""
+    for request in [request for lane in lanes for request in lane.waiting.requests.values()]:
+        lane = replica.lanes[request.lane]
         lane.promotions.end(request.request_id)
         replica.cancel_lookup(request)
         replica.lookups.end_claim(request)
@@ -132,6 +135,9 @@ def _choose_lane(
     lanes = [lane for lane in replica.lanes if lane.is_attached] or replica.lanes
     if not lanes:
         raise AccountingError("the replica has no lane; expected parallel.dp of them")
+    if request.is_suspect:
+        # Those of a step group share a lane, where they run one at a time.
+        lanes = [lane for lane in lanes if lane.is_first_of_group]
     if len(lanes) == 1:
         return replica.find_prefix(request, lanes[0]), lanes[0]
     preferred = replica.lane_of_session(request.submit.session_id)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.ids import ConnectionId
-from raydix.runtime.scheduler import events, host_messages
+from raydix.runtime.scheduler import events, host_messages, rank_events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.lookups import Lookups
 from raydix.runtime.scheduler.waiting import WaitingQueue
@@ -97,14 +97,12 @@ def reports_by_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
             incarnations[event.connection] = event.incarnation
         return handle(self, event, now_s)
 
-    def is_current(self: SchedulerCore, event: Any) -> bool:
-        attached = self._replica.lanes[event.rank // self.settings.ranks_per_lane].attached.get(
-            event.rank
-        )
+    def is_current(replica: Any, event: Any) -> bool:
+        attached = replica.group_of_rank(event.rank).attached.get(event.rank)
         return attached is not None and attached.incarnation == incarnations[event.connection]
 
     monkeypatch.setattr(SchedulerCore, "handle", handle_event)
-    monkeypatch.setattr(SchedulerCore, "_is_current", is_current)
+    monkeypatch.setattr(rank_events, "_is_current", is_current)
 
 
 def followers_are_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:

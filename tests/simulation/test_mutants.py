@@ -17,7 +17,7 @@ from raydix.runtime.cache.host.leases import HostLeases
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.scheduler import core, planning
+from raydix.runtime.scheduler import core, planning, rank_events
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.faults import Faults
@@ -47,17 +47,17 @@ def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commit_before_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup's pages are published in L2 when the backup is ordered."""
-    next_plan = core.next_plan
+    next_plans = core.next_plans
 
-    def commit_and_plan(replica: Any, lane: Any, now_s: float) -> Any:
-        plan = next_plan(replica, lane, now_s)
-        sent = () if plan is None else plan.backups.transfer_ids.tolist()
-        for transfer_id in dict.fromkeys(sent):
-            for commit in lane.in_flight.transfers[transfer_id].commits():
-                replica.tell_host(commit)
-        return plan
+    def commit_and_plan(replica: Any, group: Any, now_s: float) -> Any:
+        plans = next_plans(replica, group, now_s)
+        for lane, plan in plans:
+            for transfer_id in dict.fromkeys(plan.backups.transfer_ids.tolist()):
+                for commit in lane.in_flight.transfers[transfer_id].commits():
+                    replica.tell_host(commit)
+        return plans
 
-    monkeypatch.setattr(core, "next_plan", commit_and_plan)
+    monkeypatch.setattr(core, "next_plans", commit_and_plan)
 
 
 def end_leases_when_granted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transfer counts as done once the first rank of its lane has done it."""
-    on_transfers_done = core.on_transfers_done
+    on_transfers_done = rank_events.on_transfers_done
 
     def take_first(replica: Any, lane: Any, done: Any, now_s: float) -> None:
         known = [
@@ -92,7 +92,7 @@ def one_rank_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
             lane.in_flight.transfers[transfer_id].waiting_ranks = {done.rank}
         on_transfers_done(replica, lane, replace(done, transfer_ids=int32_array(known)), now_s)
 
-    monkeypatch.setattr(core, "on_transfers_done", take_first)
+    monkeypatch.setattr(rank_events, "on_transfers_done", take_first)
 
 
 def abandon_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +104,15 @@ def abandon_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def abandon_for_the_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a rank is lost, host pages wait for its exit alone, while its peers may still copy."""
-    lose_rank = core.SchedulerCore._lose_rank
+    lose_rank = rank_events.lose_rank
 
-    def lose(self: core.SchedulerCore, rank: int, now_s: float) -> None:
-        attached = self._replica.lanes[rank // self.settings.ranks_per_lane].attached
-        pids = (attached[rank].pid,)
+    def lose(replica: Any, rank: int, now_s: float) -> None:
+        pids = (replica.group_of_rank(rank).attached[rank].pid,)
         with monkeypatch.context() as of_one:
             of_one.setattr(Lane, "pids", property(lambda lane: pids))
-            lose_rank(self, rank, now_s)
+            lose_rank(replica, rank, now_s)
 
-    monkeypatch.setattr(core.SchedulerCore, "_lose_rank", lose)
+    monkeypatch.setattr(rank_events, "lose_rank", lose)
 
 
 def early_lease_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, T
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from tests.runtime.scheduler.group_columns import check_group_columns
 from tests.runtime.scheduler.host_stand_in import HostStandIn
 from tests.runtime.scheduler.keys import mirror_keys
 
@@ -100,7 +101,9 @@ class CoreDriver:
 
     def send(self, event: events.Event) -> None:
         """Give the core an event and sort its effects."""
-        for effect in self.core.handle(event, self.now_s):
+        effects = self.core.handle(event, self.now_s)
+        check_group_columns(self.settings, effects)
+        for effect in effects:
             match effect:
                 case events.SendPlan():
                     self._take_plan(effect.lane, effect.plan)
@@ -225,10 +228,10 @@ class CoreDriver:
         return ConnectionId(self._num_connections)
 
     def lose_rank(self, rank: int) -> None:
-        """A GPU actor's link closes."""
-        lane = rank // self.settings.ranks_per_lane
-        self.plans[lane].clear()
-        self._copies[lane].clear()
+        """A GPU actor's link closes: what the ranks of its step group were sent is lost."""
+        for lane in self.core._replica.group_of_rank(rank).lanes:
+            self.plans[lane].clear()
+            self._copies[lane].clear()
         self.send(events.RankLost(rank=rank, connection=self._connections[rank]))
 
     def report(self, rank: int, message: StepResult | TransfersDone) -> None:

@@ -60,6 +60,7 @@ class CoreMachine(RuleBasedStateMachine):
         num_spare_pages=st.sampled_from([0, 0, 2, 20]),
         is_chunked=st.booleans(),
         prefix_caching=st.sampled_from([True, True, True, False]),
+        lanes_per_group=st.sampled_from([1, NUM_LANES]),
     )
     def start(
         self,
@@ -73,12 +74,14 @@ class CoreMachine(RuleBasedStateMachine):
         num_spare_pages: int,
         is_chunked: bool,
         prefix_caching: bool,
+        lanes_per_group: int,
     ) -> None:
         # Pools of windows have room for one request, and often for no more.
         least = least_window_pages(layout, BUDGET_TOKENS if is_chunked else MAX_TOKENS)
         self.driver = CoreDriver(
             layout=layout,
             num_lanes=NUM_LANES,
+            lanes_per_group=lanes_per_group,
             num_pages=tuple([num + num_spare_pages if num else num_full_pages for num in least]),
             prefix_caching=prefix_caching,
             max_model_len=MAX_TOKENS,
@@ -205,23 +208,25 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(lane=st.integers(0, NUM_LANES - 1))
     def lose_rank(self, lane: int) -> None:
         if lane not in self.lost:
-            self.lost.add(lane)
             self.num_losses += 1
             self.driver.lose_rank(lane)
+            self.lost.update(self.driver.core._replica.lanes[lane].group.lanes)
+            self.num_incarnations += 1
 
     @rule(lane=st.integers(0, NUM_LANES - 1))
     def link_of_rank_breaks(self, lane: int) -> None:
         if lane not in self.lost:
-            self.num_losses += 1
-            self.driver.lose_rank(lane)
-            self.driver.attach_rank(lane, incarnation=self.num_incarnations)
+            incarnation = self.num_incarnations
+            self.lose_rank(lane)
+            self.driver.attach_rank(lane, incarnation=incarnation)
+            if self.driver.settings.lanes_per_group == 1:
+                self.lost.discard(lane)
 
-    @rule()
-    def attach_ranks(self) -> None:
-        for lane in sorted(self.lost):
-            self.num_incarnations += 1
+    @rule(count=st.integers(1, NUM_LANES))
+    def attach_ranks(self, count: int) -> None:
+        for lane in sorted(self.lost)[:count]:
             self.driver.attach_rank(lane, incarnation=self.num_incarnations)
-        self.lost.clear()
+            self.lost.discard(lane)
 
     @rule()
     def flush(self) -> None:
@@ -299,7 +304,7 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.attach_ranks()
+        self.attach_ranks(NUM_LANES)
         for _ in range(20):
             self.driver.run()
             self.driver.wait(5.0)

@@ -1,0 +1,283 @@
+"""Rows of a lane's next step, within its budget and the free pages."""
+
+from dataclasses import dataclass, field
+
+from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
+from raydix.runtime.messages.plan import AddedRequest
+from raydix.runtime.scheduler.admission import admit_waiting
+from raydix.runtime.scheduler.counters import Count
+from raydix.runtime.scheduler.decodes import DecodeRows
+from raydix.runtime.scheduler.in_flight import PlannedRow
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.page_needs import PageCounts
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import Phase, RequestState
+from raydix.runtime.scheduler.transfers import Backup, Load
+
+_LIKELY_PAGES_PER_REQUEST = 2
+_L1_PAGES_PER_LIKELY_PAGE = 4
+
+
+@dataclass(slots=True)
+class Draft:
+    """A lane's plan in the making. `budget_tokens`: prompt tokens that it may still take."""
+
+    budget_tokens: int
+    decodes: DecodeRows | None = None
+    rows: list[PlannedRow] = field(default_factory=list)
+    added: list[AddedRequest] = field(default_factory=list)
+    row_columns: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    table_columns: list[tuple[int, int, int]] = field(default_factory=list)
+    table_pages: list[list[list[int]]] = field(default_factory=list)
+    """Per change of a table, then per KV group."""
+    num_tokens: int = 0
+    loads: list[Load] = field(default_factory=list)
+    backups: list[Backup] = field(default_factory=list)
+
+    @property
+    def has_rows(self) -> bool:
+        """There is something to compute."""
+        return self.decodes is not None or bool(self.rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the decode batch and others."""
+        return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to compute and nothing to copy."""
+        return not (self.has_rows or self.loads or self.backups)
+
+    def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
+        """The plan starts these, too."""
+        self.loads += loads
+        self.backups += backups
+
+
+def draft_rows(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    """Rows of those that decode, then of those that compute their prompt, then of new ones.
+
+    Requests count on what is drafted: a draft with rows has to be sent.
+    """
+    _draft_decodes(replica, lane, draft)
+    _draft_prefills(replica, lane, draft, now_s)
+    admitted = admit_waiting(replica, lane, now_s, draft.budget_tokens)
+    _draft_rows_of(replica, lane, draft, admitted, now_s)
+
+    while not draft.has_rows and lane.is_at_rest:
+        stuck = [request for request in lane.running.values() if request.phase is Phase.RUNNING]
+        if len(stuck) < 2:
+            return
+        # Several half-computed prompts hold all pages: the worst of them starts over.
+        _retract(replica, _choose_victim(stuck))
+        _draft_decodes(replica, lane, draft)
+        _draft_prefills(replica, lane, draft, now_s)
+
+
+def _draft_decodes(replica: Replica, lane: Lane, draft: Draft) -> None:
+    """A row for each request of the batch that has, or gets, a place for its next token."""
+    short = [lane.batch.request(slot) for slot in lane.batch.short_slots()]
+    _make_room(lane, len(short))
+    for request in short:
+        if request.batch is not None:
+            _extend_table(replica, lane, request)
+
+    draft.decodes = lane.batch.plan()
+    if draft.decodes is None:
+        return
+    draft.num_tokens += len(draft.decodes.slots)
+    for request in lane.take_changed_tables():
+        _send_table(draft, request)
+
+
+def _make_room(lane: Lane, num_pages: int) -> None:
+    """Evict ahead, so that the pages of the next steps have left quarantine when they are needed.
+
+    What is needed now counts in full; what is only likely takes a bounded share of L1.
+    """
+    likely = num_pages + _LIKELY_PAGES_PER_REQUEST * len(lane.running)
+    ahead = tuple(
+        [
+            max(num_pages, min(likely, num_pool // _L1_PAGES_PER_LIKELY_PAGE))
+            for num_pool in lane.settings.num_pages
+        ]
+    )
+    if not lane.l1.has_free(ahead):
+        lane.l1.make_room(ahead)
+
+
+def _evict_ahead(replica: Replica, lane: Lane, num_pages: PageCounts) -> None:
+    """Make room for later chunks, too: what is evicted now is free when their step comes.
+
+    What L2 does not hold, or not yet, stays as long as it can. Windows go at once: those that
+    nobody comes back to go first.
+    """
+    l1, reaches = lane.l1, lane.settings.reaches
+    if lane.settings.has_windows:
+        pairs = zip(l1.num_lacking(num_pages), reaches, strict=True)
+        l1.evict([0 if reach is None else num for num, reach in pairs])
+
+    full = [group for group, reach in enumerate(reaches) if reach is None]
+    while full:
+        lacking = l1.num_lacking(num_pages)
+        num_lacking = max([lacking[group] for group in full])
+        victim = lane.l1.tree.peek() if num_lacking else None
+        if victim is None:
+            return
+
+        num_going = min(num_lacking, victim.num_pages)
+        keys = split_keys(victim.keys[-num_going * KEY_BYTES :])
+        if replica.settings.has_host_memory and not all(map(lane.backups.is_clean, keys)):
+            return
+        l1.evict([0 if reach is not None else num_going for reach in reaches])
+
+
+def _extend_table(replica: Replica, lane: Lane, request: RequestState) -> None:
+    """Give a decoding request its next page; if none can come free, the worst one is retracted."""
+    while True:
+        one_each = (1,) * replica.settings.num_groups
+        pages = lane.allocate(one_each)
+        if pages is not None:
+            lane.extend_table(request, pages)
+            return
+        # Pages in quarantine will be free soon: the request waits a step for them.
+        if lane.l1.can_free(one_each):
+            return
+
+        running = [
+            other
+            for other in lane.running.values()
+            if other.phase is Phase.RUNNING and other.load is None
+        ]
+        if len(running) < 2:
+            return
+
+        victim = _choose_victim(running)
+        _retract(replica, victim)
+        if victim is request:
+            return
+
+
+def _choose_victim(running: list[RequestState]) -> RequestState:
+    """Worst priority first, then the shortest output, then the longest input."""
+    return max(running, key=lambda r: (r.submit.priority, -r.num_output, r.num_prompt, r.arrival_s))
+
+
+def _retract(replica: Replica, request: RequestState) -> None:
+    replica.counters.count(Count.RETRACTED_REQUESTS)
+    replica.requeue(request)
+
+
+def _draft_prefills(replica: Replica, lane: Lane, draft: Draft, now_s: float) -> None:
+    """Rows of those that are not in the batch: single tokens first, as they take no budget."""
+    requests = list(lane.prefilling.values())
+    single = [request for request in requests if request.num_to_plan == 1]
+    longer = [request for request in requests if request.num_to_plan > 1]
+    _draft_rows_of(replica, lane, draft, single, now_s)
+    _draft_rows_of(replica, lane, draft, longer, now_s)
+
+
+def _draft_rows_of(
+    replica: Replica, lane: Lane, draft: Draft, requests: list[RequestState], now_s: float
+) -> None:
+    """One row for each of these requests, as long as the budget and the free pages allow."""
+    size = replica.settings.page_size
+    for request in requests:
+        is_decode = request.num_to_plan == 1
+        if request.phase is not Phase.RUNNING or (draft.budget_tokens <= 0 and not is_decode):
+            continue
+        num_tokens = 1 if is_decode else _chunk(replica, draft, request)
+        load_id = _load_to_wait_for(replica, request, num_tokens, now_s)
+        if num_tokens <= 0 or load_id is None:
+            continue
+
+        missing = -(-(request.num_planned + num_tokens) // size) - len(request.table)
+        if missing > 0:
+            _evict_ahead(replica, lane, lane.prompt_pages_to_come())
+            pages = lane.allocate((missing,) * replica.settings.num_groups)
+            if pages is None:
+                continue
+            lane.extend_table(request, pages)
+
+        _add_row(draft, request, num_tokens, load_id)
+        if not is_decode:
+            draft.budget_tokens -= -(-num_tokens // size) * size
+
+
+def _chunk(replica: Replica, draft: Draft, request: RequestState) -> int:
+    """How many tokens this step computes; a chunk that is not the last ends with a page."""
+    settings = replica.settings
+    if request.num_to_plan <= draft.budget_tokens:
+        return request.num_to_plan
+    if not settings.chunked_prefill:
+        # A prompt beyond the budget has a step of its own.
+        return request.num_to_plan if draft.budget_tokens == settings.prefill_budget_tokens else 0
+
+    size = settings.page_size
+    return (request.num_planned + draft.budget_tokens) // size * size - request.num_planned
+
+
+def _load_to_wait_for(
+    replica: Replica, request: RequestState, num_tokens: int, now_s: float
+) -> int | None:
+    """The load that the row waits for layer by layer; -1: none. None: the row is not sent yet.
+
+    A row is sent once its load will end within the row's own compute: before that it would only
+    hold up what is queued behind it.
+    """
+    load = request.load
+    if load is None:
+        return -1
+    if load.sent_s is None:
+        return None
+    load_s = replica.load_rate.predict_s(replica.bytes_of(map(len, load.page_ids)), now_s)
+
+    remaining_s = load.sent_s + load_s - now_s
+    early_s = (
+        remaining_s - replica.prefill_rate.predict_s(num_tokens, now_s) - replica.settings.launch_s
+    )
+    # Less than the clock can tell is not early: it would be woken now, and now again, for ever.
+    due_s = now_s + early_s
+    if due_s <= now_s:
+        return load.transfer_id
+    if load.alarm.advance(due_s, now_s):
+        replica.wake_at(due_s)
+    return None
+
+
+def _add_row(draft: Draft, request: RequestState, num_tokens: int, load_id: int) -> None:
+    assert request.slot is not None
+    start = request.num_planned
+    end = start + num_tokens
+    added = request.introduce()
+    if added is not None:
+        draft.added.append(added)
+
+    _send_table(draft, request)
+    position = request.plan_row(num_tokens)
+    draft.rows.append(
+        PlannedRow(request=request, run=request.run, num_computed=end, output_position=position)
+    )
+
+    write_start = max(start, min(request.write_start, end))
+    draft.row_columns.append(
+        (
+            request.slot,
+            start,
+            num_tokens,
+            write_start,
+            -1 if position is None else position,
+            load_id,
+        )
+    )
+    draft.num_tokens += num_tokens
+
+
+def _send_table(draft: Draft, request: RequestState) -> None:
+    """Tell the device what is new in a request's block table."""
+    if request.table.has_unsent:
+        assert request.slot is not None, "only a running request has a table"
+        start, page_ids = request.table.take_unsent()
+        draft.table_columns.append((request.slot, start, len(page_ids[0])))
+        draft.table_pages.append(page_ids)

@@ -1,0 +1,197 @@
+"""How the Scheduler lives with GPU actors: their hellos, reports, silence and end."""
+
+from typing import assert_never
+
+from raydix.runtime.messages.client import FailureKind
+from raydix.runtime.messages.host import ProcessDrained
+from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.counters import Count
+from raydix.runtime.scheduler.events import KillCause, KillRank
+from raydix.runtime.scheduler.host_messages import abandon_transfers
+from raydix.runtime.scheduler.lane import Lane
+from raydix.runtime.scheduler.replica import Replica
+from raydix.runtime.scheduler.request import MAX_LOSSES, RequestState
+from raydix.runtime.scheduler.results import on_step_result, on_transfers_done
+from raydix.runtime.scheduler.step_group import AttachedRank, StepGroup
+from raydix.runtime.scheduler.submission import move_waiting
+
+_PATIENCE = 10
+"""A step may take so many times as long as predicted."""
+_Due = tuple[float, str, set[int]]
+"""When something is due, its name, and the ranks that owe it."""
+
+
+def on_rank_attached(replica: Replica, event: events.RankAttached, now_s: float) -> None:
+    """A GPU actor says hello."""
+    group = replica.group_of_rank(event.rank)
+    if event.rank in group.attached:
+        lose_rank(replica, event.rank, now_s)
+    if not _joins_generation(replica, group, event, now_s):
+        return
+    attached = AttachedRank(
+        connection=event.connection, incarnation=event.incarnation, pid=event.pid
+    )
+    group.attach(event.rank, attached)
+    replica.tell_host(ProcessDrained(pid=event.pid))
+
+    # Whoever waits on a lane without ranks can be served here.
+    if group.is_attached:
+        for other in replica.lanes:
+            if not other.is_attached:
+                move_waiting(replica, [other], now_s)
+
+
+def _joins_generation(
+    replica: Replica, group: StepGroup, event: events.RankAttached, now_s: float
+) -> bool:
+    """Whether a rank is of the newest generation of its group. Those of others are ended.
+
+    Incarnations of a group's ranks go in step: the larger number is the newer generation.
+    """
+    if len(group.ranks) == 1:
+        return True
+    for rank, attached in list(group.attached.items()):
+        if attached.incarnation < event.incarnation:
+            # Its death was never heard of, perhaps because the Scheduler was dead, too.
+            lose_rank(replica, rank, now_s)
+            break
+
+    if event.incarnation < group.oldest_generation():
+        _end_rank(replica, event.rank, event.incarnation, "its generation is over")
+        return False
+    return True
+
+
+def _is_current(replica: Replica, event: events.RankMessage | events.RankLost) -> bool:
+    """The event belongs to the link by which its rank is attached."""
+    attached = replica.group_of_rank(event.rank).attached.get(event.rank)
+    return attached is not None and attached.connection == event.connection
+
+
+def on_rank_message(replica: Replica, event: events.RankMessage, now_s: float) -> None:
+    """A GPU actor reports."""
+    if not _is_current(replica, event):
+        return
+    lane = replica.lane_of_rank(event.rank)
+    match event.message:
+        case StepResult():
+            on_step_result(replica, lane, event.message, now_s)
+        case TransfersDone():
+            on_transfers_done(replica, lane, event.message, now_s)
+        case _:
+            assert_never(event.message)
+
+
+def on_rank_lost(replica: Replica, event: events.RankLost, now_s: float) -> None:
+    """A GPU actor's link has closed."""
+    if _is_current(replica, event):
+        lose_rank(replica, event.rank, now_s)
+
+
+def lose_rank(replica: Replica, rank: int, now_s: float) -> None:
+    """A rank is gone, and with it L1 of each lane that steps with it.
+
+    The requests of these lanes wait again, with their tokens.
+    """
+    group = replica.group_of_rank(rank)
+    lanes = replica.lanes_of(group)
+    replica.counters.count(Count.LOST_RANKS)
+    for lane in lanes:
+        abandon_transfers(replica, lane)
+    for lane in lanes:
+        for request in list(lane.running.values()):
+            _requeue_or_fail(replica, request)
+
+    if len(group.ranks) > 1:
+        _end_group(replica, group, rank)
+    group.lose_ranks()
+    for lane in lanes:
+        lane.lose_ranks()
+    move_waiting(replica, lanes, now_s)
+
+
+def _requeue_or_fail(replica: Replica, request: RequestState) -> None:
+    """A request that ends every rank it runs on must not do so for ever.
+
+    Suspects run one at a time, so the last loss can be nobody else's doing.
+    """
+    request.note_loss()
+    if request.num_losses > MAX_LOSSES:
+        text = (
+            f"{request.num_losses} GPU actors were lost while it ran, the last time "
+            f"beside no other suspect."
+        )
+        replica.fail(request, FailureKind.ENGINE_DEAD, text)
+    else:
+        replica.requeue(request)
+
+
+def _end_group(replica: Replica, group: StepGroup, lost_rank: int) -> None:
+    """End all ranks of a group, the lost one too if only its link broke: all meet anew or none.
+
+    One rank alone, its link broken, would just say hello again.
+    """
+    for rank, attached in group.attached.items():
+        reason = f"rank {lost_rank} of its group was lost"
+        _end_rank(replica, rank, attached.incarnation, reason)
+    group.end_generation()
+
+
+def _end_rank(replica: Replica, rank: int, incarnation: int, reason: str) -> None:
+    cause = KillCause.GROUP_BROKEN
+    replica.emit(KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason))
+
+
+def condemn_late_ranks(replica: Replica, now_s: float) -> None:
+    """End the ranks that take too long over the oldest step of their group, or a copy.
+
+    Before a group's first step they may take for ever: kernels are compiled and graphs captured.
+    """
+    for group in replica.step_groups:
+        lanes = [lane for lane in replica.lanes_of(group) if not lane.in_flight.is_empty]
+        if lanes:
+            _condemn_late_ranks_of(replica, group, lanes, now_s)
+
+
+def _condemn_late_ranks_of(
+    replica: Replica, group: StepGroup, lanes: list[Lane], now_s: float
+) -> None:
+    due_s, what, ranks = min(_dues(replica, lanes, now_s), key=lambda due: due[0])
+    is_late = group.is_warm and due_s <= now_s
+
+    # Ranks that are condemned now, or may take for ever, are looked at again after a while.
+    look_again_s = now_s + replica.settings.step_deadline_s
+    if group.is_warm and not is_late:
+        look_again_s = due_s
+    if group.alarm.advance(look_again_s, now_s):
+        replica.wake_at(look_again_s)
+
+    for rank in sorted(ranks) if is_late else ():
+        incarnation = group.attached[rank].incarnation
+        reason = f"{what} has not been acknowledged; it was due {now_s - due_s:.1f} s ago"
+        cause = KillCause.LATE
+        replica.emit(KillRank(rank=rank, incarnation=incarnation, cause=cause, reason=reason))
+
+
+def _dues(replica: Replica, lanes: list[Lane], now_s: float) -> list[_Due]:
+    """Of the step that a group's ranks work on, and of the oldest copy of each lane."""
+    dues: list[_Due] = []
+    deadline_s = replica.settings.step_deadline_s
+    oldest = [step for lane in lanes if (step := lane.in_flight.oldest_step) is not None]
+    if oldest:
+        # A lane that has done it waits in the next one: that begins when all have.
+        number = min([step.step for step in oldest])
+        steps = [step for step in oldest if step.step == number]
+        predicted_s = replica.prefill_rate.predict_s(steps[0].most_tokens, now_s)
+        started_s = max([step.started_s for step in steps])
+        ranks = {rank for step in steps for rank in step.waiting_ranks}
+        patience_s = max(deadline_s, _PATIENCE * predicted_s)
+        dues.append((started_s + patience_s, f"step {number}", ranks))
+
+    for lane in lanes:
+        copy = lane.in_flight.oldest_transfer
+        if copy is not None and copy.sent_s is not None:
+            what = f"transfer {copy.transfer_id}"
+            dues.append((copy.sent_s + deadline_s, what, copy.waiting_ranks))
+    return dues

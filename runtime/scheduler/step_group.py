@@ -1,0 +1,69 @@
+"""Ranks that step together: those of one lane, or of several lanes that share experts."""
+
+from dataclasses import dataclass
+
+from raydix.ids import ConnectionId
+from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.timers import Alarm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedRank:
+    """A GPU actor that is there: the link that it is attached by, and which process it is."""
+
+    connection: ConnectionId
+    incarnation: int
+    pid: int
+
+
+class StepGroup:
+    """Owns: which ranks of a step group are there, of what generation, and whether they are warm.
+
+    Its lanes get each plan under one step number, and lose their ranks together.
+    """
+
+    def __init__(self, index: int, settings: SchedulerSettings) -> None:
+        lanes, ranks = settings.lanes_per_group, settings.ranks_per_group
+        self.lanes = range(index * lanes, (index + 1) * lanes)
+        """Their indices."""
+        self.ranks = range(index * ranks, (index + 1) * ranks)
+        self.attached: dict[int, AttachedRank] = {}
+        """By rank."""
+        self.alarm = Alarm()
+        """For the deadline of the oldest step or copy."""
+        self._ended_generation = 0
+        """The newest incarnation of its ranks that was ended as a group."""
+        self._warm_lanes: set[int] = set()
+        """Lanes that have done a step."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Every rank is there."""
+        return len(self.attached) == len(self.ranks)
+
+    @property
+    def is_warm(self) -> bool:
+        """All ranks have done a step: from now on one may not take for ever."""
+        return len(self._warm_lanes) == len(self.lanes)
+
+    def attach(self, rank: int, attached: AttachedRank) -> None:
+        """A GPU actor is there, with an empty L1."""
+        self.attached[rank] = attached
+
+    def note_step(self, lane: int) -> None:
+        """All ranks of a lane have done a step."""
+        self._warm_lanes.add(lane)
+
+    def oldest_generation(self) -> int:
+        """The incarnation that a rank of several must have at least to step with the others."""
+        attached = [rank.incarnation for rank in self.attached.values()]
+        return max([self._ended_generation + 1, *attached])
+
+    def end_generation(self) -> None:
+        """The ranks that are there are to end: none of this incarnation steps here again."""
+        self._ended_generation = self.oldest_generation()
+
+    def lose_ranks(self) -> None:
+        """A rank is gone. The others will say hello anew."""
+        self.attached.clear()
+        self._warm_lanes.clear()
