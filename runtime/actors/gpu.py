@@ -65,7 +65,7 @@ class GpuSetup:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A plan whose work is enqueued. `output` is None if it has no rows."""
+    """A plan whose work is enqueued. `output` is None if no rank of its step group has rows."""
 
     step: int
     link: BlockingLink
@@ -127,7 +127,7 @@ class GpuActor:
         self._place = replace(self._place, device_index=index)
 
     async def load(self) -> LoadReport:
-        """Wait for the other ranks of the lane, and load the weights.
+        """Wait for the ranks that this one steps with, and load the weights.
 
         Raises CheckpointError or ConfigError.
         """
@@ -290,7 +290,7 @@ class GpuActor:
         self._steps.put(self._run_rows(plan, link))
 
     def _run_rows(self, plan: StepPlan, link: BlockingLink) -> _Step:
-        if not len(plan.row_slots):
+        if not (len(plan.row_slots) or plan.group_tokens.any()):
             return _Step(plan.step, link, None, None)
         assert self._model is not None
         timer = self._model.make_timer()
@@ -310,9 +310,10 @@ class GpuActor:
         """Drop every request, because the Scheduler that knew them is gone.
 
         Its copies end first: the next Scheduler must find no page in motion. If a peer has not
-        heard of the last plan and so never ends them, the ranks of the lane start afresh.
+        heard of the last plan and so never ends them, nor comes to a step, all ranks that step
+        together start afresh.
         """
-        is_alone = self._config.parallel.tp == 1
+        is_alone = self._config.parallel.ranks_per_group == 1
         stuck = None if is_alone else threading.Timer(2 * FINISH_S, self._give_up)
         if stuck is not None:
             stuck.start()

@@ -82,14 +82,14 @@ class HostTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Where an incarnation of a rank runs, and how it finds the others of its lane."""
+    """Where an incarnation of a rank runs, and how it finds those that it steps with."""
 
     rank: int
     device_index: int
     """Of its CUDA device, among those that its process sees."""
     meeting: str | None = None
-    """A file that the same incarnations of its lane's ranks name, and nobody else; None if it is
-    alone in its lane.
+    """A file that the same incarnations of its step group's ranks name, and nobody else; None if it
+    steps alone. What a lane or a purpose needs of its own is named after it.
     """
 
 
@@ -139,7 +139,7 @@ class LoadedGpuModel:
 
 
 BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]
-"""Meets the other ranks of the lane and loads the rank's part of the model."""
+"""Meets the ranks that this one steps with, and loads its part of the model."""
 
 
 def build_torch_model(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:

@@ -1,8 +1,8 @@
 """What the Scheduler sends to a GPU actor, and what comes back.
 
-A plan is numbered per lane, without gaps, and is carried out in order. Its page copies start at
-once; its rows form one model step. Columns named `row_*` have one entry per row, `table_*` one per
-block-table change.
+Plans are numbered per step group, without gaps, and carried out in order. The page copies of one
+start at once; its rows form one model step. Columns named `row_*` have one entry per row, `table_*`
+one per block-table change.
 
 Every message belongs to the connection it came over, and what an earlier one still brings is
 dropped: steps and transfers are numbered within it. A plan is never stale; what makes an answer
@@ -76,7 +76,8 @@ class PageCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One numbered plan for one lane. Without rows it only moves pages and changes state.
+    """One numbered plan for one lane. Without rows it only moves pages and changes state, unless
+    another lane of the step group has rows.
 
     Order of effects: `removed_slots`, `added`, `tables`, start `loads` and `backups` (a backup sees
     all that earlier plans computed), then the rows. Rows may use pages that loads of this or an
@@ -133,7 +134,7 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """Empty if no row asked for logprobs, else one entry per sampling row."""
     compute_s: float = 0.0
-    """Device time of the rows alone, without their waits for loads; 0.0 if there are none."""
+    """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
