@@ -56,3 +56,11 @@ class DispatchBackend(StrEnum):
     NIXL_EP = "nixl_ep"
     MOONCAKE_EP = "mooncake_ep"
     MORI = "mori"
+
+
+class Rebalance(StrEnum):
+    """How experts follow their load from rank to rank."""
+
+    OFF = "off"
+    INCREMENTAL = "incremental"
+    DEEPSEEK = "deepseek"
