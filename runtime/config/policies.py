@@ -52,6 +52,10 @@ class DispatchBackend(StrEnum):
 
     AUTO = "auto"
     GLOO = "gloo"
+    DEEPEP = "deepep"
+    NIXL_EP = "nixl_ep"
+    MOONCAKE_EP = "mooncake_ep"
+    MORI = "mori"
 
 
 class Rebalance(StrEnum):
