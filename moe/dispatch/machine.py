@@ -70,10 +70,7 @@ class Machine:
         if symbol_version is None:
             return None if hasattr(handle, symbol) else f"{library} has no {symbol}"
 
-        find = ctypes.CDLL(None).dlvsym
-        find.restype = ctypes.c_void_p
-        find.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
-        if find(handle._handle, symbol.encode(), symbol_version.encode()):
+        if _has_symbol(handle, symbol, symbol_version):
             return None
         return f"{library} has no {symbol} of version {symbol_version}"
 
@@ -86,3 +83,10 @@ class Machine:
             lines = str(error).strip().splitlines()
             return lines[-1] if lines else type(error).__name__
         return None
+
+
+def _has_symbol(library: ctypes.CDLL, symbol: str, version: str) -> bool:
+    find = ctypes.CDLL(None).dlvsym
+    find.restype = ctypes.c_void_p
+    find.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+    return bool(find(library._handle, symbol.encode(), version.encode()))
