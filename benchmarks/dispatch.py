@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.distributed import FileStore, PrefixStore, Store
 
 from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.record import Figure, report
+from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import (
     Dispatcher,
@@ -62,7 +64,13 @@ def _symmetric(store: Store, rank: int, shape: DispatchShape, device: torch.devi
     return connect_symmetric(store, rank, shape, device)
 
 
-BACKENDS: Mapping[str, Connect] = {OURS: _symmetric, "nccl": NcclDispatcher}
+BACKENDS: Mapping[str, Connect] = {
+    OURS: _symmetric,
+    "nccl": NcclDispatcher,
+    **{backend: partial(connect_library, backend) for backend in ADAPTERS},
+}
+DEFAULT_BACKENDS = (OURS, "nccl")
+"""Those that every machine with GPUs has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +344,7 @@ def main() -> int:
     """Measure and report."""
     parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="GPUs")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=DEFAULT_BACKENDS)
     parser.add_argument("--repeats", type=int, default=_REPEATS, help="timed exchanges of a size")
     add_results(parser, help="folder for the record")
     add_commit(parser)
