@@ -11,6 +11,7 @@ class ExpertsSection(Section):
 
     dispatch: Choice[DispatchBackend] = Field(
         DispatchBackend.AUTO,
-        description="What carries them: `gloo` (through the host's memory) or `auto`, the "
-        "fastest that there is.",
+        description="What carries them: `gloo` (through the host's memory); `deepep`, `nixl_ep`, "
+        "`mooncake_ep` or `mori`, libraries of others that docs/dispatch.md describes; or "
+        "`auto`, the fastest that needs none of these.",
     )

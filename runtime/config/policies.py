@@ -52,3 +52,7 @@ class DispatchBackend(StrEnum):
 
     AUTO = "auto"
     GLOO = "gloo"
+    DEEPEP = "deepep"
+    NIXL_EP = "nixl_ep"
+    MOONCAKE_EP = "mooncake_ep"
+    MORI = "mori"
