@@ -52,6 +52,8 @@ class DispatchBackend(StrEnum):
 
     AUTO = "auto"
     GLOO = "gloo"
+    NCCL = "nccl"
+    SYMMETRIC = "symmetric"
     DEEPEP = "deepep"
     NIXL_EP = "nixl_ep"
     MOONCAKE_EP = "mooncake_ep"
