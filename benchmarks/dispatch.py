@@ -18,8 +18,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +30,7 @@ from torch.distributed import FileStore, PrefixStore, Store
 
 from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.record import Figure, report
+from raydix.moe.dispatch.libraries import ADAPTERS, connect_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import (
     Dispatcher,
@@ -46,6 +48,7 @@ OURS = "symmetric"
 LATENCY, MAX_LATENCY_US = (DispatchForm.LOW_LATENCY, 128), 60
 BANDWIDTH, MIN_GBPS = (DispatchForm.NORMAL, 4096), 250
 _REPEATS = 50
+_POLL_S = 0.5
 _GRAPH_CYCLES = 10
 """Dispatches and combines in a graph, whose time is divided by this."""
 _SLEEP_CYCLES = 2_000_000
@@ -61,7 +64,13 @@ def _symmetric(store: Store, rank: int, shape: DispatchShape, device: torch.devi
     return connect_symmetric(store, rank, shape, device)
 
 
-BACKENDS: Mapping[str, Connect] = {OURS: _symmetric, "nccl": NcclDispatcher}
+BACKENDS: Mapping[str, Connect] = {
+    OURS: _symmetric,
+    "nccl": NcclDispatcher,
+    **{backend: partial(connect_library, backend) for backend in ADAPTERS},
+}
+DEFAULT_BACKENDS = (OURS, "nccl")
+"""Those that every machine with GPUs has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +309,8 @@ def _be_rank(connection: Connection, file: Path, rank: int, arguments: argparse.
     store = FileStore(str(file), arguments.ranks)
     with torch.inference_mode():
         times = measure(store, rank, arguments.ranks, arguments.backends, arguments.repeats)
-    connection.send((torch.cuda.get_device_name(), times))
+    if rank == 0:
+        connection.send((torch.cuda.get_device_name(), times))
 
 
 def run_ranks(arguments: argparse.Namespace) -> tuple[str, list[Times]]:
@@ -316,26 +326,25 @@ def run_ranks(arguments: argparse.Namespace) -> tuple[str, list[Times]]:
             process.start()
         theirs.close()
 
-        results = []
         try:
-            while len(results) < arguments.ranks:
-                ended = wait([ours, *(each.sentinel for each in ranks if each.exitcode is None)])
-                if ours in ended:
-                    results.append(ours.recv())
-                elif any(each.exitcode for each in ranks):
+            while not ours.poll(_POLL_S):
+                if any(each.exitcode for each in ranks):
                     raise RuntimeError(f"ranks ended with {[each.exitcode for each in ranks]}")
+            gpu, times = ours.recv()
+        except EOFError:
+            raise RuntimeError("a rank has failed: see above") from None
         finally:
             for process in ranks:
                 process.kill()
                 process.join()
-    return results[0]
+    return gpu, times
 
 
 def main() -> int:
     """Measure and report."""
     parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="GPUs")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=DEFAULT_BACKENDS)
     parser.add_argument("--repeats", type=int, default=_REPEATS, help="timed exchanges of a size")
     add_results(parser, help="folder for the record")
     add_commit(parser)

@@ -33,7 +33,11 @@ _MAX_BLOCK_ROWS = 4
 _MAX_TILE_WORDS = 8192
 """Of int64, in the registers of a program."""
 _SUM_WARPS = 8
-_MAX_SUM_PROGRAMS = 132
+_SUM_BLOCK = 2048
+_MAX_SUM_PROGRAMS = 1056
+"""That fit on an H200 at a time."""
+_MAX_WAITING_PROGRAMS = 528
+"""Sums of more programs have one wait for all of them: others may need the SMs meanwhile."""
 _POLLS = 64
 """Between two looks at the host's memory, which takes as long as many at the device's."""
 
@@ -78,7 +82,7 @@ def push_tokens(
 
 def await_tokens(buffers: TokenBuffers, arrivals: Arrivals) -> None:
     """Enqueue the wait for all ranks' tokens; what comes after on the stream sees them."""
-    _await_tokens[(1,)](
+    _await_arrivals[(1,)](
         buffers.tokens_arrived_R,
         arrivals.awaited_1,
         arrivals.given_up_1,
@@ -127,9 +131,21 @@ def sum_outputs(
     """
     num_tokens, hidden = ids_TK.shape[0], out_NC.shape[1]
     summed_TC = out_NC.new_empty((num_tokens, hidden))
-    block = min(triton.next_power_of_2(hidden), 2048)
-    num_blocks = triton.cdiv(hidden, block)
-    _sum_outputs[(max(min(num_tokens * num_blocks, _MAX_SUM_PROGRAMS), 1),)](
+    block = min(triton.next_power_of_2(hidden), _SUM_BLOCK)
+    num_pieces = max(num_tokens * triton.cdiv(hidden, block), 1)
+    waits = num_pieces <= _MAX_WAITING_PROGRAMS
+    if not waits:
+        _await_arrivals[(1,)](
+            buffers.outputs_arrived_R,
+            arrivals.awaited_1,
+            arrivals.given_up_1,
+            0,
+            NUM_RANKS=layout.num_ranks,
+            POLLS=_POLLS,
+            num_warps=1,
+        )
+
+    _sum_outputs[(min(num_pieces, _MAX_SUM_PROGRAMS),)](
         out_NC,
         buffers.returned_XC,
         ids_TK,
@@ -147,6 +163,7 @@ def sum_outputs(
         BLOCK_CHOICES=triton.next_power_of_2(ids_TK.shape[1]),
         HIDDEN=hidden,
         BLOCK=block,
+        WAITS=waits,
         POLLS=_POLLS,
         num_warps=_SUM_WARPS,
     )
@@ -288,7 +305,7 @@ def _push_tokens(
 
 
 @triton.jit(do_not_specialize=["num_programs"])
-def _await_tokens(
+def _await_arrivals(
     arrived_ptr,
     awaited_ptr,
     given_up_ptr,
@@ -296,7 +313,7 @@ def _await_tokens(
     NUM_RANKS: tl.constexpr,
     POLLS: tl.constexpr,
 ):
-    """One warp."""
+    """One warp. `num_programs`: of each rank, that arrive beyond what has been awaited so far."""
     awaited = tl.load(awaited_ptr) + num_programs
     tl.store(awaited_ptr, awaited)
     _await(arrived_ptr, awaited, given_up_ptr, NUM_RANKS, POLLS)
@@ -355,10 +372,12 @@ def _sum_outputs(
     BLOCK_CHOICES: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    WAITS: tl.constexpr,
     POLLS: tl.constexpr,
 ):
-    """A grid walks (token, block of columns). Every program waits for itself."""
-    _await(arrived_ptr, tl.load(awaited_ptr), given_up_ptr, NUM_RANKS, POLLS)
+    """A grid walks (token, block of columns)."""
+    if WAITS:
+        _await(arrived_ptr, tl.load(awaited_ptr), given_up_ptr, NUM_RANKS, POLLS)
 
     choice = tl.arange(0, BLOCK_CHOICES)
     blocks = tl.cdiv(HIDDEN, BLOCK)

@@ -29,7 +29,7 @@ _MAX_EXPERTS_PER_TOKEN = 32
 _ROW_BYTES = 16
 
 
-def shape_obstacle(shape: DispatchShape) -> str | None:
+def deepep_obstacle(shape: DispatchShape) -> str | None:
     """Why the kernels cannot serve this; None if they can."""
     if shape.num_ranks not in _RANKS:
         return f"its intranode kernels are for {_RANKS} ranks, here are {shape.num_ranks}"
@@ -44,7 +44,7 @@ def shape_obstacle(shape: DispatchShape) -> str | None:
     return None
 
 
-class DeepEp:
+class DeepEpDispatcher:
     """Is `Dispatcher`. In the normal form the kernels run beside the current stream's.
 
     A kernel that waits for a rank which has died ends after 100 s, in an error of the device.
@@ -52,11 +52,10 @@ class DeepEp:
 
     is_capturable = True
 
-    def __init__(self, store: Store, rank: int, shape: DispatchShape) -> None:
-        """Connect; waits for every rank. The calling thread is on this rank's device."""
+    def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
+        """Connect; waits for every rank. The calling thread is on `device`, this rank's."""
         import deep_ep
 
-        self._shape = shape
         self._num_experts = shape.num_ranks * shape.slots_per_rank
         deep_ep.Buffer.set_num_sms(NUM_SMS)
         self._dispatch_config = deep_ep.Buffer.get_dispatch_config(shape.num_ranks)

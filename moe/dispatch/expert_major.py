@@ -255,12 +255,12 @@ def expert_major_obstacle(shape: DispatchShape) -> str | None:
             f"its kernels take {MAX_TOKENS_AT_ONCE} tokens at once, the low-latency form is to "
             f"take {shape.max_low_latency_tokens}"
         )
-    if shape.num_ranks * shape.max_low_latency_tokens % 4:
-        return (
-            "ranks x tokens of the low-latency form must be a multiple of 4, here are "
-            f"{shape.num_ranks} x {shape.max_low_latency_tokens}"
-        )
     return None
+
+
+def low_latency_tokens(shape: DispatchShape) -> int:
+    """M of the low-latency form: kernels that pack scales want R x M to be a multiple of 4."""
+    return -(-shape.max_low_latency_tokens // 4) * 4
 
 
 def part_tokens(shape: DispatchShape, bytes_of: "BufferBytes") -> int:

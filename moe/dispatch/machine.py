@@ -1,13 +1,20 @@
-"""What probes ask of a machine: its packages, libraries, GPUs and network cards."""
+"""What probes ask of a machine: its packages, libraries, GPUs and network cards.
+
+`python -m raydix.moe.dispatch.machine BACKEND` prints what the probe of a backend finds, as JSON:
+in a process of its own, because a library that does not fit may end the one that imports it.
+"""
 
 import ctypes
 import importlib
-import importlib.util
-import re
-from importlib.metadata import PackageNotFoundError, requires, version
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+
+from raydix.moe.dispatch.packages import Packages
+from raydix.moe.dispatch.probes import probe
 
 
 class Machine:
@@ -15,33 +22,10 @@ class Machine:
 
     def __init__(self, nics: Path = Path("/sys/class/infiniband")) -> None:
         self._nics = nics
+        self.packages = Packages()
         self.torch_version = str(torch.__version__)
         self.is_rocm = torch.version.hip is not None
         self.num_gpus = torch.cuda.device_count()
-
-    def version(self, distribution: str) -> str | None:
-        """Of an installed package; None: it is not installed."""
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            return None
-
-    def has_module(self, module: str) -> bool:
-        """Is it to be found, though perhaps not by a package's name?"""
-        try:
-            return importlib.util.find_spec(module) is not None
-        except ImportError:
-            return False
-
-    def required_torch(self, distribution: str) -> str | None:
-        """The one torch that an installed package asks for; None: it names none."""
-        if self.version(distribution) is None:
-            return None
-        for line in requires(distribution) or ():
-            match = re.fullmatch(r"torch\s*==\s*([^;\s]+).*", line)
-            if match is not None:
-                return match[1]
-        return None
 
     def unreachable_peers(self) -> list[tuple[int, int]]:
         """Pairs of GPUs that cannot read each other's memory."""
@@ -70,9 +54,10 @@ class Machine:
         if symbol_version is None:
             return None if hasattr(handle, symbol) else f"{library} has no {symbol}"
 
-        find = ctypes.CDLL(None).dlvsym
-        find.restype = ctypes.c_void_p
-        find.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+        signature = ctypes.CFUNCTYPE(
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p
+        )
+        find = signature(("dlvsym", ctypes.CDLL(None)))
         if find(handle._handle, symbol.encode(), symbol_version.encode()):
             return None
         return f"{library} has no {symbol} of version {symbol_version}"
@@ -86,3 +71,12 @@ class Machine:
             lines = str(error).strip().splitlines()
             return lines[-1] if lines else type(error).__name__
         return None
+
+
+def main() -> None:
+    """Print the verdict on the backend that is named on the command line."""
+    print(json.dumps(asdict(probe(sys.argv[1], Machine()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from torch.distributed import Store
 from raydix.moe.dispatch.expert_major import (
     ExpertMajor,
     Landed,
-    expert_major_obstacle,
+    low_latency_tokens,
     part_tokens,
 )
 from raydix.moe.dispatch.protocol import DispatchShape
@@ -22,12 +22,9 @@ _FOREVER_US = -1
 """A time limit would leave a late rank's tokens out without a word."""
 
 
-def shape_obstacle(shape: DispatchShape) -> str | None:
-    """Why the kernels cannot serve this; None if they can."""
-    return expert_major_obstacle(shape)
-
-
-def connect(store: Store, rank: int, shape: DispatchShape, device: torch.device) -> ExpertMajor:
+def connect_mooncake_ep(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> ExpertMajor:
     """Wait for every rank. The calling thread is on `device`, this rank's."""
     # The package's own `mooncake.ep` would load its process groups, too, of one torch release
     # each, which nothing here uses.
@@ -56,7 +53,7 @@ def connect(store: Store, rank: int, shape: DispatchShape, device: torch.device)
     normal = open_buffer("mooncake normal", part_tokens(shape, bytes_of))
     low_latency = None
     if shape.max_low_latency_tokens > 0:
-        low_latency = open_buffer("mooncake low latency", shape.max_low_latency_tokens)
+        low_latency = open_buffer("mooncake low latency", low_latency_tokens(shape))
     return ExpertMajor(shape, normal, low_latency, device)
 
 

@@ -21,7 +21,7 @@ from raydix.moe.dispatch.store_group import StoreGroup
 _MAX_RANKS = 8
 
 
-def shape_obstacle(shape: DispatchShape) -> str | None:
+def mori_obstacle(shape: DispatchShape) -> str | None:
     """Why the kernels cannot serve this; None if they can."""
     if shape.num_ranks > _MAX_RANKS:
         return f"its kernels within a node are for {_MAX_RANKS} ranks, here are {shape.num_ranks}"
@@ -30,7 +30,7 @@ def shape_obstacle(shape: DispatchShape) -> str | None:
     return None
 
 
-class Mori:
+class MoriDispatcher:
     """Is `Dispatcher`. Results lie in the library's own memory until its next exchange but one."""
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:

@@ -51,7 +51,7 @@ class NcclDispatcher:
         )
 
     def close(self) -> None:
-        """See `Dispatcher`."""
+        """See `Dispatcher`. Returns once no CUDA graph holds its kernels any longer."""
         self._is_closed = True
         self._group.abort()
 
@@ -130,8 +130,7 @@ def gather_rows(group: "ProcessGroupNCCL", rows_TX: Tensor, tokens_R: tuple[int,
     if len(set(tokens_R)) == 1:
         group._allgather_base(all_NX, rows_TX, options)
     else:
-        # Broadcasts of all ranks, which torch enqueues on a stream of its own.
-        group.allgather([list(all_NX.split(tokens_R))], [rows_TX], options).wait()
+        group.allgather([list(all_NX.split(tokens_R))], [rows_TX], options)
     return all_NX
 
 

@@ -10,7 +10,7 @@ from torch.distributed import Store
 from raydix.moe.dispatch.expert_major import (
     ExpertMajor,
     Landed,
-    expert_major_obstacle,
+    low_latency_tokens,
     part_tokens,
 )
 from raydix.moe.dispatch.protocol import DispatchShape
@@ -23,14 +23,11 @@ _TRANSPORTS = "cuda_ipc,cuda_copy,sm,self"
 """Those within a host: the others would listen on its network cards."""
 
 
-def shape_obstacle(shape: DispatchShape) -> str | None:
-    """Why the kernels cannot serve this; None if they can."""
-    return expert_major_obstacle(shape)
-
-
-def connect(store: Store, rank: int, shape: DispatchShape, device: torch.device) -> ExpertMajor:
+def connect_nixl_ep(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> ExpertMajor:
     """Wait for every rank. The calling thread is on `device`, this rank's."""
-    # Read when the library is loaded.
+    # Read when a context is made.
     os.environ.setdefault("UCX_TLS", _TRANSPORTS)
     import nixl_ep
 
@@ -55,7 +52,7 @@ def connect(store: Store, rank: int, shape: DispatchShape, device: torch.device)
     normal = open_buffer("nixl normal", part_tokens(shape, bytes_of))
     low_latency = None
     if shape.max_low_latency_tokens > 0:
-        low_latency = open_buffer("nixl low latency", shape.max_low_latency_tokens)
+        low_latency = open_buffer("nixl low latency", low_latency_tokens(shape))
     return ExpertMajor(shape, normal, low_latency, device)
 
 

@@ -1,17 +1,18 @@
 """Whether this machine can use the dispatch backends of other libraries, and if not, why.
 
-`python -m raydix.moe.dispatch.probes BACKEND` prints one verdict as JSON; in a process of its own,
-because a library that does not fit may end the process that imports it.
+Imports no torch, so that to find a library missing costs nothing.
 """
 
-import json
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from raydix.moe.dispatch.machine import Machine
+from raydix.moe.dispatch.packages import Packages
 
-Check = Callable[[Machine], str | None]
+if TYPE_CHECKING:
+    from raydix.moe.dispatch.machine import Machine
+
+Check = Callable[["Machine"], str | None]
 """What is in the way; None: nothing."""
 
 
@@ -41,16 +42,22 @@ class Library:
     """What to do where none is installed."""
     checks: tuple[Check, ...]
     """In order; the library is imported only if none of them finds anything."""
-    note: Callable[[Machine], str]
+    note: Callable[["Machine"], str]
     """What else to say where it can be used."""
 
 
-def probe(backend: str, machine: Machine) -> Verdict:
+def missing(backend: str, packages: Packages) -> Verdict | None:
+    """That the library is not installed; None: it is."""
+    library = LIBRARIES[backend]
+    return _absent(library) if _found(library, packages) is None else None
+
+
+def probe(backend: str, machine: "Machine") -> Verdict:
     """Look at a machine without starting anything on its GPUs."""
     library = LIBRARIES[backend]
-    found = _found(library, machine)
+    found = _found(library, machine.packages)
     if found is None:
-        return Verdict(backend, f"not installed; {library.remedy}", "")
+        return _absent(library)
 
     for check in library.checks:
         obstacle = check(machine)
@@ -64,28 +71,32 @@ def probe(backend: str, machine: Machine) -> Verdict:
     return Verdict(backend, None, f"{found}, torch {machine.torch_version}{library.note(machine)}")
 
 
-def _found(library: Library, machine: Machine) -> str | None:
+def _absent(library: Library) -> Verdict:
+    return Verdict(library.backend, f"not installed; {library.remedy}", "")
+
+
+def _found(library: Library, packages: Packages) -> str | None:
     """Name and version of what is installed; None: nothing."""
     for distribution in library.distributions:
-        version = machine.version(distribution)
+        version = packages.version(distribution)
         if version is not None:
             return f"{distribution} {version}"
-    return library.module if machine.has_module(library.module) else None
+    return library.module if packages.has_module(library.module) else None
 
 
-def _cuda(machine: Machine) -> str | None:
+def _cuda(machine: "Machine") -> str | None:
     if machine.is_rocm:
         return "it needs NVIDIA GPUs, this torch is built for ROCm"
     return _gpus(machine)
 
 
-def _rocm(machine: Machine) -> str | None:
+def _rocm(machine: "Machine") -> str | None:
     if not machine.is_rocm:
         return f"it needs AMD GPUs and torch for ROCm, torch is {machine.torch_version}"
     return _gpus(machine)
 
 
-def _gpus(machine: Machine) -> str | None:
+def _gpus(machine: "Machine") -> str | None:
     if machine.num_gpus < 2:
         return f"it needs at least 2 GPUs that this process sees, there are {machine.num_gpus}"
     strangers = machine.unreachable_peers()
@@ -97,12 +108,12 @@ def _gpus(machine: Machine) -> str | None:
 def _pinned_torch(distribution: str) -> Check:
     """Wheels that name the one torch whose memory layout they were compiled for."""
 
-    def check(machine: Machine) -> str | None:
-        wanted = machine.required_torch(distribution)
+    def check(machine: "Machine") -> str | None:
+        wanted = machine.packages.required_torch(distribution)
         if wanted is None or _minor(wanted) == _minor(machine.torch_version):
             return None
         return (
-            f"{distribution} {machine.version(distribution)} is built for torch {wanted}, "
+            f"{distribution} {machine.packages.version(distribution)} is built for torch {wanted}, "
             f"this is {machine.torch_version}"
         )
 
@@ -112,8 +123,8 @@ def _pinned_torch(distribution: str) -> Check:
 def _listed_torch(distribution: str, fits: Mapping[str, tuple[str, ...]]) -> Check:
     """Wheels that do not say what they fit: `fits` has torch versions by their own ones."""
 
-    def check(machine: Machine) -> str | None:
-        version = machine.version(distribution)
+    def check(machine: "Machine") -> str | None:
+        version = machine.packages.version(distribution)
         if version is None:
             return None
         wanted = fits.get(_minor(version))
@@ -133,7 +144,7 @@ def _listed_torch(distribution: str, fits: Mapping[str, tuple[str, ...]]) -> Che
 def _host_libraries(*needed: tuple[str, str, str | None, str]) -> Check:
     """Each: a library, a symbol in it, its version (None: any), and the package that brings it."""
 
-    def check(machine: Machine) -> str | None:
+    def check(machine: "Machine") -> str | None:
         for library, symbol, version, package in needed:
             error = machine.symbol_error(library, symbol, version)
             if error is not None:
@@ -148,14 +159,14 @@ def _minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _deepep_note(machine: Machine) -> str:
+def _deepep_note(machine: "Machine") -> str:
     nics = machine.mellanox_nics()
     if nics:
         return f"; its low-latency kernels could use {', '.join(nics)}, decodes take NVLink"
     return "; no InfiniBand NIC for its low-latency kernels, decodes take the intranode ones"
 
 
-def _no_note(machine: Machine) -> str:
+def _no_note(machine: "Machine") -> str:
     return ""
 
 
@@ -215,12 +226,3 @@ LIBRARIES = {
     )
 }
 """By backend."""
-
-
-def main() -> None:
-    """Print the verdict of the backend that is named on the command line."""
-    print(json.dumps(asdict(probe(sys.argv[1], Machine()))))
-
-
-if __name__ == "__main__":
-    main()

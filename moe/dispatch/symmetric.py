@@ -27,7 +27,7 @@ from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2
 """Of buffers, used in turn: so many exchanges may be open at once."""
-_WARM_UP_TOKENS = (1, 64, 128)
+_WARM_UP_TOKENS = (1, 64, 128, 1024)
 """One number for each variant of the kernels."""
 _PADDING_BYTES = 256
 
@@ -241,7 +241,7 @@ def _warm_up(
         exchange = dispatcher.send(
             torch.zeros(num_tokens, shape.hidden_size, dtype=shape.dtype, device=device),
             torch.zeros(choices, device=device),
-            torch.full(choices, -1, device=device),
+            torch.full(choices, -1, dtype=torch.int32, device=device),
             DispatchSizes((num_tokens,) * shape.num_ranks),
         )
         exchange.send_back(torch.zeros_like(exchange.receive().x_NC))

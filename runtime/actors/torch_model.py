@@ -8,10 +8,14 @@ import torch
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.gpu_model import (
+    Experts,
+    ExpertsShape,
     GpuModel,
     HostTimer,
     LoadedGpuModel,
     LoadReport,
+    NoExperts,
+    OnCopied,
     RankPlace,
 )
 from raydix.runtime.config.engine import EngineConfig
@@ -20,10 +24,15 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
+from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.collectives.meeting import meet
+from raydix.runtime.model.dispatchers import connect_dispatcher
 from raydix.runtime.model.dummy import make_dummy_model
+from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
+from raydix.runtime.model.rank_experts import RankExperts
 from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.step_shapes import max_captured_tokens
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
@@ -71,7 +80,7 @@ def _now() -> torch.cuda.Event:
 def load_gpu_model(
     config: EngineConfig, place: RankPlace, group_layers: KvGrouping = derive_kv_groups
 ) -> LoadedGpuModel:
-    """Meet the other ranks of the lane, and load this one's part of the checkpoint.
+    """Meet the ranks that this one steps with, and load its part of the checkpoint.
 
     `group_layers`: see `derive_kv_groups`. Raises CheckpointError or ConfigError.
     """
@@ -79,7 +88,7 @@ def load_gpu_model(
     device = _device(config, place.device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     collectives = meet(
-        None if place.meeting is None else Path(place.meeting),
+        _lane_file(config, place, "sums"),
         place.rank % tp,
         tp,
         device=device,
@@ -91,6 +100,7 @@ def load_gpu_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
+        expert_ranks=_expert_ranks(config, place, device),
         group_layers=group_layers,
     )
 
@@ -105,6 +115,46 @@ def load_gpu_model(
     )
 
 
+def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | None:
+    """By which the ranks of a lane meet; the lanes of a step group have one each."""
+    lane = place.rank // config.parallel.tp
+    return None if place.meeting is None else Path(f"{place.meeting}-lane{lane}-{purpose}")
+
+
+def _expert_ranks(
+    config: EngineConfig, place: RankPlace, device: torch.device
+) -> ExpertRanks | None:
+    """The ranks that share experts; None if each lane has them to itself."""
+    parallel, scheduler = config.parallel, config.scheduler
+    if parallel.ep == 1:
+        return None
+    if place.meeting is None:
+        raise ConfigError(
+            f"rank {place.rank} of {parallel.ep} that share experts has no file to meet the others "
+            "by; expected one in the engine's private folder."
+        )
+
+    max_model_len = config.model.max_model_len
+    if max_model_len is None:
+        max_model_len = read_checkpoint_config(Path(config.model.path)).max_position_embeddings
+    max_captured = max_captured_tokens(scheduler.max_running_requests)
+    return ExpertRanks(
+        rank=place.rank % parallel.ep,
+        size=parallel.ep,
+        connect=partial(
+            connect_dispatcher,
+            config.experts.dispatch,
+            Path(f"{place.meeting}-experts"),
+            place.rank % parallel.ep,
+        ),
+        max_tokens=-(-scheduler.max_step_tokens(max_model_len) // parallel.tp),
+        max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
+        redundant_per_rank=config.experts.redundant_per_rank,
+        spare_slots=config.experts.spare_per_rank,
+        memory=place.expert_memory,
+    )
+
+
 def _prepare(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -116,8 +166,7 @@ def _prepare(
     """See `LoadedGpuModel`."""
     # The thread may be another one than that which loaded.
     _enter_thread(device)
-    file = None if place.meeting is None else Path(f"{place.meeting}-pools")
-    made = make_peer_pools(shard, num_pages, device, file)
+    made = make_peer_pools(shard, num_pages, device, _lane_file(config, place, "pools"))
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
@@ -144,8 +193,25 @@ def _prepare(
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
+        make_experts=partial(_make_experts, config, loaded),
         enter_thread=partial(_enter_thread, device),
-        close=loaded.decoder.collectives.close,
+        close=loaded.decoder.close,
+    )
+
+
+def _make_experts(
+    config: EngineConfig, loaded: LoadedModel, on_copied: OnCopied, on_error: OnError
+) -> Experts:
+    decoder = loaded.decoder
+    if decoder.experts is None:
+        return NoExperts()
+    return RankExperts(
+        decoder.experts,
+        loaded.stored_experts,
+        decoder.device,
+        load_interval_steps=config.experts.load_interval_steps,
+        on_copied=on_copied,
+        on_error=on_error,
     )
 
 
@@ -258,7 +324,15 @@ def _report(loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...]) -> 
         max_position_embeddings=loaded.max_position_embeddings,
         vocab_size=loaded.spec.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
+        experts=_experts_shape(loaded),
     )
+
+
+def _experts_shape(loaded: LoadedModel) -> ExpertsShape | None:
+    if loaded.decoder.experts is None:
+        return None
+    placement = loaded.decoder.experts.placement
+    return ExpertsShape(num_layers=placement.num_layers, num_experts=placement.num_experts)
 
 
 def _enter_thread(device: torch.device) -> None:

@@ -67,6 +67,11 @@ class ParallelSection(Section):
         """Copies of the model that step together."""
         return self.dp if self.ep > 1 else 1
 
+    @property
+    def ranks_per_group(self) -> int:
+        """Devices that step together, and whose processes live and die together."""
+        return self.lanes_per_group * self.tp
+
     @model_validator(mode="after")
     def _experts_are_on_all_ranks(self) -> Self:
         if self.ep not in (1, self.num_ranks):
@@ -253,3 +258,9 @@ class SchedulerSection(Section):
     max_waiting_requests: Count = Field(
         1024, description="Waiting requests beyond which new ones are refused."
     )
+
+    def max_step_tokens(self, max_model_len: int) -> int:
+        """Most tokens that a data-parallel rank computes in one step."""
+        # Without chunks, a prompt beyond the budget has a step of its own.
+        unchunked = max(self.max_prefill_tokens, max_model_len)
+        return (self.chunked_prefill_tokens or unchunked) + self.max_running_requests

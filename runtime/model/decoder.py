@@ -209,6 +209,16 @@ class Decoder(nn.Module):
             weights |= {f"layers.{index}.{name}": each for name, each in layer.weights().items()}
         return weights
 
+    @property
+    def is_capturable(self) -> bool:
+        """May a step be captured in a CUDA graph?"""
+        experts = self.experts
+        return (
+            self.ops.is_capturable
+            and self.collectives.is_capturable
+            and (experts is None or experts.dispatcher.is_capturable)
+        )
+
     def close(self) -> None:
         """End what connects the ranks, from any thread: none waits for another any longer."""
         self.collectives.close()

@@ -16,8 +16,10 @@ from raydix.runtime.model.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import make_decoder
+from raydix.runtime.model.expert_names import is_of_experts
 from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
+from raydix.runtime.model.stored_experts import open_stored_experts
 
 FIXED = "dummy.safetensors"
 """In a model's folder: tensors that are taken as they are, by the decoder's names."""
@@ -54,19 +56,33 @@ def make_dummy_model(
         expert_ranks=expert_ranks,
         group_layers=group_layers,
     )
-    generator = torch.Generator(device)
     parts = decoder.weights()
-    stored = _read_fixed(Path(folder))
-    fixed = _fitting(stored, parts)
-    for name, part in parts.items():
-        drawn = fixed.get(name)
-        part.fill(_draw(name, part.whole_shape, dtype, generator) if drawn is None else drawn)
+    fixed_bytes = _read_fixed(Path(folder))
+    fixed = _fitting(fixed_bytes, parts)
 
     # Generators of other kinds of device, and of other dtypes, draw other numbers.
     described = f"dummy {SEED} by name, {dtype}, {device.type}"
+    fingerprint = hashlib.sha256(described.encode() + fixed_bytes).digest()
+    stored = open_stored_experts(decoder, fingerprint)
+    has_experts = stored is not None and stored.weight_fingerprint is not None
+
+    generator = torch.Generator(device)
+    for name, part in parts.items():
+        is_elsewhere = not part.target.numel()
+        if is_elsewhere or (has_experts and is_of_experts(name)):
+            continue
+        given = fixed.get(name)
+        part.fill(_draw(name, part.whole_shape, dtype, generator) if given is None else given)
+
+    if stored is not None and has_experts:
+        stored.fill_slots()
+    elif stored is not None:
+        stored.fill_store(fingerprint)
+
     return LoadedModel(
         decoder=decoder,
-        weight_fingerprint=hashlib.sha256(described.encode() + stored).digest(),
+        weight_fingerprint=fingerprint,
+        stored_experts=stored,
         max_position_embeddings=config.max_position_embeddings,
         eos_token_ids=config.eos_token_ids,
     )

@@ -15,8 +15,8 @@ from raydix.errors import AccountingError
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows
 from raydix.kernels.rotation import RopeTables
 from raydix.kernels.sampling_columns import NUM_COLUMNS, SamplingColumns, as_sampling_columns
-from raydix.runtime.messages.arrays import empty, int32_array
-from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult
+from raydix.moe.sent_rows import SentRows
+from raydix.runtime.messages.plan import DeviceSampling, StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
@@ -25,9 +25,11 @@ from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SamplingRows
+from raydix.runtime.model.step_group import StepGroup, choose_shape, read_lane_sizes
+from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.model.step_rows import (
     StepRows,
-    choose_shape,
+    idle_row,
     padding_columns,
     padding_row,
     read_rows,
@@ -49,29 +51,6 @@ ASKING_FOR_ALL = replace(
     num_logprobs=20,
 )
 """All that a row may ask of sampling at once: warm-up tries this and the two before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutput:
-    """What a step sampled, on the host; on cuda in pinned memory, valid once `ready` has passed."""
-
-    token_ids: Tensor
-    """int32, one entry per sampling row, in row order."""
-    logprobs: LogprobTensors | None
-    ready: torch.cuda.Event | None
-    """Recorded after the step's last work; None on cpu."""
-
-    def to_result(self, rank: int, step: int, compute_s: float) -> StepResult:
-        """Wait for the step and make its message."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        return StepResult(
-            rank=rank,
-            step=step,
-            token_ids=int32_array(self.token_ids.numpy()) if len(self.token_ids) else empty(),
-            logprobs=self.logprobs.to_messages() if self.logprobs is not None else (),
-            compute_s=compute_s,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,6 +89,7 @@ class ModelRunner:
         positions_X = torch.arange(max_model_len, device=device)
         self._ropes = [rotary.tables(positions_X, decoder.dtype) for rotary in decoder.rotaries]
         self._captured: CapturedSteps | None = None
+        self._group = _step_group(decoder)
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
@@ -142,7 +122,7 @@ class ModelRunner:
 
         To be called once, before the first plan.
         """
-        if self._decoder.ops.is_capturable and self._decoder.collectives.is_capturable:
+        if self._decoder.is_capturable:
             self._captured = CapturedSteps(
                 self._run_columns,
                 self._cut_columns,
@@ -172,16 +152,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
-        """Run the plan's rows, after `apply`; on cuda, enqueue them on the current stream."""
+        """Run the plan's rows, after `apply`; on cuda, enqueue them on the current stream.
+
+        Without any it takes part in the other lanes' step, if they share experts and one has some.
+        """
         rows = read_rows(plan, self.slots)
-        if not len(rows.slots):
-            return self._output(torch.empty(0, dtype=torch.int32), None)
+        sizes = read_lane_sizes(plan, self._group)
+        if not any(sizes.tokens):
+            return self._nothing()
         on_layer = _layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
         if (
             self._captured is not None
-            and (shape := choose_shape(rows, self._captured.shapes)) is not None
+            and (shape := choose_shape(sizes, self._captured.shapes)) is not None
         ):
             if on_layer is not None:
                 # A load's events are the plan's own, so no graph can hold them: all of it has to
@@ -190,10 +174,11 @@ class ModelRunner:
             columns = step_columns(rows, sampling, self.slots, shape)
             return self._replay(self._captured, columns, shape, sampling)
 
-        inputs = self._inputs(rows, sampling)
-        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, on_layer)
+        inputs = self._inputs(rows if len(rows.slots) else idle_row(self.slots), sampling)
+        sent = None if self._group is None else self._group.exact(sizes.tokens)
+        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, on_layer, sent)
         if not len(sampling.slots):
-            return self._output(torch.empty(0, dtype=torch.int32), None)
+            return self._nothing()
         return self._sample(hidden_TC[inputs.sampled_R], inputs, sampling)
 
     def check(self) -> None:
@@ -286,6 +271,8 @@ class ModelRunner:
         """A captured step."""
         num_rows = len(sampling.slots)
         output = captured.replay(columns, shape)
+        if not num_rows:
+            return self._nothing()
         if sampling.has_cuts:
             captured.replay_cut(shape)
         return self._finish(output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling)
@@ -299,13 +286,21 @@ class ModelRunner:
         attention_rows = AttentionRows(prefill=(), decode=(tiles,))
         batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
         tokens = self.slots.tokens_XL.view(-1)
-        hidden_TC = self._decoder(tokens[token_index_T], batch)
+        hidden_TC = self._decoder(tokens[token_index_T], batch, sent=self._padded(token_index_T))
 
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
         self.slots.keep_sampled(next_index_R, token_ids_R)
         return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
+
+    def _padded(self, token_index_T: Tensor) -> SentRows | None:
+        """What this rank sends in a captured step with these tokens."""
+        if self._group is None:
+            return None
+        # The scratch slot is the last, and padding is the only thing there.
+        is_padding_T = token_index_T >= self.slots.scratch_slot * self.slots.tokens_per_slot
+        return self._group.padded(len(token_index_T), is_padding_T)
 
     def _cut_columns(self, packed: Tensor, shape: StepShape, output: CapturedOutput) -> None:
         """The sampling of its rows that cut tokens, after `_run_columns`."""
@@ -345,13 +340,29 @@ class ModelRunner:
             ready.record()
         return StepOutput(token_ids=token_ids, logprobs=on_host, ready=ready)
 
+    def _nothing(self) -> StepOutput:
+        """The output of a step that samples nothing here."""
+        return self._output(torch.empty(0, dtype=torch.int32), None)
+
     def _run_padding(self, num_tokens: int, start: int, num_samples: int = 1) -> None:
         """Run a row of padding, and sample `num_samples` tokens of it as the scratch slot asks."""
         rows = padding_row(num_tokens, start, self.slots)
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
         inputs = self._inputs(rows, sampling)
-        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch)
+        # Every rank of a group warms up with the same sizes.
+        sent = None if self._group is None else self._group.exact(self._group.num_lanes * [num_tokens])
+        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, sent=sent)
         self._sample(hidden_TC[inputs.sampled_R.expand(num_samples)], inputs, sampling)
+
+
+def _step_group(decoder: Decoder) -> StepGroup | None:
+    """The lanes with which this decoder shares experts; None: it has them to itself."""
+    if decoder.experts is None:
+        return None
+    ranks = decoder.experts.ranks
+    return StepGroup(
+        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
+    )
 
 
 def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: int) -> DecodeRows:

@@ -3,8 +3,7 @@
 Legend: T tokens of the step, R rows that sample, Y tiles of attention.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,6 +70,17 @@ class StepRows:
             output_positions=np.tile(self.output_positions, times),
         )
 
+    def sampling_first(self) -> "StepRows":
+        """The rows that sample, then the others, each in their order."""
+        order = np.argsort(self.output_positions < 0, kind="stable")
+        return StepRows(
+            slots=self.slots[order],
+            starts=self.starts[order],
+            num_tokens=self.num_tokens[order],
+            write_starts=self.write_starts[order],
+            output_positions=self.output_positions[order],
+        )
+
     def sampling_rows(self, sampling: SlotSampling) -> SamplingRows:
         """The rows that sample."""
         chosen = self.sampling
@@ -131,26 +141,20 @@ def token_columns(rows: StepRows, slots: RequestSlots) -> TokenColumns:
     )
 
 
-def choose_shape(rows: StepRows, shapes: Sequence[StepShape]) -> StepShape | None:
-    """The first shape with room for these rows; None if there is none, or a row samples nothing."""
-    if (rows.output_positions < 0).any():
-        return None
-    num_rows, num_tokens = len(rows.slots), int(rows.num_tokens.sum())
-    return next((shape for shape in shapes if shape.holds(num_rows, num_tokens)), None)
-
-
 def step_columns(
     rows: StepRows, sampling: SamplingRows, slots: RequestSlots, shape: StepShape
 ) -> Column:
-    """Packed columns of a captured step: its rows, which all sample, then padding.
+    """Packed columns of a captured step: its rows, then padding.
 
-    In order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and
+    Rows that sample come first: in a step of single tokens they are found by their number. In
+    order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and
     including the last of them; of each row that samples its last token's index in T, where in the
     slots' tokens the sampled one goes, and `SamplingColumns`. Padding is greedy.
     """
+    rows = rows.sampling_first()
     padded = _add_padding(rows, slots, shape)
     tokens = token_columns(padded, slots)
-    last_tokens_R = rows.last_tokens
+    last_tokens_R = rows.last_tokens[rows.sampling]
     next_index_R = np.full(shape.num_rows, slots.scratch_slot * slots.tokens_per_slot + 1)
     next_index_R[: len(last_tokens_R)] = tokens.token_index_T[last_tokens_R] + 1
 
@@ -192,6 +196,11 @@ def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
         write_starts=column[3],
         output_positions=column[4],
     )
+
+
+def idle_row(slots: RequestSlots) -> StepRows:
+    """A row for a step in which only other lanes have some. It samples nothing."""
+    return replace(padding_row(1, 0, slots), output_positions=np.array([-1]))
 
 
 def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepRows:

@@ -66,3 +66,8 @@ def extension_shapes(max_tokens: int, tokens_per_tile: int) -> tuple[StepShape, 
     return tuple(
         StepShape(num_tokens=size, num_rows=1, tokens_per_tile=tokens_per_tile) for size in sizes
     )
+
+
+def max_captured_tokens(max_rows: int) -> int:
+    """Most tokens of a captured step, padding included, if up to `max_rows` decode."""
+    return max(max_rows, *EXTENSION_TOKENS)

@@ -17,6 +17,8 @@ from tests.kernels.token_ranks import layouts, make_arrivals, make_buffers
 
 SLOTS, CHOICES, HIDDEN, MAX_TOKENS = 5, 3, 40, 150
 TOKENS = {"two": (130, 7), "three": (3, 0, 70), "one": (33,)}
+MANY_TOKENS = (700, 300)
+"""More than programs that wait for themselves."""
 
 
 def draw_ids(num_tokens: int, num_experts: int, generator: torch.Generator) -> torch.Tensor:
@@ -32,8 +34,19 @@ def draw_ids(num_tokens: int, num_experts: int, generator: torch.Generator) -> t
 def test_tokens_and_outputs_come_where_the_twin_puts_them(
     tokens_R: tuple[int, ...], id_dtype: torch.dtype, device: torch.device, dtype: torch.dtype
 ) -> None:
+    compare_with_twin(tokens_R, id_dtype, device, dtype)
+
+
+@pytest.mark.gpu
+def test_many_tokens_come_where_the_twin_puts_them() -> None:
+    compare_with_twin(MANY_TOKENS, torch.int64, torch.device("cuda"), torch.bfloat16)
+
+
+def compare_with_twin(
+    tokens_R: tuple[int, ...], id_dtype: torch.dtype, device: torch.device, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    ranks = layouts(len(tokens_R), MAX_TOKENS, SLOTS)
+    ranks = layouts(len(tokens_R), max(tokens_R) + 20, SLOTS)
     ours, theirs = (make_buffers(ranks[0], HIDDEN, CHOICES, dtype, device) for _ in range(2))
     arrivals = [make_arrivals(device) for _ in ranks]
     first_rows = [sum(tokens_R[:rank]) for rank in range(len(tokens_R))]

@@ -1,5 +1,6 @@
 """Ranks that are plain processes with one GPU each, every one of which sees all GPUs."""
 
+import faulthandler
 import multiprocessing
 import os
 import traceback
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import FileStore, Store
 
-WAIT_S = 180
+WAIT_S = 120
 Body = Callable[[Store, int, torch.device], Any]
 """What a rank does; at the top level of a module, so that a process finds it."""
 
@@ -61,6 +62,7 @@ def _result_of(connection: Connection) -> Any:
 def _be_rank(connection: Connection, file: Path, rank: int, num_ranks: int, body: Body) -> None:
     for name, value in (("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")):
         os.environ.setdefault(name, value)
+    faulthandler.dump_traceback_later(WAIT_S // 2)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     try:

@@ -118,7 +118,13 @@ class Batch:
         return self.x_TC, self.weights_TK, self.ids_TK
 
 
-def replay(connect: Connect, store: Store, rank: int, device: torch.device) -> None:
+def replay(
+    connect: Connect,
+    store: Store,
+    rank: int,
+    device: torch.device,
+    is_right: Callable[[Tensor, Tensor], bool] = torch.equal,
+) -> None:
     """Captured and eager steps in random order, with other values each time."""
     dispatcher = connect(store, rank, WIDE, device)
     layers = Layers(dispatcher, rank, WIDE)
@@ -145,7 +151,9 @@ def replay(connect: Connect, store: Store, rank: int, device: torch.device) -> N
         else:
             batch = Batch(tokens_R[rank], WIDE, device).draw()
             out_TC = layers.forward(*batch.columns(), DispatchSizes(tokens_R))
-        assert torch.equal(out_TC, layers.expected(*batch.columns()))
+        assert is_right(out_TC, layers.expected(*batch.columns()))
+    # NCCL does not end before the graphs that hold its kernels do.
+    del graph, captured
     dispatcher.close()
 
 

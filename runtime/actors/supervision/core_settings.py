@@ -33,6 +33,7 @@ def scheduler_settings(
         layout=layout,
         num_lanes=config.parallel.dp,
         ranks_per_lane=config.parallel.tp,
+        lanes_per_group=config.parallel.lanes_per_group,
         num_pages=num_pages,
         max_model_len=max_model_len,
         vocab_size=vocab_size,

@@ -58,12 +58,12 @@ class EngineActors:
         self._scheduler_address = f"unix:{folder}/scheduler.sock"
         self._storage_address = f"unix:{folder}/host.sock"
 
-        num_ranks = config.parallel.dp * config.parallel.tp
+        num_ranks = config.parallel.num_ranks
         self._loaded = LoadedRanks(num_ranks, config.model.path)
         self._arenas = ArenaRegistry()
         self.gpus = [
             keeper
-            for first in range(0, num_ranks, config.parallel.tp)
+            for first in range(0, num_ranks, config.parallel.ranks_per_group)
             for keeper in self._rank_group(first).keepers
         ]
         self.scheduler = self._keeper(ActorKind.SCHEDULER, self._bring_up_scheduler)
@@ -168,7 +168,7 @@ class EngineActors:
 
     def _rank_group(self, first_rank: int) -> RankGroup:
         return RankGroup(
-            range(first_rank, first_rank + self._config.parallel.tp),
+            range(first_rank, first_rank + self._config.parallel.ranks_per_group),
             self._make_gpu,
             self._load_gpu,
             self._start_gpu,
@@ -178,8 +178,8 @@ class EngineActors:
 
     async def _make_gpu(self, rank: int, incarnation: int) -> RunningActor:
         # One file per generation: what ranks have left in the last one's means nothing to the next.
-        lane = rank // self._config.parallel.tp
-        meeting = f"{self._folder}/lane{lane}-{incarnation}"
+        width = self._config.parallel.ranks_per_group
+        meeting = f"{self._folder}/group{rank // width}-{incarnation}"
         return await self._spawner.spawn(
             ActorKind.GPU,
             actor_name(self._name, ActorKind.GPU, rank),
@@ -187,7 +187,7 @@ class EngineActors:
             name=self._name,
             rank=rank,
             incarnation=incarnation,
-            meeting=meeting if self._config.parallel.tp > 1 else None,
+            meeting=meeting if width > 1 else None,
         )
 
     async def _load_gpu(self, rank: int, actor: RunningActor) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of one lane: they start together, and when one of them ends, all do."""
+"""The ranks of a step group: they start together, and when one of them ends, all do."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ class _Generation:
 
 
 class RankGroup:
-    """Owns: the keepers of a lane's ranks, whose incarnations go in step.
+    """Owns: the keepers of a step group's ranks, whose incarnations go in step.
 
     Incarnation n of all ranks is one generation. It ends as a whole, and by one error: that of the
     rank that ended first. The next one starts once every process of it has ended. Within a

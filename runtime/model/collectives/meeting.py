@@ -16,7 +16,7 @@ from raydix.runtime.model.collectives.symmetric_memory import SymmetricCollectiv
 
 logger = logging.getLogger(__name__)
 
-_MEETING_TIMEOUT = timedelta(minutes=10)
+MEETING_TIMEOUT = timedelta(minutes=10)
 """A rank that does not come is the Supervisor's to notice; this bounds a wait without one."""
 
 
@@ -38,7 +38,7 @@ def meet(
         )
 
     store = FileStore(str(file), size)
-    store.set_timeout(_MEETING_TIMEOUT)
+    store.set_timeout(MEETING_TIMEOUT)
     if device.type == "cpu":
         return GlooCollectives(store, rank, size)
 

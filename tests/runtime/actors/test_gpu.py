@@ -54,6 +54,18 @@ async def test_every_plan_is_acknowledged_in_order_with_the_tokens_of_its_sampli
     assert rank.calls.executed == [1, 3]
 
 
+async def test_rank_without_rows_steps_with_the_others_of_its_group(rank: Rank) -> None:
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+
+    for step, group_tokens in enumerate([[0, 16], [0, 0], [1, 0]], start=1):
+        link.send(StepPlan(step=step, group_tokens=int32_array(group_tokens)))
+    results = [await receive(link, StepResult) for _ in range(3)]
+
+    assert rank.calls.executed == [1, 3]
+    assert [len(result.token_ids) for result in results] == [0, 0, 0]
+
+
 async def test_after_the_scheduler_is_gone_requests_are_forgotten_and_the_next_one_starts_afresh(
     rank: Rank,
 ) -> None:

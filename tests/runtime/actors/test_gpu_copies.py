@@ -129,11 +129,12 @@ async def test_the_thread_that_attaches_an_arena_enters_the_model(rank: Rank) ->
     assert len(rank.entered) == 1
 
 
+@pytest.mark.parametrize("sections", [{"tp": 2}, {"dp": 2, "ep": 2}])
 async def test_a_rank_whose_peers_never_bring_their_shares_ends_with_its_link(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, int]
 ) -> None:
     monkeypatch.setattr(gpu, "FINISH_S", 0.01)
-    parallel = CONFIG.parallel.model_copy(update={"tp": 2})
+    parallel = CONFIG.parallel.model_copy(update=sections)
     released = threading.Event()
     rank = Rank(
         CONFIG.model_copy(update={"parallel": parallel}), delay=lambda transfer: released.wait()

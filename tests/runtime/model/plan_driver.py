@@ -11,7 +11,8 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, TableChanges
 from raydix.runtime.model.checkpoint import LoadedModel
-from raydix.runtime.model.runner import ModelRunner, StepOutput
+from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.tiers.gpu_pool import make_pools
 
 CPU = torch.device("cpu")

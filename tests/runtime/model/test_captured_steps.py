@@ -178,6 +178,27 @@ def test_other_steps_run_row_by_row(small_model: LoadedModel) -> None:
     requests = [driver.add(slot, PROMPT) for slot in range(2)]
 
     driver.step([Row(request=requests[0], num_tokens=90), Row(request=requests[1], num_tokens=3)])
-    driver.step([Row(request=requests[1], num_tokens=80)])
 
     assert not steps.replayed
+
+
+def test_a_row_that_samples_nothing_may_be_captured_too(small_model: LoadedModel) -> None:
+    plain, columns = PlanDriver(small_model), PlanDriver(small_model)
+    steps = capture(columns)
+
+    tokens = []
+    for driver in (plain, columns):
+        requests = [driver.add(slot, PROMPT[slot:10]) for slot in range(3)]
+        driver.step(
+            [Row(request=request, num_tokens=9 - slot) for slot, request in enumerate(requests)]
+        )
+        # The second of three rows of one token does not reach the end of its prompt.
+        more = driver.add(3, PROMPT)
+        rows = [requests[0], more, requests[1]]
+        tokens += [tokens_of(driver.step([Row(request=each, num_tokens=1) for each in rows]))]
+        tokens += [tokens_of(driver.step([Row(request=more, num_tokens=40)]))]
+        tokens += [tokens_of(driver.step([Row(request=more, num_tokens=49)]))]
+
+    assert [shape.num_rows for shape in steps.replayed] == [4, 1, 1]
+    assert tokens[:3] == tokens[3:]
+    assert [len(each) for each in tokens[:3]] == [2, 0, 1]

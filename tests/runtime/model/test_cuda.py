@@ -15,7 +15,7 @@ from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan,
 from raydix.runtime.model.decoder import Decoder, make_decoder
 from raydix.runtime.model.kv_groups import make_kv_layout
 from raydix.runtime.model.rope_spec import DefaultRope
-from raydix.runtime.model.runner import ModelRunner, StepOutput
+from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.model.spec import (
     AttentionSpec,
     DenseMlpSpec,
@@ -25,6 +25,7 @@ from raydix.runtime.model.spec import (
     MoeMlpSpec,
     NormSpec,
 )
+from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.tiers.gpu_pool import make_pools
 
 pytestmark = pytest.mark.gpu

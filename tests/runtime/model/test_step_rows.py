@@ -12,7 +12,7 @@ from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import mix, noise_keys
 from raydix.runtime.model.step_rows import (
-    choose_shape,
+    idle_row,
     padding_columns,
     padding_row,
     read_rows,
@@ -173,17 +173,24 @@ def test_a_padding_row_keeps_nothing(slots: RequestSlots) -> None:
     assert set(tokens.page_index_T.tolist()) == {MAX_SLOTS * PAGES}
 
 
-def test_a_step_takes_the_first_shape_that_holds_its_rows(slots: RequestSlots) -> None:
-    decode, extension, silent = (1, 19, 1, 19, 0), (3, 3, 17, 3, 0), (3, 4, 1, 4, -1)
-    shapes = (*decode_shapes(MAX_SLOTS), *extension_shapes(MAX_MODEL_LEN, 16))
+def test_rows_that_sample_come_first_in_a_captured_step(slots: RequestSlots) -> None:
+    shape = StepShape(num_tokens=4, num_rows=4, tokens_per_tile=1)
+    rows = read_rows(plan([(3, 4, 1, 4, -1), (1, 20, 1, 20, 0), (3, 5, 1, 5, -1)]), slots)
 
-    def chosen(*rows: tuple[int, int, int, int, int]) -> StepShape | None:
-        return choose_shape(read_rows(plan(list(rows)), slots), shapes)
+    packed = step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
+    columns = unpack(packed, shape)
 
-    assert chosen(decode) == shapes[0]
-    assert chosen(extension) == extension_shapes(32, 16)[1]
-    assert chosen(decode, extension) is None
-    assert chosen(decode, silent) is None
+    scratch = MAX_SLOTS * TOKENS
+    assert columns[0] == [TOKENS + 20, 3 * TOKENS + 4, 3 * TOKENS + 5, scratch]
+    assert columns[8][:1] == [0]
+    assert columns[9] == [TOKENS + 21, scratch + 1, scratch + 1, scratch + 1]
+
+
+def test_an_idle_row_samples_and_keeps_nothing(slots: RequestSlots) -> None:
+    row = idle_row(slots)
+
+    assert len(row.sampling) == 0
+    assert set(token_columns(row, slots).page_index_T.tolist()) == {MAX_SLOTS * PAGES}
 
 
 @pytest.mark.parametrize(

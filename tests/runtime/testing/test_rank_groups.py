@@ -1,4 +1,7 @@
-"""Lanes of two ranks, which live and end together, in an engine in one process."""
+"""Ranks that step together, and live and end together, in an engine in one process.
+
+Those of a lane, and with experts over ranks those of all lanes.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,6 +29,13 @@ CONFIG = load_config(
         "cache": {"l1": {"num_pages": 64}, "l2": None},
     }
 )
+SHARING_EXPERTS = load_config(
+    {
+        "model": {"path": "unused", "max_model_len": 256},
+        "parallel": {"dp": 4, "ep": 4},
+        "cache": {"l1": {"num_pages": 64}, "l2": None},
+    }
+)
 BUILD = partial(build_sleeping_model, step_s=0.002)
 NUM_TOKENS = 100
 WAIT_S = 20
@@ -49,13 +59,18 @@ class RankSpawner:
 
 
 class Groups:
-    """An engine of two groups, with its Supervisor and its ranks."""
+    """An engine of four ranks, in two groups by default, with its Supervisor."""
 
-    def __init__(self, build_model: BuildModel = BUILD, supervision: Supervision | None = None):
+    def __init__(
+        self,
+        build_model: BuildModel = BUILD,
+        supervision: Supervision | None = None,
+        config: EngineConfig = CONFIG,
+    ) -> None:
         self.spawner = RankSpawner(build_model)
         self.supervisor = SupervisorActor(
             name="groups",
-            config=CONFIG,
+            config=config,
             spawner=self.spawner,
             supervision=supervision or Supervision(first_backoff_s=0.01),
         )
@@ -187,3 +202,53 @@ async def test_what_one_rank_refuses_ends_the_engine_at_once() -> None:
 
     with pytest.raises(ConfigError, match="no room for a page"):
         await Groups(build).supervisor.start()
+
+
+async def test_ranks_that_share_experts_do_the_same_steps_idle_ones_too() -> None:
+    async with Groups(config=SHARING_EXPERTS).engine() as engine:
+        answers = await asyncio.gather(*(generate(engine, 100 * n) for n in range(2)))
+        stats = await engine.check()
+
+    assert [len(answer) for answer in answers] == [NUM_TOKENS] * 2
+    steps = {stats[f"gpu{rank}"]["num_steps"] for rank in range(4)}
+    assert len(steps) == 1
+    assert min(stats[f"gpu{rank}"]["compute_s"] for rank in range(4)) > 0.002 * NUM_TOKENS
+
+
+@pytest.mark.parametrize("end", [kill, break_link])
+async def test_all_ranks_that_share_experts_are_restarted_when_one_is_lost(
+    end: Callable[[InProcessActor], Awaitable[None]],
+) -> None:
+    groups = Groups(config=SHARING_EXPERTS)
+    async with groups.engine() as engine:
+        for generation in (1, 2):
+            requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(6)]
+            await wait_running(engine, 6)
+            await end(groups.spawner.ranks[generation, generation])
+            async with asyncio.timeout(WAIT_S):
+                answers = await asyncio.gather(*requests)
+                await groups.supervisor.wait_all_serving()
+            assert [len(answer) for answer in answers] == [NUM_TOKENS] * 6
+            assert await groups.incarnations() == [generation + 1] * 4
+        await engine.check()
+
+
+@pytest.mark.parametrize(
+    ("config", "meetings"),
+    [
+        (CONFIG, ["group0-1", "group0-1", "group1-1", "group1-1"]),
+        (SHARING_EXPERTS, ["group0-1"] * 4),
+    ],
+)
+async def test_ranks_of_a_group_meet_by_one_file(config: EngineConfig, meetings: list[str]) -> None:
+    places: dict[int, RankPlace] = {}
+
+    def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        places[place.rank] = place
+        return BUILD(config, place)
+
+    async with Groups(build, config=config).engine():
+        pass
+
+    files = [places[rank].meeting for rank in range(4)]
+    assert [str(file).rsplit("/", 1)[-1] for file in files] == meetings
