@@ -1,9 +1,10 @@
 """What the end-to-end benchmarks share: models, engines, and requests with a stopwatch."""
 
+import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
 
 from benchmarks.command_line import add_commit, add_results, make_parser
 from benchmarks.model_shapes import SHAPES
@@ -24,6 +27,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.dummy import FIXED
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 
 ModelConfig = Mapping[str, Any]
@@ -51,6 +55,10 @@ MOE_TINY: ModelConfig = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+
+_POLL_S = 0.01
+_BUSY_SCHEDULER = ("num_requests_running", "transfers_in_flight", "dirty_pages", "leases_wanted")
+_BUSY_HOST = ("lookups", "leases", "pages_quarantined")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +94,21 @@ class Options:
 def parse_options(description: str | None, device: str = "cuda") -> Options:
     """Read the command line that all end-to-end benchmarks have. `device`: if it names none."""
     parser = make_parser(description)
-    defaults = Options(device=device)
+    add_options(parser, Options(device=device))
+    return options_of(parser.parse_args())
+
+
+def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:
+    """What all end-to-end benchmarks have on their command line."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
     parser.add_argument("--tiny", action="store_true", help="small shapes, no bars, no record")
     parser.add_argument("--repeats", type=int, default=defaults.repeats)
     add_results(parser, help="folder for the record")
     add_commit(parser)
 
-    arguments = parser.parse_args()
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """What the command line says."""
     return Options(
         device=arguments.device,
         is_tiny=arguments.tiny,
@@ -130,11 +145,19 @@ def engine_sections(
 
 @asynccontextmanager
 async def dummy_config(
-    options: Options, model: ModelConfig, sections: Mapping[str, Any]
+    options: Options,
+    model: ModelConfig,
+    sections: Mapping[str, Any],
+    fixed: Mapping[str, Tensor] | None = None,
 ) -> AsyncIterator[EngineConfig]:
-    """The configuration of an engine with random weights for `model`, for the `with` block."""
+    """The configuration of an engine with random weights for `model`, for the `with` block.
+
+    fixed: tensors that are not drawn, by the decoder's names.
+    """
     with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(model)))
+        if fixed:
+            save_file(dict(fixed), Path(folder) / FIXED)
         yield load_config(
             {"model": {"path": folder, "load_format": "dummy", "device": options.device}}, sections
         )
@@ -250,6 +273,18 @@ async def ask_batch(
         for prompt, kind in zip(prompts, kinds, strict=True)
     ]
     return list(await asyncio.gather(*asking))
+
+
+async def settle(stats: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    """Return once no request and no copy is left in an engine whose `stats` these are."""
+    while True:
+        figures = await stats()
+        busy = [figures["scheduler"][name] for name in _BUSY_SCHEDULER]
+        if "host" in figures:
+            busy += [figures["host"][name] for name in _BUSY_HOST]
+        if not any(busy):
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 def expect_sources(answer: Answer, **cached_tokens: int) -> None:

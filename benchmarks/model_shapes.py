@@ -18,6 +18,45 @@ _COMMON = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 0,
 }
+_QWEN3_MOE = {
+    **_COMMON,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_GPT_OSS = {
+    **_COMMON,
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_hidden_layers": 24,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "swiglu_limit": 7.0,
+    "sliding_window": 128,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
 SHAPES: dict[str, dict[str, object]] = {
     "dense_l16": {
         **_COMMON,
@@ -39,21 +78,8 @@ SHAPES: dict[str, dict[str, object]] = {
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
     },
-    "moe_l12": {
-        **_COMMON,
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "num_hidden_layers": 12,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
+    "moe_l12": {**_QWEN3_MOE, "num_hidden_layers": 12},
+    "qwen3-30b-a3b": {**_QWEN3_MOE, "num_hidden_layers": 48, "vocab_size": 151_936},
     "latent_l61": {
         **_COMMON,
         "model_type": "deepseek_v3",
@@ -107,35 +133,23 @@ SHAPES: dict[str, dict[str, object]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "tie_word_embeddings": True,
     },
-    "gpt-oss-20b": {
-        **_COMMON,
-        "model_type": "gpt_oss",
-        "architectures": ["GptOssForCausalLM"],
-        "num_hidden_layers": 24,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "attention_bias": True,
-        "num_local_experts": 32,
-        "num_experts_per_tok": 4,
-        "swiglu_limit": 7.0,
-        "sliding_window": 128,
-        "rope_theta": 150_000,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
+    "gpt-oss-20b": _GPT_OSS,
+    "biased_moe_l12": {
+        **_GPT_OSS,
+        "num_hidden_layers": 12,
+        "hidden_size": 2048,
+        "intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
     },
 }
-"""Qwen3 with 16 layers (64 KiB of KV per token), Qwen3-30B-A3B cut to 12 layers, and attention of
-DeepSeek-V3 in all its layers (69 KiB per token), with small dense feed-forwards. The models with
-windows are whole but for their vocabulary, and Gemma 2 with a longer context than its 8192."""
+"""Qwen3 with 16 layers (64 KiB of KV per token), Qwen3-30B-A3B whole and cut to 12 layers, and
+attention of DeepSeek-V3 in all its layers (69 KiB per token), with small dense feed-forwards. The
+models with windows are whole but for their vocabulary, and Gemma 2 with a longer context than its
+8192. `biased_moe_l12` has the experts of moe_l12 behind gpt-oss's router, whose bias makes some of
+them popular."""
 
 
 def write_config(shape: str, folder: Path) -> Path:

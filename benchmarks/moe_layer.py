@@ -2,15 +2,16 @@
 
     python -m benchmarks.moe_layer
 
-Qwen3-30B-A3B's shape in bf16: hidden 2048, 128 experts of 768, 8 per token, random weights and
-router logits. The layer runs from router logits to the summed output. The baseline gets its rows
-already sorted by expert and leaves out the sum over choices: two products with SiLU-mul in between.
-The floor is the larger of weights touched / 4.2 TB/s and operations / 790 TFLOP/s. Both run as CUDA
-graphs.
+In bf16 with random weights: Qwen3-30B-A3B's layer, from router logits to the summed output, and
+one of two ranks' half of DeepSeek-V3's, from the rows that came to it, of which half of the choices
+are elsewhere. The baseline gets its rows already sorted by expert and leaves out the sum over
+choices: two products with SiLU-mul in between. The floor is the larger of weights touched / 4.2
+TB/s and operations / 790 TFLOP/s. Both run as CUDA graphs.
 """
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,58 +23,126 @@ from raydix.kernels.glu_form import SiluGlu
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.topk_gating import topk_gating
 
-HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 2048, 768, 128, 8
-NUM_TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-FIRST_WITH_BAR = 16
 MIN_SPEEDUP = 1.1
 DEVICE_TBPS, DEVICE_TFLOPS = 4.2, 790
 """What an H200 reads and writes in a large copy, and does in a product of random bf16."""
 
 
-def baseline(
-    x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, expert_ids_TK: Tensor
-) -> Callable[[], Tensor]:
-    """The products over rows sorted beforehand."""
-    order_X = expert_ids_TK.flatten().argsort(stable=True)
-    x_XC = x_TC[order_X // CHOICES].contiguous()
-    ends_E = expert_ids_TK.flatten().bincount(minlength=EXPERTS).cumsum(0).to(torch.int32)
-    gate_up_ECI, down_EIC = gate_up_EIC.transpose(1, 2), down_ECI.transpose(1, 2)
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A layer, or a rank's part of one: `experts` of the `routed_experts` that tokens choose from.
 
-    def work() -> Tensor:
-        gate_XI, up_XI = torch._grouped_mm(x_XC, gate_up_ECI, offs=ends_E).chunk(2, dim=-1)
-        return torch._grouped_mm(functional.silu(gate_XI) * up_XI, down_EIC, offs=ends_E)
+    num_tokens: what is measured. There is a bar from `first_with_bar` on.
+    """
 
-    return work
+    name: str
+    hidden: int
+    intermediate: int
+    experts: int
+    routed_experts: int
+    choices: int
+    num_tokens: tuple[int, ...]
+    first_with_bar: int
+
+    @property
+    def expert_elements(self) -> int:
+        """Of one expert's weights."""
+        return 3 * self.hidden * self.intermediate
+
+    def figure_name(self, num_tokens: int) -> str:
+        """Qwen3's figures have no prefix."""
+        return f"{self.name}, {num_tokens} tokens" if self.name else f"{num_tokens} tokens"
 
 
-def floor_ms(expert_ids_TK: Tensor) -> float:
-    """No layer of these choices is faster."""
-    expert_elements = 3 * HIDDEN * INTERMEDIATE
-    bytes_ms = expert_ids_TK.unique().numel() * expert_elements * 2 / DEVICE_TBPS / 1e9
-    operations_ms = expert_ids_TK.numel() * expert_elements * 2 / DEVICE_TFLOPS / 1e9
-    return max(bytes_ms, operations_ms)
+QWEN3 = Shape(
+    name="",
+    hidden=2048,
+    intermediate=768,
+    experts=128,
+    routed_experts=128,
+    choices=8,
+    num_tokens=(1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    first_with_bar=16,
+)
+DEEPSEEK_V3_HALF = Shape(
+    name="half of DeepSeek-V3",
+    hidden=7168,
+    intermediate=2048,
+    experts=128,
+    routed_experts=256,
+    choices=8,
+    num_tokens=(16, 64, 256, 1024, 2048, 4096, 8192),
+    first_with_bar=16,
+)
 
 
-def measure_layer(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> list[Figure]:
+class Layer:
+    """Random weights of a shape, scaled so that products keep the size of what goes in."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.gate_up_EIC = self._weights(2 * shape.intermediate, shape.hidden)
+        self.down_ECI = self._weights(shape.hidden, shape.intermediate)
+
+    def _weights(self, rows: int, columns: int) -> Tensor:
+        size = (self.shape.experts, rows, columns)
+        empty = torch.empty(size, dtype=torch.bfloat16, device="cuda")
+        return empty.normal_(std=columns**-0.5)
+
+    def choose(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's weights and experts; -1 for those that are elsewhere."""
+        weights_TK, ids_TK = topk_gating(logits_TE, self.shape.choices, renormalise=True)
+        if self.shape.experts < self.shape.routed_experts:
+            ids_TK = torch.where(ids_TK < self.shape.experts, ids_TK, -1)
+        return weights_TK, ids_TK
+
+    def fused(self, x_TC: Tensor, logits_TE: Tensor) -> Callable[[], Tensor]:
+        """What the engine runs; a part of a layer gets choices that its dispatcher has made."""
+        made = self.choose(logits_TE)
+
+        def work() -> Tensor:
+            is_whole = self.shape.experts == self.shape.routed_experts
+            chosen = self.choose(logits_TE) if is_whole else made
+            weights = self.gate_up_EIC, self.down_ECI
+            return fused_experts(x_TC, *weights, *chosen, form=SiluGlu(), biases=None)
+
+        return work
+
+    def baseline(self, x_TC: Tensor, ids_TK: Tensor) -> Callable[[], Tensor]:
+        """The products over rows sorted beforehand."""
+        ids_X = ids_TK.flatten()
+        is_here_X = ids_X >= 0
+        order_X = torch.where(is_here_X, ids_X, self.shape.experts).argsort(stable=True)
+        x_XC = x_TC[order_X[: int(is_here_X.sum())] // self.shape.choices].contiguous()
+        counts_E = ids_X[is_here_X].bincount(minlength=self.shape.experts)
+        ends_E = counts_E.cumsum(0).to(torch.int32)
+        gate_up_ECI, down_EIC = self.gate_up_EIC.transpose(1, 2), self.down_ECI.transpose(1, 2)
+
+        def work() -> Tensor:
+            gate_XI, up_XI = torch._grouped_mm(x_XC, gate_up_ECI, offs=ends_E).chunk(2, dim=-1)
+            return torch._grouped_mm(functional.silu(gate_XI) * up_XI, down_EIC, offs=ends_E)
+
+        return work
+
+    def floor_ms(self, ids_TK: Tensor) -> float:
+        """No layer of these choices is faster."""
+        ids_X = ids_TK[ids_TK >= 0]
+        bytes_ms = ids_X.unique().numel() * self.shape.expert_elements * 2 / DEVICE_TBPS / 1e9
+        operations_ms = ids_X.numel() * self.shape.expert_elements * 2 / DEVICE_TFLOPS / 1e9
+        return max(bytes_ms, operations_ms)
+
+
+def measure_layer(layer: Layer, num_tokens: int) -> list[Figure]:
     """Figures of one number of tokens."""
-    x_TC = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    logits_TE = torch.randn(num_tokens, EXPERTS, dtype=torch.bfloat16, device="cuda")
+    shape = layer.shape
+    x_TC = torch.randn(num_tokens, shape.hidden, dtype=torch.bfloat16, device="cuda")
+    logits_TE = torch.randn(num_tokens, shape.routed_experts, dtype=torch.bfloat16, device="cuda")
+    _, ids_TK = layer.choose(logits_TE)
 
-    def layer() -> Tensor:
-        return fused_experts(
-            x_TC,
-            gate_up_EIC,
-            down_ECI,
-            *topk_gating(logits_TE, CHOICES, renormalise=True),
-            form=SiluGlu(),
-            biases=None,
-        )
-
-    _, expert_ids_TK = topk_gating(logits_TE, CHOICES, renormalise=True)
-    layer_ms = median_ms(capture(layer))
-    baseline_ms = median_ms(capture(baseline(x_TC, gate_up_EIC, down_ECI, expert_ids_TK)))
-    name = f"{num_tokens} tokens"
-    min_speedup = MIN_SPEEDUP if num_tokens >= FIRST_WITH_BAR else None
+    layer_ms = median_ms(capture(layer.fused(x_TC, logits_TE)))
+    baseline_ms = median_ms(capture(layer.baseline(x_TC, ids_TK)))
+    name = shape.figure_name(num_tokens)
+    min_speedup = MIN_SPEEDUP if num_tokens >= shape.first_with_bar else None
     return [
         Figure(name=name, value=layer_ms * 1e3, unit="us"),
         Figure(name=f"{name}, grouped_mm", value=baseline_ms * 1e3, unit="us"),
@@ -81,34 +150,34 @@ def measure_layer(num_tokens: int, gate_up_EIC: Tensor, down_ECI: Tensor) -> lis
             name=f"{name}, speedup", value=baseline_ms / layer_ms, unit="1", min_value=min_speedup
         ),
         Figure(
-            name=f"{name}, fraction of the floor",
-            value=floor_ms(expert_ids_TK) / layer_ms,
-            unit="1",
+            name=f"{name}, fraction of the floor", value=layer.floor_ms(ids_TK) / layer_ms, unit="1"
         ),
     ]
 
 
 def measure() -> list[Figure]:
-    """All numbers of tokens, with the same weights."""
-
-    def weights(rows: int, columns: int) -> Tensor:
-        """Of all experts; scaled so that products keep the size of what goes in."""
-        shape = (EXPERTS, rows, columns)
-        return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * columns**-0.5
-
-    gate_up_EIC, down_ECI = weights(2 * INTERMEDIATE, HIDDEN), weights(HIDDEN, INTERMEDIATE)
-    return [
-        figure for count in NUM_TOKENS for figure in measure_layer(count, gate_up_EIC, down_ECI)
-    ]
+    """Both shapes, each with the same weights for all numbers of tokens."""
+    figures = []
+    for shape in (QWEN3, DEEPSEEK_V3_HALF):
+        layer = Layer(shape)
+        figures += [each for count in shape.num_tokens for each in measure_layer(layer, count)]
+        del layer
+    return figures
 
 
 def main() -> int:
     """Measure and report."""
     config = {
-        "hidden": HIDDEN,
-        "intermediate": INTERMEDIATE,
-        "experts": EXPERTS,
-        "experts_per_token": CHOICES,
+        **{
+            shape.name or "Qwen3-30B-A3B": {
+                "hidden": shape.hidden,
+                "intermediate": shape.intermediate,
+                "experts": shape.experts,
+                "routed_experts": shape.routed_experts,
+                "experts_per_token": shape.choices,
+            }
+            for shape in (QWEN3, DEEPSEEK_V3_HALF)
+        },
         "dtype": "bfloat16",
         "ceiling_tbps": DEVICE_TBPS,
         "ceiling_tflops": DEVICE_TFLOPS,

@@ -30,6 +30,7 @@ from benchmarks.engines import (
     expect_sources,
     median_ttft_ms,
     parse_options,
+    settle,
 )
 from benchmarks.record import Figure
 from raydix.runtime.api.client import AsyncLLM
@@ -38,9 +39,6 @@ MAX_TPOT_RATIO = 0.65
 MAX_COLD_RATIO = 0.62
 MIN_LOAD_RATIO = 1.6
 DEGREES = (1, 2)
-_POLL_S = 0.01
-_BUSY_SCHEDULER = ("num_requests_running", "transfers_in_flight", "dirty_pages", "leases_wanted")
-_BUSY_HOST = ("lookups", "leases", "pages_quarantined")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +110,7 @@ class Asker:
         for _ in range(1 + repeats):
             drawn = [self._prompts.draw(sizes.prompt_tokens) for _ in range(batch)]
             rounds.append(await ask_batch(self._llm.generate, drawn, sizes.output_tokens))
-            await self.settle()
+            await settle(self._llm.stats)
         return median(steady_tpot_ms(answers) for answers in rounds[1:])
 
     def draw_contexts(self) -> list[list[int]]:
@@ -129,23 +127,13 @@ class Asker:
             answer = await ask(self._llm.generate, prompt, 1)
             expect_sources(answer, **cached_tokens)
             answers.append(answer)
-            await self.settle()
+            await settle(self._llm.stats)
         return answers
 
     async def loading_s(self, num_ranks: int) -> list[float]:
         """For how long each rank has loaded pages so far."""
         stats = await self._llm.stats()
         return [float(stats[f"gpu{rank}"]["loading_s"]) for rank in range(num_ranks)]
-
-    async def settle(self) -> None:
-        """Return once no request and no copy is left."""
-        while True:
-            stats = await self._llm.stats()
-            busy = [stats["scheduler"][name] for name in _BUSY_SCHEDULER]
-            busy += [stats["host"][name] for name in _BUSY_HOST]
-            if not any(busy):
-                return
-            await asyncio.sleep(_POLL_S)
 
 
 @asynccontextmanager

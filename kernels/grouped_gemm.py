@@ -3,8 +3,8 @@
 
 The sum is over each token's choices. Weights come through tensor maps. With few rows per expert
 they are the left operand: a tensor core's tile is 64 wide on that side, and as narrow as the rows
-on the other. Tiles of an expert's blocks follow one another, so that its weights are read from
-memory once.
+on the other. Tiles of the same columns of an expert's blocks follow one another, so that its
+weights are read from memory once.
 
 Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B
 blocks.
@@ -26,6 +26,9 @@ from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """From this many rows in a block they are the left operand."""
 _SUM_BLOCK = 1024
+_BLOCKS_TOGETHER = 8
+"""An expert's blocks whose tiles of the same columns follow one another: their rows and these
+columns' weights stay in L2, however large the expert is."""
 
 
 def fused_experts(
@@ -118,6 +121,8 @@ def _gate_up(
         blocks.experts_B,
         blocks.starts_B,
         blocks.ends_B,
+        blocks.firsts_B,
+        blocks.counts_B,
         out_XI,
         x_TC.stride(0),
         CHOICES=choices,
@@ -126,6 +131,7 @@ def _gate_up(
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
+        TOGETHER=_BLOCKS_TOGETHER,
         KIND=kind,
         SLOPE=slope,
         LIMIT=limit,
@@ -157,12 +163,15 @@ def _down(
         blocks.experts_B,
         blocks.starts_B,
         blocks.ends_B,
+        blocks.firsts_B,
+        blocks.counts_B,
         out_TKC,
         HIDDEN=hidden,
         INTERMEDIATE=intermediate,
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
+        TOGETHER=_BLOCKS_TOGETHER,
         PRECISION=_precision(x_XI.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
@@ -186,6 +195,19 @@ def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: i
 
 
 @triton.jit
+def _place_of(tile, firsts_ptr, counts_ptr, tiles_per_block: tl.constexpr, TOGETHER: tl.constexpr):
+    """The block of a tile, and which of the block's tiles it is."""
+    any_block = tile // tiles_per_block
+    first_block = tl.load(firsts_ptr + any_block)
+    tile -= first_block * tiles_per_block
+
+    first_together = tile // (tiles_per_block * TOGETHER) * TOGETHER
+    num_together = tl.minimum(tl.load(counts_ptr + any_block) - first_together, TOGETHER)
+    tile -= first_together * tiles_per_block
+    return first_block + first_together + tile % num_together, tile // num_together
+
+
+@triton.jit
 def _gate_up_glu(
     x_ptr,
     gate_up,
@@ -195,6 +217,8 @@ def _gate_up_glu(
     block_experts_ptr,
     block_starts_ptr,
     block_ends_ptr,
+    block_firsts_ptr,
+    block_counts_ptr,
     out_ptr,
     x_stride,
     CHOICES: tl.constexpr,
@@ -203,6 +227,7 @@ def _gate_up_glu(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    TOGETHER: tl.constexpr,
     KIND: tl.constexpr,
     SLOPE: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -213,8 +238,10 @@ def _gate_up_glu(
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     depth = tl.arange(0, DEPTH)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-        block = tile // tiles_per_block
-        first_column = tile % tiles_per_block * COLUMNS
+        block, column_tile = _place_of(
+            tile, block_firsts_ptr, block_counts_ptr, tiles_per_block, TOGETHER
+        )
+        first_column = column_tile * COLUMNS
         row = tl.load(block_starts_ptr + block) + tl.arange(0, ROWS)
         is_row = row < tl.load(block_ends_ptr + block)
         # Rows past the block's end read token 0: only their own results, which are dropped, depend
@@ -270,20 +297,25 @@ def _down_weighted(
     block_experts_ptr,
     block_starts_ptr,
     block_ends_ptr,
+    block_firsts_ptr,
+    block_counts_ptr,
     out_ptr,
     HIDDEN: tl.constexpr,
     INTERMEDIATE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    TOGETHER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Each row's expert output times the weight of its choice, to its slot of out[T, K, C]."""
     tiles_per_block: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     num_tiles = tl.load(num_blocks_ptr) * tiles_per_block
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-        block = tile // tiles_per_block
-        first_column = tile % tiles_per_block * COLUMNS
+        block, column_tile = _place_of(
+            tile, block_firsts_ptr, block_counts_ptr, tiles_per_block, TOGETHER
+        )
+        first_column = column_tile * COLUMNS
         start = tl.load(block_starts_ptr + block)
         row = start + tl.arange(0, ROWS)
         is_row = row < tl.load(block_ends_ptr + block)

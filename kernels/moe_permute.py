@@ -42,6 +42,10 @@ class ExpertBlocks:
     """Index in slots_X of the block's first row."""
     ends_B: Tensor
     """Index in slots_X past the block's last row."""
+    firsts_B: Tensor
+    """The first block of the same expert."""
+    counts_B: Tensor
+    """How many blocks that expert has, in a row from the first."""
 
 
 def max_blocks(num_slots: int, num_experts: int, block_rows: int) -> int:
@@ -70,14 +74,16 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
 
     num_slots = expert_ids_TK.numel()
     capacity = max_blocks(num_slots, num_experts, block_rows)
-    columns = torch.empty((4, max(capacity, 1)), dtype=torch.int32, device=expert_ids_TK.device)
+    columns = torch.empty((6, max(capacity, 1)), dtype=torch.int32, device=expert_ids_TK.device)
     blocks = ExpertBlocks(
         block_rows=block_rows,
         slots_X=torch.empty(num_slots, dtype=torch.int32, device=expert_ids_TK.device),
-        num_blocks_1=columns[3, :1],
+        num_blocks_1=columns[5, :1],
         experts_B=columns[0],
         starts_B=columns[1],
         ends_B=columns[2],
+        firsts_B=columns[3],
+        counts_B=columns[4],
     )
     if num_slots == 0:
         blocks.num_blocks_1.zero_()
@@ -106,6 +112,8 @@ def permute_by_expert(expert_ids_TK: Tensor, num_experts: int, block_rows: int) 
         blocks.experts_B,
         blocks.starts_B,
         blocks.ends_B,
+        blocks.firsts_B,
+        blocks.counts_B,
         num_slots,
         num_experts,
         capacity,
@@ -150,6 +158,8 @@ def _place_slots(
     block_experts_ptr,
     block_starts_ptr,
     block_ends_ptr,
+    block_firsts_ptr,
+    block_counts_ptr,
     num_slots,
     num_experts,
     capacity,
@@ -203,6 +213,8 @@ def _place_slots(
             tl.minimum(start + BLOCK_ROWS, tl.gather(row_end, owner, 0)),
             mask=is_block,
         )
+        tl.store(block_firsts_ptr + block, first_block, mask=is_block)
+        tl.store(block_counts_ptr + block, tl.gather(num_expert_blocks, owner, 0), mask=is_block)
 
     before += row_start
     member = tl.arange(0, CHUNK)

@@ -3,7 +3,7 @@
 Legend: T tokens of the step, R rows (requests), C hidden, I twice the intermediate size, O outputs,
 X heads of queries, keys and values x D, Q query heads, H KV heads, D head dim, P pages, L layers of
 the KV group, S slots per page, N pages of a block table, E experts, K experts per token, V
-vocabulary.
+vocabulary. In routes R are entries.
 """
 
 import importlib.util
@@ -24,6 +24,7 @@ from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
 from raydix.kernels.reference import (
     activation,
+    expert_routes,
     experts,
     kv_write,
     latent_attention,
@@ -160,6 +161,11 @@ class ModelOps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """See `reference.experts.group_limited_gating`."""
 
+    def route_experts(
+        self, ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor
+    ) -> Tensor:
+        """See `reference.expert_routes.route_experts`."""
+
     def fused_experts(
         self,
         x_TC: Tensor,
@@ -189,6 +195,7 @@ class ReferenceOps:
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(experts.topk_gating)
     group_limited_gating = staticmethod(experts.group_limited_gating)
+    route_experts = staticmethod(expert_routes.route_experts)
     fused_experts = staticmethod(experts.fused_experts)
     sample_whole = staticmethod(sampling.sample_whole)
     sample_cut = staticmethod(sampling.sample_cut)

@@ -17,6 +17,7 @@ from raydix.kernels.attention_form import AttentionForm
 from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
+from raydix.kernels.expert_routes import route_experts
 from raydix.kernels.grouped_gemm import fused_experts
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
 from raydix.kernels.latent_write import write_latent
@@ -42,6 +43,7 @@ class TritonOps:
     write_latent = staticmethod(write_latent)
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
+    route_experts = staticmethod(route_experts)
     fused_experts = staticmethod(fused_experts)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)

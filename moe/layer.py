@@ -72,6 +72,7 @@ class MoeLayer(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self._ops = ops
         self._dispatcher = experts.dispatcher
         self._routes = experts.routes
         self.router = Router(
@@ -113,10 +114,11 @@ class MoeLayer(nn.Module):
             x_TC = sent.own(x_TC)
 
         weights_TK, ids_TK = self.router(x_TC)
-        if self._routes is not None:
-            ids_TK = self._routes.physical_ids(ids_TK)
+        # Before the routes, which count rows: those of padding are nobody's load.
         if sent is not None:
             ids_TK = sent.without_padding(ids_TK, num_rows)
+        if self._routes is not None:
+            ids_TK = self._routes.physical_ids(ids_TK, self._ops)
 
         sizes = DispatchSizes((num_rows,)) if sent is None else sent.sizes
         exchange = self._dispatcher.send(x_TC, weights_TK, ids_TK, sizes)

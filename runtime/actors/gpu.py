@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +22,12 @@ from raydix.ids import Rank
 from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_model import (
     BuildModel,
+    Experts,
     GpuModel,
     LoadedGpuModel,
     LoadReport,
+    NoExperts,
+    PendingLoads,
     RankPlace,
     StepOutput,
     StepTimer,
@@ -34,11 +36,13 @@ from raydix.runtime.actors.gpu_model import (
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
 from raydix.runtime.actors.transfer_reports import TransferReports
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult
+from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
@@ -48,11 +52,6 @@ MAX_STEPS_IN_FLIGHT = 8
 FINISH_S = 5.0
 """How long a stopping rank waits for the end of its steps in flight, of which a peer may know less.
 """
-RECONNECT_S = 120.0
-"""How long a GPU actor waits for the Scheduler to be restarted."""
-
-Dial = Callable[[threading.Event], BlockingLink]
-"""Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +70,8 @@ class _Step:
     link: BlockingLink
     output: StepOutput | None
     timer: StepTimer | None
+    loads: PendingLoads | None = None
+    """Of experts, when it is time for them."""
 
 
 class GpuActor:
@@ -87,10 +88,11 @@ class GpuActor:
         rank: int,
         incarnation: int,
         meeting: str | None = None,
+        expert_memory: ExpertMemory | None = None,
         build_model: BuildModel = build_torch_model,
         on_fatal: Callable[[], None] = exit_process,
     ) -> None:
-        """`name` is the engine's; `meeting`: see `RankPlace`.
+        """`name` is the engine's; `meeting`, `expert_memory`: see `RankPlace`.
 
         A thread that cannot go on logs why and calls `on_fatal`.
         """
@@ -100,11 +102,14 @@ class GpuActor:
         self._incarnation = incarnation
         self._build_model = build_model
         self._on_fatal = on_fatal
-        self._place = RankPlace(rank=rank, device_index=rank, meeting=meeting)
+        self._place = RankPlace(
+            rank=rank, device_index=rank, meeting=meeting, expert_memory=expert_memory
+        )
 
         self._loaded: LoadedGpuModel | None = None
         self._model: GpuModel | None = None
         self._copies = ArenaCopies()
+        self._experts: Experts = NoExperts()
 
         self._link: BlockingLink | None = None
         self._stop = threading.Event()
@@ -163,6 +168,7 @@ class GpuActor:
         if self._model is None or self._threads:
             raise AccountingError(f"{self!r} is started without a model, or twice")
 
+        self._experts = self._model.make_experts(self._report_copied, self._copies_failed)
         bodies = {"launcher": self._launch, "completer": self._complete, "reporter": self._report}
         for name, body in bodies.items():
             arguments = (body, dial) if body == self._launch else (body,)
@@ -209,6 +215,7 @@ class GpuActor:
 
     def _drain(self) -> None:
         self._copies.drain()
+        self._experts.drain()
         self._reports.flush()
         self._steps.join()
 
@@ -227,12 +234,13 @@ class GpuActor:
         for thread in self._threads:
             thread.join()
         self._copies.close()
+        self._experts.close()
 
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
         self._model.enter_thread()
         try:
-            while (link := self._connect(dial)) is not None:
+            while (link := redial(dial, self._stop)) is not None:
                 self._follow(link)
                 self._forget_requests()
         finally:
@@ -253,21 +261,6 @@ class GpuActor:
             self._link = None
             link.close()
 
-    def _connect(self, dial: Dial) -> BlockingLink | None:
-        """A link to the Scheduler; None when stopping. Raises LinkClosed if there is none."""
-        give_up_s = time.monotonic() + RECONNECT_S
-        delay_s = 0.01
-        while not self._stop.is_set():
-            try:
-                return dial(self._stop)
-            except LinkClosed:
-                # One that hangs up on us is being restarted.
-                if time.monotonic() > give_up_s:
-                    raise
-            self._stop.wait(delay_s)
-            delay_s = min(2 * delay_s, 0.5)
-        return None
-
     def _carry_out(self, plan: object, link: BlockingLink) -> None:
         if not isinstance(plan, StepPlan):
             raise AccountingError(f"{self!r} received a {type(plan).__name__}; expected a StepPlan")
@@ -277,6 +270,7 @@ class GpuActor:
         assert self._model is not None
         self._next_step = plan.step + 1
         self._model.runner.apply(plan)
+        self._experts.apply(plan)
 
         # Removed first: a slot may be given to another request in the same plan.
         if len(plan.removed_slots):
@@ -297,7 +291,7 @@ class GpuActor:
         timer.begin()
         output = self._model.runner.execute(plan, partial(self._wait_layer, timer))
         timer.end()
-        return _Step(plan.step, link, output, timer)
+        return _Step(plan.step, link, output, timer, self._experts.after_step())
 
     def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
         """Wait for a load, which does not count as the step's own time."""
@@ -328,6 +322,8 @@ class GpuActor:
                 StepPlan(step=0, removed_slots=int32_array(sorted(self._slots)))
             )
             self._slots.clear()
+        # The next Scheduler knows only where experts were at the start.
+        self._experts.restore()
         self._next_step = None
 
     def _complete(self) -> None:
@@ -346,6 +342,8 @@ class GpuActor:
             compute_s = step.timer.wait_s()
             result = step.output.to_result(self._rank, step.step, compute_s)
             self._compute_s += compute_s
+            if step.loads is not None:
+                result = replace(result, expert_loads=step.loads.to_column())
         self._num_steps += 1
         _send(step.link, result)
 
@@ -355,6 +353,12 @@ class GpuActor:
             if link is not None:
                 _send(link, message)
             self._reports.sent()
+
+    def _report_copied(self, copy_id: int) -> None:
+        # Read once: the launcher may clear it meanwhile.
+        link = self._link
+        if link is not None:
+            _send(link, ExpertsCopied(rank=self._rank, copy_ids=int32_array([copy_id])))
 
     def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -367,7 +371,7 @@ class GpuActor:
             self._give_up()
 
     def _copies_failed(self, error: BaseException) -> None:
-        logger.error("%r cannot copy pages: %s", self, error)
+        logger.error("%r cannot copy: %s", self, error)
         self._give_up()
 
     def _give_up(self) -> None:

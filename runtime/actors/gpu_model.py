@@ -10,7 +10,9 @@ from typing import Protocol
 
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.plan import StepPlan, StepResult
+from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine, WaitLayer
 
@@ -51,6 +53,58 @@ class StepTimer(Protocol):
         """Wait until the rows are done. Returns the time that they took, without the pauses."""
 
 
+class PendingLoads(Protocol):
+    """Counts of experts' rows on their way to the host."""
+
+    def to_column(self) -> Int32Array:
+        """Wait for them; see `StepResult.expert_loads`."""
+
+
+class Experts(Protocol):
+    """What a rank does about experts that are divided among ranks, beside its steps.
+
+    All but `drain` and `close` belong to the thread that launches steps.
+    """
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take up the plan's placement, for its own rows already, and start this rank's copies."""
+
+    def after_step(self) -> PendingLoads | None:
+        """A step with rows or padding is enqueued. Returns the loads when it is time for them."""
+
+    def restore(self) -> None:
+        """Go back to the placement at the start, as no step is in flight."""
+
+    def drain(self) -> None:
+        """Wait until all copies begun so far have ended."""
+
+    def close(self) -> None:
+        """End the copies."""
+
+
+class NoExperts:
+    """`Experts` of a lane that has them to itself, or none."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """See `Experts`."""
+
+    def after_step(self) -> None:
+        """See `Experts`."""
+
+    def restore(self) -> None:
+        """See `Experts`."""
+
+    def drain(self) -> None:
+        """See `Experts`."""
+
+    def close(self) -> None:
+        """See `Experts`."""
+
+
+OnCopied = Callable[[int], None]
+"""Called in any thread, with the id of an expert's copy that has landed."""
+
+
 class HostTimer:
     """A `StepTimer` for work that the calling thread does itself."""
 
@@ -87,10 +141,22 @@ class RankPlace:
     rank: int
     device_index: int
     """Of its CUDA device, among those that its process sees."""
+    expert_memory: ExpertMemory | None = None
+    """Where the node's store of experts is; None: there is none."""
     meeting: str | None = None
     """A file that the same incarnations of its step group's ranks name, and nobody else; None if it
     steps alone. What a lane or a purpose needs of its own is named after it.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsShape:
+    """The experts that are divided among the ranks of a step group."""
+
+    num_layers: int
+    """Those that have experts."""
+    num_experts: int
+    """Of each of these layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +171,12 @@ class LoadReport:
     max_position_embeddings: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    experts: ExpertsShape | None = None
+    """None if each lane has them to itself, or the model has none."""
+
+
+def _no_experts(on_copied: OnCopied, on_error: OnError) -> Experts:
+    return NoExperts()
 
 
 def _nothing() -> None:
@@ -121,6 +193,8 @@ class GpuModel:
     """None: the model keeps no KV."""
     enter_thread: Callable[[], None]
     """To be called once in each thread that drives the model."""
+    make_experts: Callable[[OnCopied, OnError], Experts] = _no_experts
+    """May be called once."""
     close: Callable[[], None] = _nothing
     """To be called at the end, from any thread: a step in flight may fail, but waits no longer for
     other ranks.

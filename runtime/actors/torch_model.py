@@ -8,10 +8,14 @@ import torch
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.gpu_model import (
+    Experts,
+    ExpertsShape,
     GpuModel,
     HostTimer,
     LoadedGpuModel,
     LoadReport,
+    NoExperts,
+    OnCopied,
     RankPlace,
 )
 from raydix.runtime.config.engine import EngineConfig
@@ -26,6 +30,7 @@ from raydix.runtime.model.dispatchers import connect_dispatcher
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
+from raydix.runtime.model.rank_experts import RankExperts
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.model.step_shapes import max_captured_tokens
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
@@ -144,6 +149,9 @@ def _expert_ranks(
         ),
         max_tokens=-(-scheduler.max_step_tokens(max_model_len) // parallel.tp),
         max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
+        redundant_per_rank=config.experts.redundant_per_rank,
+        spare_slots=config.experts.spare_per_rank,
+        memory=place.expert_memory,
     )
 
 
@@ -185,8 +193,25 @@ def _prepare(
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
+        make_experts=partial(_make_experts, config, loaded),
         enter_thread=partial(_enter_thread, device),
         close=loaded.decoder.close,
+    )
+
+
+def _make_experts(
+    config: EngineConfig, loaded: LoadedModel, on_copied: OnCopied, on_error: OnError
+) -> Experts:
+    decoder = loaded.decoder
+    if decoder.experts is None:
+        return NoExperts()
+    return RankExperts(
+        decoder.experts,
+        loaded.stored_experts,
+        decoder.device,
+        load_interval_steps=config.experts.load_interval_steps,
+        on_copied=on_copied,
+        on_error=on_error,
     )
 
 
@@ -299,7 +324,15 @@ def _report(loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...]) -> 
         max_position_embeddings=loaded.max_position_embeddings,
         vocab_size=loaded.spec.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
+        experts=_experts_shape(loaded),
     )
+
+
+def _experts_shape(loaded: LoadedModel) -> ExpertsShape | None:
+    if loaded.decoder.experts is None:
+        return None
+    placement = loaded.decoder.experts.placement
+    return ExpertsShape(num_layers=placement.num_layers, num_experts=placement.num_experts)
 
 
 def _enter_thread(device: torch.device) -> None:

@@ -47,7 +47,7 @@ class Finding:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check Python, packages, memory, shared memory, storage and devices.
+    """Check Python, packages, memory, shared memory, storage, devices and dispatch of experts.
 
     Exits with 1 if something is in the way.
     """
@@ -63,7 +63,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> list[Finding]:
-    """Look at Python, packages, memory, shared memory, storage and devices. Changes nothing."""
+    """Look at all that `doctor` reports. Changes nothing."""
+    from raydix.runtime.cli.doctor_dispatch import examine_dispatch
     from raydix.runtime.cli.doctor_storage import examine_backends
 
     return [
@@ -79,6 +80,15 @@ def examine() -> list[Finding]:
             for report in examine_backends()
         ),
         _device(),
+        *(
+            Finding(
+                f"dispatch: {verdict.backend}",
+                verdict.obstacle is None,
+                str(verdict),
+                is_optional=True,
+            )
+            for verdict in examine_dispatch()
+        ),
     ]
 
 

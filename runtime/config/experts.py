@@ -1,16 +1,60 @@
 """The section about experts that are divided among ranks."""
 
-from pydantic import Field
+from typing import Annotated, Self
 
-from raydix.runtime.config.policies import DispatchBackend
-from raydix.runtime.config.values import Choice, Section
+from pydantic import Field, model_validator
+
+from raydix.runtime.config.policies import DispatchBackend, Rebalance
+from raydix.runtime.config.values import Choice, Count, Section
 
 
 class ExpertsSection(Section):
-    """How tokens reach experts on other ranks, where `parallel.ep` is more than 1."""
+    """Where experts are and how tokens reach them, if `parallel.ep` is more than 1."""
 
     dispatch: Choice[DispatchBackend] = Field(
         DispatchBackend.AUTO,
         description="What carries them: `gloo` (through the host's memory) or `auto`, the "
         "fastest that there is.",
     )
+    host_store: bool = Field(
+        True,
+        description="Keep all experts in the node's memory, too: slots are filled from there when "
+        "experts move and when ranks are made again. false: no rebalancing, and such ranks read "
+        "the checkpoint again.",
+    )
+    rebalance: Choice[Rebalance] = Field(
+        Rebalance.INCREMENTAL,
+        description="How experts follow their load. incremental: few moves, if they pay; "
+        "deepseek: a new plan from scratch; off: they stay where they are.",
+    )
+    rebalance_interval_steps: Count = Field(
+        1024, description="Steps from one look at the balance to the next."
+    )
+    load_interval_steps: Count = Field(
+        64, description="Steps from one report of each expert's load to the next."
+    )
+    redundant_per_rank: Annotated[int, Field(ge=0)] = Field(
+        0, description="Experts of each layer that a rank holds beyond its share."
+    )
+    spare_per_rank: Annotated[int, Field(ge=0)] = Field(
+        1, description="Empty slots of each layer and rank, where moved experts land."
+    )
+    copies_per_step: Count = Field(
+        2, description="Most experts that a rank starts to copy beside one step."
+    )
+
+    @model_validator(mode="after")
+    def _rebalancing_has_what_it_needs(self) -> Self:
+        if self.rebalance is Rebalance.OFF:
+            return self
+        if not self.host_store:
+            raise ValueError(
+                f"experts.rebalance {self.rebalance} copies experts from the host store, and "
+                "experts.host_store is false. Set it to true, or experts.rebalance to off."
+            )
+        if not self.spare_per_rank:
+            raise ValueError(
+                f"experts.rebalance {self.rebalance} needs an empty slot to move experts to, and "
+                "experts.spare_per_rank is 0. Set it to 1, or experts.rebalance to off."
+            )
+        return self

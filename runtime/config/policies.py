@@ -52,3 +52,11 @@ class DispatchBackend(StrEnum):
 
     AUTO = "auto"
     GLOO = "gloo"
+
+
+class Rebalance(StrEnum):
+    """How experts follow their load from rank to rank."""
+
+    OFF = "off"
+    INCREMENTAL = "incremental"
+    DEEPSEEK = "deepseek"

@@ -36,7 +36,13 @@ from raydix.runtime.messages.host import (
     ToHost,
     WriteObjects,
 )
-from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import (
+    DeviceSampling,
+    ExpertsCopied,
+    StepPlan,
+    StepResult,
+    TransfersDone,
+)
 
 Message = (
     Hello
@@ -48,6 +54,7 @@ Message = (
     | StepPlan
     | StepResult
     | TransfersDone
+    | ExpertsCopied
     | ToHost
     | FromHost
     | AskExists

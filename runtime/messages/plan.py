@@ -75,14 +75,50 @@ class PageCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCopies:
+    """Experts to be copied from the host store into slots: one entry per copy.
+
+    Every rank of a step group gets all of them, and carries out its own.
+    """
+
+    copy_ids: Int32Array = field(default_factory=empty)
+    """Never used again in the life of the Scheduler."""
+    layers: Int32Array = field(default_factory=empty)
+    """Among those that have experts, from 0; so in all that follows."""
+    experts: Int32Array = field(default_factory=empty)
+    ranks: Int32Array = field(default_factory=empty)
+    """Of the step group, from 0."""
+    slots: Int32Array = field(default_factory=empty)
+
+    def __len__(self) -> int:
+        return len(self.copy_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementChange:
+    """In some layers, which expert each slot of the step group holds from this plan's rows on.
+
+    Ranks derive their routes from it. Rows of one step find their experts even where some ranks
+    have made a change and others have not.
+    """
+
+    version: int
+    layers: Int32Array
+    experts: Int32Array
+    """Of each of these layers, one entry per slot, rank after rank; -1: nothing is sent there."""
+    loads: Int32Array
+    """Of each of these layers, one entry per logical expert: what routes are levelled by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One numbered plan for one lane. Without rows it only moves pages and changes state, unless
     another lane of the step group has rows.
 
-    Order of effects: `removed_slots`, `added`, `tables`, start `loads` and `backups` (a backup sees
-    all that earlier plans computed), then the rows. Rows may use pages that loads of this or an
-    earlier plan fill: such a row names the load in `row_loads` and layer i waits until that load
-    has brought layer i.
+    Order of effects: `removed_slots`, `added`, `tables`, `placement`, start `expert_copies`,
+    `loads` and `backups` (a backup sees all that earlier plans computed), then the rows. Rows may
+    use pages that loads of this or an earlier plan fill: such a row names the load in `row_loads`
+    and layer i waits until that load has brought layer i.
     """
 
     step: int
@@ -105,6 +141,8 @@ class StepPlan:
     """Rows of each lane of the step group, in order of lanes; empty for a lane that steps alone."""
     group_tokens: Int32Array = field(default_factory=empty)
     """Tokens of those rows. If any lane has some, the ranks of the others run padding."""
+    expert_copies: ExpertCopies = field(default_factory=ExpertCopies)
+    placement: PlacementChange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +173,10 @@ class StepResult:
     """Empty if no row asked for logprobs, else one entry per sampling row."""
     compute_s: float = 0.0
     """Device time of the rows, or of padding, without their waits for loads; 0.0 without either."""
+    expert_loads: Int32Array = field(default_factory=empty)
+    """Of each layer with experts and each expert, how many of this rank's rows chose it since the
+    last report. Empty in most steps.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +194,12 @@ class TransfersDone:
     num_bytes: int = 0
     seconds: float = 0.0
     """Bytes that this frame's loads moved and the time that took, for the bandwidth predictor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsCopied:
+    """Copies of experts that are complete on one rank: every later step may use them. Never stale.
+    """
+
+    rank: int
+    copy_ids: Int32Array

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,13 @@ from raydix.runtime.model.checkpoint_config import read_checkpoint_config, read_
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.decoder import Decoder, make_decoder
+from raydix.runtime.model.expert_names import is_of_experts
 from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec import ModelSpec
+from raydix.runtime.model.stored_experts import StoredExperts, open_stored_experts
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -47,6 +49,8 @@ class LoadedModel:
     """
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
+    stored_experts: StoredExperts | None = None
+    """The node's store of all experts, with these weights in it; None if there is none."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -81,9 +85,10 @@ def load_model(
 ) -> LoadedModel:
     """Read a Hugging Face checkpoint folder, and keep a rank's part of each tensor.
 
-    At most one tensor is held besides the model itself. `expert_ranks`: see `make_decoder`;
-    `group_layers`: see `derive_kv_groups`. Raises CheckpointError if the checkpoint is unsupported, incomplete or
-    corrupt, and ConfigError if the model cannot be divided among so many ranks.
+    At most one tensor is held besides the model itself. Experts that the node's store has are not
+    read. `expert_ranks`: see `make_decoder`; `group_layers`: see `derive_kv_groups`. Raises
+    CheckpointError if the checkpoint is unsupported, incomplete or corrupt, and ConfigError if the
+    model cannot be divided among so many ranks.
     """
     folder = Path(folder)
     config = read_checkpoint_config(folder)
@@ -96,25 +101,49 @@ def load_model(
         group_layers=group_layers,
     )
 
+    stored = open_stored_experts(decoder, _describe_files(folder))
+    fingerprint = None if stored is None else stored.weight_fingerprint
+    if stored is not None and fingerprint is not None:
+        load_weights(decoder, config.family, folder, is_wanted=_is_not_of_experts)
+        stored.fill_slots()
+    else:
+        fingerprint = load_weights(decoder, config.family, folder)
+        if stored is not None:
+            stored.fill_store(fingerprint)
+
     return LoadedModel(
         decoder=decoder,
-        weight_fingerprint=load_weights(decoder, config.family, folder),
+        weight_fingerprint=fingerprint,
         max_position_embeddings=config.max_position_embeddings,
         eos_token_ids=config.eos_token_ids,
+        stored_experts=stored,
     )
 
 
-def load_weights(decoder: Decoder, family: Family, folder: Path) -> bytes:
-    """Fill the decoder's parameters and return the weight fingerprint."""
+def _is_not_of_experts(name: str) -> bool:
+    return not is_of_experts(name)
+
+
+def _is_any(name: str) -> bool:
+    return True
+
+
+def load_weights(
+    decoder: Decoder, family: Family, folder: Path, is_wanted: Callable[[str], bool] = _is_any
+) -> bytes:
+    """Fill the decoder's parameters that have a wanted name, in the checkpoint's words.
+
+    Returns the weight fingerprint, of the tensors that are wanted.
+    """
     names = family.value.weight_names
     targets = {checkpoint_name(name, names): each for name, each in decoder.weights().items()}
     embedding, head = (checkpoint_name(f"{part}.weight", names) for part in ("embedding", "head"))
     may_repeat = {head} if decoder.spec.tied_embeddings else set()
 
-    missing = set(targets)
+    missing = set(filter(is_wanted, targets))
     unexpected: list[str] = []
     described: dict[str, _Description] = {}
-    stored = _describe(_tensors(folder), described)
+    stored = _describe(_tensors(folder, is_wanted), described)
     for name, tensor in family.value.restore(stored):
         if name in targets:
             _fill(targets[name], name, tensor)
@@ -178,8 +207,15 @@ def _some(names: set[str] | list[str]) -> str:
     return (", ".join(listed[:_MAX_NAMED]) or "none") + rest
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of every shard, each once."""
+def _describe_files(folder: Path) -> bytes:
+    """32 bytes that differ once a weight file has been replaced or written, without reading it."""
+    stats = [(str(path), path.stat()) for path, _ in _shards(folder) if path.exists()]
+    entries = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
+    return hashlib.sha256(repr(entries).encode()).digest()
+
+
+def _tensors(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of every shard that is wanted, each once."""
     for path, expected in _shards(folder):
         # Read lazily, so that one tensor at a time is in memory.
         try:
@@ -190,7 +226,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     raise CheckpointError(
                         f"{path.name} and {_INDEX} disagree about {_some(differing)}."
                     )
-                for name in names:
+                for name in filter(is_wanted, names):
                     yield name, shard.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} is missing or corrupt: {error}") from error

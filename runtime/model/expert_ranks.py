@@ -14,6 +14,7 @@ from raydix.moe.layer import LayerExperts
 from raydix.moe.placement import EMPTY, Placement, initial_placement, routes
 from raydix.moe.routes import DeviceRoutes
 from raydix.runtime.model.spec import ModelSpec, MoeMlpSpec
+from raydix.runtime.tiers.expert_store import ExpertMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +31,8 @@ class ExpertRanks:
     max_low_latency_tokens: int
     redundant_per_rank: int = 0
     spare_slots: int = 0
+    memory: ExpertMemory | None = None
+    """Where the node's store of all experts is; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

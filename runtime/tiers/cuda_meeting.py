@@ -13,11 +13,11 @@ from torch._C._distributed_c10d import Store, _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from raydix.errors import ConfigError
+from raydix.kernels.symmetric_group import name_group
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.store_exchange import exchange
-from raydix.runtime.tiers.symmetric_group import name_group
 
 _GROUP_NAME = "raydix-pools"
 """Torch's key for the group in this process, where an engine has one rank."""

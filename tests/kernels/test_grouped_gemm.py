@@ -40,7 +40,13 @@ class Layer:
         return (model[0], model[1], model[2], weights.to(self.device), expert_ids.to(self.device))
 
 
-SHAPES = [(3, 32, 16, 4, 2), (20, 64, 40, 8, 2), (37, 96, 48, 5, 3), (1, 32, 64, 16, 8)]
+SHAPES = [
+    (3, 32, 16, 4, 2),
+    (20, 64, 40, 8, 2),
+    (37, 96, 48, 5, 3),
+    (1, 32, 64, 16, 8),
+    (300, 40, 72, 2, 1),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

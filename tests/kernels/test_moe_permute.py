@@ -41,6 +41,9 @@ def test_slots_are_sorted_by_expert_and_cut_into_blocks(
         for first in range(start, end, block_rows)
     ]
     assert used(blocks) == expected
+    own = [expert for expert, _, _ in expected]
+    assert blocks.firsts_B[: len(own)].tolist() == [own.index(expert) for expert in own]
+    assert blocks.counts_B[: len(own)].tolist() == [own.count(expert) for expert in own]
     assert len(expected) <= max_blocks(expert_ids.numel(), num_experts, block_rows)
 
 

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
-    PrefixStore,
     ProcessGroupGloo,
     Store,
 )
 
-from raydix.moe.dispatch.gloo_group import OPERATION_TIMEOUT, connect_gloo
+from raydix.moe.dispatch.gloo_group import connect_gloo
+from raydix.moe.dispatch.nccl_group import connect_nccl
 
 
 class GlooCollectives:
@@ -64,14 +64,9 @@ class NcclCollectives:
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`."""
-        # Imported here: only builds of torch for CUDA have it.
-        from torch.distributed.distributed_c10d import ProcessGroupNCCL
-
         self.rank = rank
         self.size = size
-        options = ProcessGroupNCCL.Options()
-        options._timeout = OPERATION_TIMEOUT
-        self._group = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+        self._group = connect_nccl(store, rank, size)
 
         # On the current stream, as every other operation of the model.
         self._sum_options = AllreduceOptions()

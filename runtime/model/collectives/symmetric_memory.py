@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
+from raydix.kernels.symmetric_group import name_group
 from raydix.runtime.model.collectives.process_groups import NcclCollectives
-from raydix.runtime.tiers.symmetric_group import name_group
 
 MAX_SUM_BYTES = 512 * 1024
 """Larger sums are NCCL's: each rank reads every peer's part whole, where NCCL divides the work."""

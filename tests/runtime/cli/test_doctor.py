@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from raydix.moe.dispatch.probes import LIBRARIES
+
 
 def test_doctor_reports_each_subject_once(
     run: Callable[..., int], capsys: pytest.CaptureFixture[str]
@@ -26,6 +28,7 @@ def test_doctor_reports_each_subject_once(
         "device",
     } <= set(subjects)
     assert {"storage: redis", "storage: s3", "storage: hf3fs"} <= set(subjects)
+    assert {f"dispatch: {backend}" for backend in LIBRARIES} <= set(subjects)
     assert all(finding["detail"] for finding in findings)
 
 

@@ -55,6 +55,14 @@ def test_lanes_that_share_experts_step_together(tmp_path: Path) -> None:
     assert shared.parallel.lanes_per_group == 3
 
 
+@pytest.mark.parametrize("missing", [{"host_store": False}, {"spare_per_rank": 0}])
+def test_rebalancing_is_refused_without_what_it_needs(tmp_path: Path, missing: dict) -> None:
+    [name] = missing
+    with pytest.raises(ConfigError, match=rf"experts\.{name}.*experts\.rebalance to off"):
+        load_config(tmp_path, {"experts": missing})
+    load_config(tmp_path, {"experts": {**missing, "rebalance": "off"}})
+
+
 def test_the_documentation_describes_every_key_and_no_other() -> None:
     text = (ROOT / "docs/config.md").read_text()
     documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}

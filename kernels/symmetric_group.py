@@ -1,4 +1,4 @@
-"""The ranks of a lane as torch's symmetric memory wants to know them: by the name of a group."""
+"""Ranks as torch's symmetric memory wants to know them: by the name of a group."""
 
 from torch.distributed.distributed_c10d import (
     PrefixStore,

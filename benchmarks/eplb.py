@@ -1,0 +1,170 @@
+"""Plan the places of experts along traces of drifting loads: how even, how many moves, how long.
+
+    python -m benchmarks.eplb
+
+A trace starts with loads from Gamma(0.6) in every layer; before each of its steps every load is
+multiplied by lognormal noise of the given sigma, so drift adds up. The first placement is that of
+DeepSeek's EPLB (global). At each step the incremental planner starts from its own last placement,
+and the reference, from nothing, is compared with that as well: `moved` are experts that come to a
+rank that lacks them, by the number of places. `balance` is the mean over layers of the mean rank by
+the costliest; the reference's counts a second copy on a rank, which a placement leaves out. Figures
+of a trace are the worst of its steps. The incremental planner keeps one more slot of each rank
+empty, for migrations.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.command_line import add_keep, make_parser
+from benchmarks.record import Figure, report
+from raydix.moe.eplb import eplb_placement, plan_eplb
+from raydix.moe.expert_time import replica_rows
+from raydix.moe.load import balance, rank_loads
+from raydix.moe.placement import FloatArray
+from raydix.moe.planner import PlannerLimits, num_moves, rebalance
+
+MAX_PLAN_S = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A model, its ranks, and how its loads drift."""
+
+    num_layers: int
+    num_experts: int
+    num_places: int
+    num_ranks: int
+    noise: float
+    min_balance: float | None = None
+    max_moved: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As figures of this trace begin."""
+        return (
+            f"{self.num_layers}x{self.num_experts}_to_{self.num_places}_on_{self.num_ranks}"
+            f"_noise_{self.noise:g}"
+        )
+
+    def loads(self, num_steps: int, seed: int) -> Iterator[FloatArray]:
+        """Those of the first placement, then those of every step."""
+        rng = np.random.default_rng(seed)
+        shape = self.num_layers, self.num_experts
+        loads_LE = rng.gamma(0.6, size=shape)
+        yield loads_LE
+        for _ in range(num_steps):
+            loads_LE = loads_LE * np.exp(self.noise * rng.standard_normal(shape))
+            yield loads_LE
+
+
+_QWEN = {"num_layers": 48, "num_experts": 128, "num_places": 144, "num_ranks": 8}
+_DEEPSEEK = {"num_layers": 58, "num_experts": 256, "num_places": 288, "num_ranks": 8}
+_FEW = {"num_layers": 48, "num_experts": 128, "num_places": 136, "num_ranks": 4}
+TRACES = (
+    Trace(**_QWEN, noise=0.1, min_balance=0.985, max_moved=0.05),
+    Trace(**_QWEN, noise=0.4, min_balance=0.98, max_moved=0.1),
+    Trace(**_DEEPSEEK, noise=0.1),
+    Trace(**_DEEPSEEK, noise=0.4),
+    Trace(**_FEW, noise=0.1),
+    Trace(**_FEW, noise=0.4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One plan of one step."""
+
+    balance: float
+    moved: float
+    plan_s: float
+
+
+def follow(
+    trace: Trace, *, num_steps: int, seed: int
+) -> tuple[list[float], list[Planned], list[Planned]]:
+    """Step by step: the balance before, the incremental plan, the reference's."""
+    slots = trace.num_places // trace.num_ranks + 1
+    loads = trace.loads(num_steps, seed)
+    placement = eplb_placement(next(loads), trace.num_ranks, slots_per_rank=slots, spare_slots=1)
+    stale, incremental, reference = [], [], []
+
+    for loads_LE in loads:
+        stale.append(balance(rank_loads(placement, loads_LE)).mean_of_layers)
+        started = perf_counter()
+        plan = rebalance(placement, replica_rows(loads_LE, trace.num_ranks), PlannerLimits())
+        plan_s = perf_counter() - started
+
+        started = perf_counter()
+        found = plan_eplb(
+            loads_LE, trace.num_places, num_groups=1, num_nodes=1, num_gpus=trace.num_ranks
+        )
+        reference_s = perf_counter() - started
+        share_LP = np.take_along_axis(loads_LE / found.num_replicas_LE, found.experts_LP, axis=1)
+        loads_LR = share_LP.reshape(len(loads_LE), trace.num_ranks, -1).sum(axis=2)
+        other = eplb_placement(loads_LE, trace.num_ranks, slots_per_rank=slots, spare_slots=1)
+
+        num_places = trace.num_layers * trace.num_places
+        evenness = balance(rank_loads(plan.placement, loads_LE)).mean_of_layers
+        incremental.append(Planned(evenness, plan.num_moves / num_places, plan_s))
+        moved = num_moves(placement, other) / num_places
+        reference.append(Planned(balance(loads_LR).mean_of_layers, moved, reference_s))
+        placement = plan.placement
+    return stale, incremental, reference
+
+
+def measure(trace: Trace, *, num_steps: int, seed: int) -> list[Figure]:
+    """The worst of all steps, beside the reference's worst."""
+    stale, incremental, reference = follow(trace, num_steps=num_steps, seed=seed)
+    beside = "DeepSeek's EPLB"
+    return [
+        Figure(name=f"{trace.name}_balance_before", value=min(stale), unit="mean by max"),
+        Figure(
+            name=f"{trace.name}_balance",
+            value=min(plan.balance for plan in incremental),
+            unit="mean by max",
+            min_value=trace.min_balance,
+            baseline=min(plan.balance for plan in reference),
+            baseline_name=beside,
+        ),
+        Figure(
+            name=f"{trace.name}_moved",
+            value=max(plan.moved for plan in incremental) * 100,
+            unit="% of places",
+            max_value=None if trace.max_moved is None else trace.max_moved * 100,
+            baseline=min(plan.moved for plan in reference) * 100,
+            baseline_name=beside,
+        ),
+        Figure(
+            name=f"{trace.name}_plan",
+            value=max(plan.plan_s for plan in incremental),
+            unit="s",
+            max_value=MAX_PLAN_S,
+            baseline=max(plan.plan_s for plan in reference),
+            baseline_name=beside,
+        ),
+    ]
+
+
+def main() -> int:
+    """Follow all traces."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=8, help="of each trace")
+    parser.add_argument("--seed", type=int, default=0)
+    add_keep(parser)
+    arguments = parser.parse_args()
+
+    figures = [
+        figure
+        for trace in TRACES
+        for figure in measure(trace, num_steps=arguments.steps, seed=arguments.seed)
+    ]
+    config = {"steps": arguments.steps, "seed": arguments.seed}
+    return report("eplb", config, figures, keep_in=arguments.keep)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

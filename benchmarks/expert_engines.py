@@ -1,0 +1,155 @@
+"""Engines of two ranks that share a model's experts or each have all, and what they serve."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from statistics import median
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.decode_tpot import steady_tpot_ms
+from benchmarks.engines import (
+    Answer,
+    ModelConfig,
+    Options,
+    Prompts,
+    ask,
+    ask_batch,
+    dummy_config,
+    settle,
+)
+from benchmarks.expert_loads import NUM_RANKS, BatchLoad
+from raydix.runtime.api.client import AsyncLLM
+
+WEIGHT_STD = 0.02
+"""Of random weights, a router's among them."""
+MOVES = "expert_moves"
+"""The Scheduler's count of experts that were moved, copies that are under way included."""
+_DRAWS = 4096
+_POLL_S = 0.1
+
+
+@asynccontextmanager
+async def expert_engine(
+    options: Options,
+    model: ModelConfig,
+    sections: Mapping[str, Any],
+    fixed: Mapping[str, Tensor] | None = None,
+) -> AsyncIterator[AsyncLLM]:
+    """An engine of actors with random weights for `model`, but for `fixed` ones."""
+    async with (
+        dummy_config(options, model, sections, fixed) as config,
+        await AsyncLLM.start(config, name="experts") as llm,
+    ):
+        yield llm
+
+
+def popularity_bias(model: ModelConfig, balancedness: float) -> dict[str, Tensor]:
+    """Biases of the routers: earlier experts are more popular, the same in every layer.
+
+    If the ranks have them in their order, the mean of the ranks' loads is `balancedness` times the
+    largest, as far as random hidden states tell.
+    """
+    num_experts, num_chosen = int(model["num_local_experts"]), int(model["num_experts_per_tok"])
+    spread = WEIGHT_STD * float(model["hidden_size"]) ** 0.5
+    logits_TE = np.random.default_rng(0).normal(0, spread, (_DRAWS, num_experts))
+    slope_E = np.linspace(1, -1, num_experts)
+
+    def first_share(scale: float) -> float:
+        chosen_TK = np.argpartition(-(logits_TE + scale * slope_E), num_chosen - 1)[:, :num_chosen]
+        return float((chosen_TK < num_experts // NUM_RANKS).mean())
+
+    low, high = 0.0, 10 * spread
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_enough = first_share(middle) * NUM_RANKS * balancedness >= 1
+        low, high = (low, middle) if is_enough else (middle, high)
+    bias_E = torch.from_numpy(high * slope_E).float()
+    return {
+        f"layers.{layer}.mlp.router.bias": bias_E
+        for layer in range(int(model["num_hidden_layers"]))
+    }
+
+
+class Asker:
+    """Asks an engine, each time with other prompts."""
+
+    def __init__(self, llm: AsyncLLM, load: BatchLoad, vocab_size: int) -> None:
+        self._llm = llm
+        self._load = load
+        self._prompts = Prompts(vocab_size)
+
+    async def prefill_tokens_per_s(self, repeats: int) -> float:
+        """Of long prompts that come together, until the last one has its token."""
+        load, rates = self._load, []
+        for _ in range(1 + repeats):
+            drawn = [self._prompts.draw(load.long_tokens) for _ in range(load.long_prompts)]
+            answers = await asyncio.gather(
+                *(ask(self._llm.generate, prompt, 1) for prompt in drawn)
+            )
+            began_s = min(answer.sent_s for answer in answers)
+            ended_s = max(answer.first_s for answer in answers)
+            rates.append(load.long_prompts * load.long_tokens / (ended_s - began_s))
+            await settle(self._llm.stats)
+        # The first round warms up.
+        return median(rates[1:])
+
+    async def tpot_ms(self, repeats: int) -> float:
+        """The steady time per token while both ranks generate for whole batches."""
+        rounds = []
+        for _ in range(1 + repeats):
+            rounds.append(await self.batch(self._load.output_tokens))
+            await settle(self._llm.stats)
+        return median(steady_tpot_ms(answers) for answers in rounds[1:])
+
+    async def batch(self, output_tokens: int) -> list[Answer]:
+        """One round of both ranks' batches; the first stream is watched token by token."""
+        load = self._load
+        drawn = [self._prompts.draw(load.prompt_tokens) for _ in range(NUM_RANKS * load.batch)]
+        return await ask_batch(self._llm.generate, drawn, output_tokens)
+
+
+def steps_of(answers: Sequence[Answer]) -> list[tuple[float, float]]:
+    """When each step of the first stream began and ended, while all streams generate."""
+    start_s = max(answer.first_s for answer in answers)
+    stop_s = min(answer.ended_s for answer in answers)
+    arrivals_s = [time_s for time_s in answers[0].arrivals_s if start_s <= time_s <= stop_s]
+    return list(pairwise(arrivals_s))
+
+
+class Watch:
+    """Polls an engine's stats for as long as its `async with` block runs."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._task: asyncio.Task[None] | None = None
+        self._seen: list[tuple[float, int]] = []
+        """When, and how many experts had moved or begun to."""
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._poll())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None, "it has been entered"
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def moving(self) -> list[tuple[float, float]]:
+        """Spans of time within which experts moved."""
+        return [
+            (start_s, end_s)
+            for (start_s, num_before), (end_s, num_after) in pairwise(self._seen)
+            if num_after > num_before
+        ]
+
+    async def _poll(self) -> None:
+        while True:
+            stats = await self._llm.stats()
+            self._seen.append((time.monotonic(), int(stats["scheduler"][MOVES])))
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,153 @@
+"""What the benchmark of shared experts asks of its engines, and how large they are for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.engines import ModelConfig, engine_sections
+from benchmarks.model_shapes import SHAPES
+
+NUM_RANKS = 2
+BIASED_TINY: ModelConfig = {
+    **SHAPES["biased_moe_l12"],
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def on_two_ranks(
+    sections: Mapping[str, Any], *, ep: int, experts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`sections` for two ranks, each with a lane of its own; `experts`: that section, if shared."""
+    parallel = {"parallel": {"dp": NUM_RANKS, "ep": ep}}
+    return {**sections, **parallel, **({"experts": dict(experts)} if ep > 1 else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLoad:
+    """Whole batches that decode, long prompts, and the pages that they take. There is L1 alone."""
+
+    batch: int
+    """Streams that each rank generates for."""
+    prompt_tokens: int
+    output_tokens: int
+    moving_output_tokens: int
+    """Of streams beside which experts move."""
+    rebalance_steps: int
+    """After so many steps they begin to."""
+    long_prompts: int
+    """On both ranks together."""
+    long_tokens: int
+    chunk_tokens: int
+    page_size: int
+    l1_tokens: int
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Of the configuration, but for the model and the ranks."""
+        longest = max(self.long_tokens, self.prompt_tokens + self.moving_output_tokens)
+        return engine_sections(
+            max_model_len=longest + self.page_size,
+            page_size=self.page_size,
+            l1_pages=self.l1_tokens // self.page_size,
+            l2_bytes=None,
+            chunk_tokens=self.chunk_tokens,
+            # Lanes need not get equally many of what comes together.
+            max_running_requests=self.batch + self.batch // 8,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamLoad:
+    """Contexts that are asked about twice by so many streams at a time, then longer answers.
+
+    The contexts fit neither in L1 nor in L2.
+    """
+
+    num_streams: int
+    num_contexts: int
+    context_tokens: int
+    new_tokens: int
+    answer_tokens: int
+    long_answer_tokens: int
+    chunk_tokens: int
+    page_size: int
+    l1_tokens: int
+    l2_bytes: int
+    l3_bytes: int
+
+    def sections(self, l3_folder: str) -> dict[str, Any]:
+        """Of the configuration, but for the model and the ranks."""
+        longest = self.context_tokens + self.new_tokens + self.long_answer_tokens
+        sections = engine_sections(
+            max_model_len=longest + self.page_size,
+            page_size=self.page_size,
+            l1_pages=self.l1_tokens // self.page_size,
+            l2_bytes=self.l2_bytes,
+            chunk_tokens=self.chunk_tokens,
+            max_running_requests=self.num_streams // NUM_RANKS + self.num_streams // 8,
+        )
+        sections["cache"] |= {
+            "l3": {"backend": "file", "path": l3_folder, "max_bytes": self.l3_bytes},
+            "prefetch": {"strategy": "wait_complete", "min_tokens": 1},
+        }
+        return sections
+
+
+FULL_BATCHES = BatchLoad(
+    batch=64,
+    prompt_tokens=256,
+    output_tokens=192,
+    moving_output_tokens=1000,
+    rebalance_steps=400,
+    long_prompts=16,
+    long_tokens=8192,
+    chunk_tokens=16_384,
+    page_size=64,
+    l1_tokens=163_840,
+)
+TINY_BATCHES = BatchLoad(
+    batch=4,
+    prompt_tokens=16,
+    output_tokens=16,
+    moving_output_tokens=96,
+    rebalance_steps=24,
+    long_prompts=4,
+    long_tokens=128,
+    chunk_tokens=128,
+    page_size=16,
+    l1_tokens=4096,
+)
+FULL_STREAMS = StreamLoad(
+    num_streams=64,
+    num_contexts=192,
+    context_tokens=1024,
+    new_tokens=16,
+    answer_tokens=24,
+    long_answer_tokens=256,
+    chunk_tokens=8192,
+    page_size=64,
+    l1_tokens=49_152,
+    l2_bytes=4 << 30,
+    l3_bytes=48 << 30,
+)
+TINY_STREAMS = StreamLoad(
+    num_streams=4,
+    num_contexts=12,
+    context_tokens=64,
+    new_tokens=4,
+    answer_tokens=4,
+    long_answer_tokens=48,
+    chunk_tokens=64,
+    page_size=16,
+    l1_tokens=320,
+    l2_bytes=1 << 17,
+    l3_bytes=64 << 20,
+)

@@ -1,0 +1,405 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Tokens and outputs of experts, written into the memory of other ranks over NVLink.
+
+Rows have fixed places, so that nobody asks anybody: all ranks know how many tokens each one sends.
+A rank pushes its tokens (one copy per rank that has any of their experts), waits for those of the
+others, pushes outputs back, and sums what comes back. Pushes never wait. Their programs count
+themselves at the receiver, once what they wrote can be seen there; the counts only ever grow, so
+that launches may be captured in CUDA graphs and mixed with others in any order.
+
+A receiver's rows may be written again once it has read them. It has if its outputs have come back,
+and these have before the sender's next tokens leave on the same buffers, since a sender sums first.
+In the same way returned outputs have been summed when the next tokens arrive, to which the next
+outputs are the answer.
+
+Legend: as in `token_buffers`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
+
+ALIGNMENT_BYTES = 16
+NUM_PROGRAMS = 32
+"""That push; on every rank as many. NVLink is full with so few, and the model keeps its SMs."""
+_WORD_BYTES = 8
+_PUSH_WARPS = 32
+_MAX_BLOCK_ROWS = 4
+_MAX_TILE_WORDS = 8192
+"""Of int64, in the registers of a program."""
+_SUM_WARPS = 8
+_SUM_BLOCK = 2048
+_MAX_SUM_PROGRAMS = 1056
+"""That fit on an H200 at a time."""
+_MAX_WAITING_PROGRAMS = 528
+"""Sums of more programs have one wait for all of them: others may need the SMs meanwhile."""
+_POLLS = 64
+"""Between two looks at the host's memory, which takes as long as many at the device's."""
+
+
+def push_tokens(
+    x_TC: Tensor,
+    weights_TK: Tensor,
+    ids_TK: Tensor,
+    buffers_R: Sequence[TokenBuffers],
+    layout: TokenLayout,
+    first_row: int,
+) -> None:
+    """Enqueue the copy of this rank's tokens to rows `first_row`.. of all ranks that want them.
+
+    `weights_TK`: float32; `ids_TK`: int32 or int64, physical experts or -1. Every rank gets the
+    ids and weights of every row. Raises ValueError if a shape, dtype or stride differs.
+    """
+    _check_tokens(x_TC, weights_TK, ids_TK, buffers_R[layout.rank], layout, first_row)
+    row_words = x_TC.shape[1] * x_TC.element_size() // _WORD_BYTES
+    _push_tokens[(NUM_PROGRAMS,)](
+        _words(x_TC),
+        weights_TK,
+        ids_TK,
+        tuple(_words(each.x_NC) for each in buffers_R),
+        tuple(each.weights_NK for each in buffers_R),
+        tuple(each.ids_NK for each in buffers_R),
+        tuple(each.origins_N for each in buffers_R),
+        tuple(each.tokens_arrived_R for each in buffers_R),
+        x_TC.shape[0],
+        first_row,
+        layout.max_tokens,
+        layout.slots_per_rank,
+        RANK=layout.rank,
+        NUM_RANKS=layout.num_ranks,
+        CHOICES=ids_TK.shape[1],
+        BLOCK_CHOICES=triton.next_power_of_2(ids_TK.shape[1]),
+        ROW_WORDS=row_words,
+        **_tile(x_TC.shape[0], row_words),
+        num_warps=_PUSH_WARPS,
+    )
+
+
+def await_tokens(buffers: TokenBuffers, arrivals: Arrivals) -> None:
+    """Enqueue the wait for all ranks' tokens; what comes after on the stream sees them."""
+    _await_arrivals[(1,)](
+        buffers.tokens_arrived_R,
+        arrivals.awaited_1,
+        arrivals.given_up_1,
+        NUM_PROGRAMS,
+        NUM_RANKS=len(buffers.tokens_arrived_R),
+        POLLS=_POLLS,
+        num_warps=1,
+    )
+
+
+def push_outputs(out_NC: Tensor, buffers_R: Sequence[TokenBuffers], layout: TokenLayout) -> None:
+    """Enqueue the copy of outputs to the ranks whose tokens they belong to.
+
+    Its rows are those of this rank's `x_NC`. Raises ValueError if a shape, dtype or stride differs.
+    """
+    own = buffers_R[layout.rank]
+    _check_rows("Outputs", out_NC, own.x_NC)
+    row_words = out_NC.shape[1] * out_NC.element_size() // _WORD_BYTES
+    _push_outputs[(NUM_PROGRAMS,)](
+        _words(out_NC),
+        own.origins_N,
+        tuple(_words(each.returned_XC) for each in buffers_R),
+        tuple(each.outputs_arrived_R for each in buffers_R),
+        out_NC.shape[0],
+        layout.max_tokens,
+        RANK=layout.rank,
+        NUM_RANKS=layout.num_ranks,
+        ROW_WORDS=row_words,
+        **_tile(out_NC.shape[0], row_words),
+        num_warps=_PUSH_WARPS,
+    )
+
+
+def sum_outputs(
+    out_NC: Tensor,
+    ids_TK: Tensor,
+    buffers: TokenBuffers,
+    arrivals: Arrivals,
+    layout: TokenLayout,
+    first_row: int,
+) -> Tensor:
+    """Enqueue the wait for all ranks' outputs, and their sum in the order of ranks: [T, C].
+
+    `out_NC`, `ids_TK`, `first_row`: what this rank has given to `push_outputs` and `push_tokens`.
+    The sum is in float32, and rounded once.
+    """
+    num_tokens, hidden = ids_TK.shape[0], out_NC.shape[1]
+    summed_TC = out_NC.new_empty((num_tokens, hidden))
+    block = min(triton.next_power_of_2(hidden), _SUM_BLOCK)
+    num_pieces = max(num_tokens * triton.cdiv(hidden, block), 1)
+    waits = num_pieces <= _MAX_WAITING_PROGRAMS
+    if not waits:
+        _await_arrivals[(1,)](
+            buffers.outputs_arrived_R,
+            arrivals.awaited_1,
+            arrivals.given_up_1,
+            0,
+            NUM_RANKS=layout.num_ranks,
+            POLLS=_POLLS,
+            num_warps=1,
+        )
+
+    _sum_outputs[(min(num_pieces, _MAX_SUM_PROGRAMS),)](
+        out_NC,
+        buffers.returned_XC,
+        ids_TK,
+        summed_TC,
+        buffers.outputs_arrived_R,
+        arrivals.awaited_1,
+        arrivals.given_up_1,
+        num_tokens,
+        first_row,
+        layout.max_tokens,
+        layout.slots_per_rank,
+        RANK=layout.rank,
+        NUM_RANKS=layout.num_ranks,
+        CHOICES=ids_TK.shape[1],
+        BLOCK_CHOICES=triton.next_power_of_2(ids_TK.shape[1]),
+        HIDDEN=hidden,
+        BLOCK=block,
+        WAITS=waits,
+        POLLS=_POLLS,
+        num_warps=_SUM_WARPS,
+    )
+    return summed_TC
+
+
+def _words(rows: Tensor) -> Tensor:
+    return rows.view(-1).view(torch.int64)
+
+
+def _tile(num_rows: int, row_words: int) -> dict[str, int]:
+    """Rows that a program has in its registers at a time: many loads hide how long each takes."""
+    block_words = triton.next_power_of_2(row_words)
+    most = max(min(_MAX_TILE_WORDS // block_words, _MAX_BLOCK_ROWS), 1)
+    fair = triton.next_power_of_2(triton.cdiv(max(num_rows, 1), NUM_PROGRAMS))
+    return {"BLOCK_ROWS": min(most, fair), "BLOCK_WORDS": block_words}
+
+
+def _check_tokens(
+    x_TC: Tensor,
+    weights_TK: Tensor,
+    ids_TK: Tensor,
+    own: TokenBuffers,
+    layout: TokenLayout,
+    first_row: int,
+) -> None:
+    _check_rows("Tokens", x_TC, own.x_NC)
+    num_tokens, max_tokens = x_TC.shape[0], layout.max_tokens
+    if num_tokens > max_tokens or first_row + num_tokens > own.x_NC.shape[0]:
+        raise ValueError(
+            f"{num_tokens} tokens from row {first_row} on; expected at most {max_tokens}, and that "
+            f"they end before row {own.x_NC.shape[0]}."
+        )
+
+    shape = (num_tokens, own.ids_NK.shape[1])
+    if weights_TK.shape != shape or ids_TK.shape != shape:
+        raise ValueError(
+            f"Choices {tuple(weights_TK.shape)} and {tuple(ids_TK.shape)}; expected {shape} twice."
+        )
+    if weights_TK.dtype != torch.float32 or ids_TK.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"Choices are {weights_TK.dtype} and {ids_TK.dtype}; expected float32, and int32 or "
+            "int64."
+        )
+    if not weights_TK.is_contiguous() or not ids_TK.is_contiguous():
+        raise ValueError(
+            f"Choices have strides {weights_TK.stride()}, {ids_TK.stride()}; expected contiguous "
+            "ones."
+        )
+
+
+def _check_rows(what: str, rows: Tensor, buffer: Tensor) -> None:
+    if rows.dtype != buffer.dtype or rows.shape[1:] != buffer.shape[1:]:
+        raise ValueError(
+            f"{what} are {rows.dtype} {tuple(rows.shape)}; expected {buffer.dtype} rows of "
+            f"{buffer.shape[1]}."
+        )
+    if not rows.is_contiguous() or rows.stride(0) * rows.element_size() % ALIGNMENT_BYTES:
+        raise ValueError(
+            f"{what} have strides {rows.stride()} of {rows.dtype}; expected contiguous rows of a "
+            f"multiple of {ALIGNMENT_BYTES} bytes."
+        )
+
+
+@triton.jit
+def _signal(peer_arrived, RANK: tl.constexpr, NUM_RANKS: tl.constexpr):
+    """Count this program at all ranks, which then see what all of its threads have written."""
+    tl.debug_barrier()
+    for peer in tl.static_range(NUM_RANKS):
+        tl.atomic_add(peer_arrived[peer] + RANK, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def _await(arrived_ptr, awaited, given_up_ptr, NUM_RANKS: tl.constexpr, POLLS: tl.constexpr):
+    """Differences are taken in int32, so that counts may wrap around."""
+    for peer in tl.static_range(NUM_RANKS):
+        seen = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
+        polls = 0
+        given_up = 0
+        while (seen - awaited < 0) & (given_up == 0):
+            seen = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
+            polls += 1
+            if polls % POLLS == 0:
+                given_up = tl.load(given_up_ptr, volatile=True)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "slots"])
+def _push_tokens(
+    x_ptr,
+    weights_ptr,
+    ids_ptr,
+    peer_x,
+    peer_weights,
+    peer_ids,
+    peer_origins,
+    peer_arrived,
+    num_tokens,
+    first_row,
+    max_tokens,
+    slots,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCK_CHOICES: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    """A fixed grid walks blocks of tokens; each is read once and written to whoever wants it."""
+    word = tl.arange(0, BLOCK_WORDS)[None, :]
+    choice = tl.arange(0, BLOCK_CHOICES)[None, :]
+    step = tl.num_programs(0) * BLOCK_ROWS
+    for first in range(tl.program_id(0) * BLOCK_ROWS, num_tokens, step):
+        token = first + tl.arange(0, BLOCK_ROWS)
+        exists = token < num_tokens
+        is_word = exists[:, None] & (word < ROW_WORDS)
+        is_choice = exists[:, None] & (choice < CHOICES)
+        source = token.to(tl.int64)[:, None]
+        row = (first_row + token).to(tl.int64)
+        x = tl.load(x_ptr + source * ROW_WORDS + word, mask=is_word, cache_modifier=".cg")
+        ids = tl.load(ids_ptr + source * CHOICES + choice, mask=is_choice, other=-1).to(tl.int32)
+        weights = tl.load(weights_ptr + source * CHOICES + choice, mask=is_choice, other=0.0)
+
+        for peer in tl.static_range(NUM_RANKS):
+            slot = ids - peer * slots
+            is_here = (slot >= 0) & (slot < slots)
+            is_wanted = tl.max(is_here.to(tl.int32), 1) > 0
+            target = row[:, None] * CHOICES + choice
+            tl.store(peer_ids[peer] + target, tl.where(is_here, slot, -1), mask=is_choice)
+            tl.store(peer_weights[peer] + target, weights, mask=is_choice)
+            origin = tl.where(is_wanted & (peer != RANK), RANK * max_tokens + token, -1)
+            tl.store(peer_origins[peer] + row, origin, mask=exists)
+            tl.store(
+                peer_x[peer] + row[:, None] * ROW_WORDS + word,
+                x,
+                mask=is_word & is_wanted[:, None],
+            )
+    _signal(peer_arrived, RANK, NUM_RANKS)
+
+
+@triton.jit(do_not_specialize=["num_programs"])
+def _await_arrivals(
+    arrived_ptr,
+    awaited_ptr,
+    given_up_ptr,
+    num_programs,
+    NUM_RANKS: tl.constexpr,
+    POLLS: tl.constexpr,
+):
+    """One warp. `num_programs`: of each rank, that arrive beyond what has been awaited so far."""
+    awaited = tl.load(awaited_ptr) + num_programs
+    tl.store(awaited_ptr, awaited)
+    _await(arrived_ptr, awaited, given_up_ptr, NUM_RANKS, POLLS)
+
+
+@triton.jit(do_not_specialize=["num_rows", "max_tokens"])
+def _push_outputs(
+    out_ptr,
+    origins_ptr,
+    peer_returned,
+    peer_arrived,
+    num_rows,
+    max_tokens,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    """A fixed grid walks blocks of rows, and skips what stays here."""
+    word = tl.arange(0, BLOCK_WORDS)[None, :]
+    step = tl.num_programs(0) * BLOCK_ROWS
+    for first in range(tl.program_id(0) * BLOCK_ROWS, num_rows, step):
+        row = first + tl.arange(0, BLOCK_ROWS)
+        origin = tl.load(origins_ptr + row, mask=row < num_rows, other=-1)
+        is_word = (origin >= 0)[:, None] & (word < ROW_WORDS)
+        source = row.to(tl.int64)[:, None] * ROW_WORDS + word
+        out = tl.load(out_ptr + source, mask=is_word, cache_modifier=".cg")
+
+        for peer in tl.static_range(NUM_RANKS):
+            if peer != RANK:
+                token = origin - peer * max_tokens
+                is_peers = (token >= 0) & (token < max_tokens)
+                place = RANK - 1 if peer < RANK else RANK
+                target = (place * max_tokens + token).to(tl.int64)[:, None] * ROW_WORDS + word
+                tl.store(peer_returned[peer] + target, out, mask=is_word & is_peers[:, None])
+    _signal(peer_arrived, RANK, NUM_RANKS)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "first_row", "max_tokens", "slots"])
+def _sum_outputs(
+    out_ptr,
+    returned_ptr,
+    ids_ptr,
+    summed_ptr,
+    arrived_ptr,
+    awaited_ptr,
+    given_up_ptr,
+    num_tokens,
+    first_row,
+    max_tokens,
+    slots,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCK_CHOICES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WAITS: tl.constexpr,
+    POLLS: tl.constexpr,
+):
+    """A grid walks (token, block of columns)."""
+    if WAITS:
+        _await(arrived_ptr, tl.load(awaited_ptr), given_up_ptr, NUM_RANKS, POLLS)
+
+    choice = tl.arange(0, BLOCK_CHOICES)
+    blocks = tl.cdiv(HIDDEN, BLOCK)
+    for work in range(tl.program_id(0), num_tokens * blocks, tl.num_programs(0)):
+        token = (work // blocks).to(tl.int64)
+        column = work % blocks * BLOCK + tl.arange(0, BLOCK)
+        ids = tl.load(ids_ptr + token * CHOICES + choice, mask=choice < CHOICES, other=-1)
+
+        summed = tl.zeros([BLOCK], tl.float32)
+        for peer in tl.static_range(NUM_RANKS):
+            slot = ids.to(tl.int32) - peer * slots
+            is_wanted = tl.max(((slot >= 0) & (slot < slots)).to(tl.int32), 0) > 0
+            if peer == RANK:
+                row_ptr = out_ptr + (first_row + token) * HIDDEN
+            else:
+                place = peer - 1 if peer > RANK else peer
+                row_ptr = returned_ptr + (place * max_tokens + token) * HIDDEN
+            part = tl.load(
+                row_ptr + column,
+                mask=is_wanted & (column < HIDDEN),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            summed += part.to(tl.float32)
+        tl.store(summed_ptr + token * HIDDEN + column, summed, mask=column < HIDDEN)

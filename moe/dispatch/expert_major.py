@@ -1,0 +1,278 @@
+"""Dispatchers over libraries whose tokens land in one block of rows per local expert.
+
+This is the low-latency contract of DeepEP, which NIXL-EP and Mooncake EP share. A rank's token
+arrives once per expert of that rank; each expert has R x M places, of which the first
+`num_rows_S` hold rows; the combine weighs them. Legend: S slots of this rank, R ranks, M most
+tokens that a rank sends at once, P = R x M places of an expert, else as in `protocol`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from raydix.moe.dispatch.protocol import (
+    DispatchForm,
+    DispatchShape,
+    DispatchSizes,
+    Exchange,
+    Received,
+)
+
+_HIDDEN_SIZES = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
+_MAX_EXPERTS_PER_TOKEN = 11
+_MAX_SLOTS = 1024
+MAX_TOKENS_AT_ONCE = 1024
+"""What the libraries' kernels can count."""
+MAX_BUFFER_BYTES = 4 * 2**30
+"""Of the normal form, which sends more tokens than fit in several parts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Landed:
+    """What one dispatch has brought to this rank."""
+
+    x_SPC: Tensor
+    num_rows_S: Tensor
+    """int32, on the device."""
+    handle: Any
+    """What the library's combine wants back."""
+
+
+class ExpertMajorBuffer(Protocol):
+    """A library's memory for at most `max_tokens` tokens of each rank.
+
+    Every rank calls as often and in the same order; two dispatches may come before the first one's
+    combine.
+    """
+
+    @property
+    def max_tokens(self) -> int:
+        """M."""
+
+    def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
+        """Send tokens; `ids_TK` int64, -1: nowhere. On the current stream."""
+
+    def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
+        """Each token's weighted sum over its experts, [T, C]. On the current stream."""
+
+
+class ExpertMajor:
+    """Is `Dispatcher`: the low-latency form hands out the blocks as they are, the normal form the
+    rows in use, one behind another, in parts of at most M tokens of each rank.
+
+    The host waits for nothing. The libraries' kernels do wait for those of other ranks, and cannot
+    be told to stop: after `close` this process may have to end for them to end.
+    """
+
+    def __init__(
+        self,
+        shape: DispatchShape,
+        normal: ExpertMajorBuffer,
+        low_latency: ExpertMajorBuffer | None,
+        device: torch.device,
+    ) -> None:
+        self._shape = shape
+        self._normal = normal
+        self._low_latency = low_latency
+        self._is_closed = False
+        if low_latency is not None:
+            self._rows = _Rows(shape, low_latency.max_tokens, device)
+
+    @property
+    def is_capturable(self) -> bool:
+        """See `Dispatcher`."""
+        return self._low_latency is not None
+
+    def send(
+        self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
+    ) -> Exchange:
+        """See `Dispatcher`."""
+        if self._is_closed:
+            raise RuntimeError("the dispatcher of this rank is closed")
+
+        tokens = _Tokens(x_TC.contiguous(), weights_TK.contiguous(), physical_ids_TK.long())
+        if sizes.form is DispatchForm.LOW_LATENCY:
+            assert self._low_latency is not None, "max_low_latency_tokens is 0"
+            return _Blocks(self._low_latency, tokens, self._rows)
+        return _Parts(self._normal, tokens, sizes.tokens_R, self._shape)
+
+    def close(self) -> None:
+        """See `Dispatcher`."""
+        # The libraries' own ends are collective, and a rank that has died would be waited for.
+        self._is_closed = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """A rank's own, as the libraries take them."""
+
+    x_TC: Tensor
+    weights_TK: Tensor
+    ids_TK: Tensor
+
+    def part(self, start: int, length: int) -> "_Tokens":
+        """Some of them, perhaps none."""
+        end = start + length
+        return _Tokens(self.x_TC[start:end], self.weights_TK[start:end], self.ids_TK[start:end])
+
+
+class _Rows:
+    """Whose row each place of a block is; made once, so that graphs can read it."""
+
+    def __init__(self, shape: DispatchShape, max_tokens: int, device: torch.device) -> None:
+        num_places = shape.num_ranks * max_tokens
+        self._slots_S1 = torch.arange(shape.slots_per_rank, device=device).view(-1, 1)
+        self._places_P = torch.arange(num_places, device=device)
+        self._nobody = torch.tensor(-1, device=device)
+        self.ones_N1 = torch.ones(shape.slots_per_rank * num_places, 1, device=device)
+
+    def local_ids(self, num_rows_S: Tensor) -> Tensor:
+        """[S x P, 1]: the slot of each place in use, -1 for the others."""
+        is_used_SP = self._places_P < num_rows_S.view(-1, 1)
+        return torch.where(is_used_SP, self._slots_S1, self._nobody).view(-1, 1)
+
+
+class _Blocks:
+    """Is `Exchange`: all places of all blocks, most of them empty."""
+
+    def __init__(self, buffer: ExpertMajorBuffer, tokens: _Tokens, rows: _Rows) -> None:
+        self._buffer = buffer
+        self._tokens = tokens
+        self._rows = rows
+        self._landed = buffer.dispatch(tokens.x_TC, tokens.ids_TK)
+        self._out_TC: Tensor | None = None
+
+    def receive(self) -> Received:
+        """See `Exchange`."""
+        x_NC = self._landed.x_SPC.flatten(0, 1)
+        return Received(x_NC, self._rows.ones_N1, self._rows.local_ids(self._landed.num_rows_S))
+
+    def send_back(self, out_NC: Tensor) -> None:
+        """See `Exchange`."""
+        out_SPC = out_NC.view_as(self._landed.x_SPC).contiguous()
+        tokens = self._tokens
+        self._out_TC = self._buffer.combine(
+            out_SPC, tokens.ids_TK, tokens.weights_TK, self._landed.handle
+        )
+
+    def combine(self) -> Tensor:
+        """See `Exchange`."""
+        assert self._out_TC is not None, "send_back comes first"
+        return self._out_TC
+
+
+class _Parts:
+    """Is `Exchange`: several dispatches, their rows gathered so that no empty place is computed."""
+
+    def __init__(
+        self,
+        buffer: ExpertMajorBuffer,
+        tokens: _Tokens,
+        tokens_R: Sequence[int],
+        shape: DispatchShape,
+    ) -> None:
+        self._buffer = buffer
+        self._parts: list[_Part] = []
+        max_tokens = buffer.max_tokens
+        # All ranks take as many parts, the ones with fewer tokens some empty ones.
+        for start in range(0, max(*tokens_R, 1), max_tokens):
+            counts = [min(max(count - start, 0), max_tokens) for count in tokens_R]
+            max_rows = sum(counts) * min(shape.experts_per_token, shape.slots_per_rank)
+            part = tokens.part(start, max_tokens)
+            landed = buffer.dispatch(part.x_TC, part.ids_TK)
+            self._parts.append(_Part(part, landed, max_rows))
+        self._out_TC: Tensor | None = None
+
+    def receive(self) -> Received:
+        """See `Exchange`."""
+        x_NC = torch.cat([part.x_NC for part in self._parts])
+        ids_N1 = torch.cat([part.local_ids_N for part in self._parts]).view(-1, 1)
+        return Received(x_NC, torch.ones_like(ids_N1, dtype=torch.float32), ids_N1)
+
+    def send_back(self, out_NC: Tensor) -> None:
+        """See `Exchange`."""
+        outs = out_NC.split([part.max_rows for part in self._parts])
+        self._out_TC = torch.cat(
+            [part.send_back(self._buffer, out) for part, out in zip(self._parts, outs, strict=True)]
+        )
+
+    def combine(self) -> Tensor:
+        """See `Exchange`."""
+        assert self._out_TC is not None, "send_back comes first"
+        return self._out_TC
+
+
+class _Part:
+    """One dispatch of the normal form: the rows in use of all blocks, and then some of nobody."""
+
+    def __init__(self, tokens: _Tokens, landed: Landed, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self._tokens = tokens
+        self._handle = landed.handle
+        self._shape_SPC = landed.x_SPC.shape
+        num_slots, num_places, _ = self._shape_SPC
+
+        # Row n belongs to the first slot whose rows, and those before it, are more than n.
+        ends_S = landed.num_rows_S.long().cumsum(0)
+        rows_N = torch.arange(max_rows, device=ends_S.device)
+        slots_N = torch.searchsorted(ends_S, rows_N, right=True)
+        is_used_N = slots_N < num_slots
+        slots_N = slots_N.clamp(max=num_slots - 1)
+        starts_S = ends_S - landed.num_rows_S
+        places_N = slots_N * num_places + rows_N - starts_S[slots_N]
+
+        # Rows of nobody read the first place, and are written behind the last one.
+        self.local_ids_N = torch.where(is_used_N, slots_N, -1)
+        self._targets_N = torch.where(is_used_N, places_N, num_slots * num_places)
+        self.x_NC = landed.x_SPC.flatten(0, 1)[torch.where(is_used_N, places_N, 0)]
+
+    def send_back(self, buffer: ExpertMajorBuffer, out_NC: Tensor) -> Tensor:
+        """Put the rows into their places and combine."""
+        num_slots, num_places, hidden_size = self._shape_SPC
+        out_XC = out_NC.new_empty(num_slots * num_places + 1, hidden_size)
+        out_XC[self._targets_N] = out_NC
+        tokens = self._tokens
+        return buffer.combine(
+            out_XC[:-1].view(self._shape_SPC), tokens.ids_TK, tokens.weights_TK, self._handle
+        )
+
+
+def expert_major_obstacle(shape: DispatchShape) -> str | None:
+    """Why the kernels cannot serve this; None if they can. The same for all that came of DeepEP."""
+    if shape.dtype is not torch.bfloat16:
+        return f"its kernels take bfloat16 alone, here is {shape.dtype}"
+    if shape.hidden_size not in _HIDDEN_SIZES:
+        return f"its kernels are for hidden_size {_HIDDEN_SIZES}, here is {shape.hidden_size}"
+    if shape.experts_per_token > _MAX_EXPERTS_PER_TOKEN:
+        return f"a token can have {_MAX_EXPERTS_PER_TOKEN} experts, here {shape.experts_per_token}"
+    if shape.slots_per_rank > _MAX_SLOTS:
+        return f"a rank can have {_MAX_SLOTS} experts, here are {shape.slots_per_rank}"
+    if shape.max_low_latency_tokens > MAX_TOKENS_AT_ONCE:
+        return (
+            f"its kernels take {MAX_TOKENS_AT_ONCE} tokens at once, the low-latency form is to "
+            f"take {shape.max_low_latency_tokens}"
+        )
+    return None
+
+
+def low_latency_tokens(shape: DispatchShape) -> int:
+    """M of the low-latency form: kernels that pack scales want R x M to be a multiple of 4."""
+    return -(-shape.max_low_latency_tokens // 4) * 4
+
+
+def part_tokens(shape: DispatchShape, bytes_of: "BufferBytes") -> int:
+    """M of the normal form: a power of two whose buffer is no larger than 4 GiB."""
+    tokens = MAX_TOKENS_AT_ONCE
+    while tokens > 32 and (tokens >= 2 * shape.max_tokens or bytes_of(tokens) > MAX_BUFFER_BYTES):
+        tokens //= 2
+    return tokens
+
+
+class BufferBytes(Protocol):
+    """How much memory a library wants."""
+
+    def __call__(self, max_tokens: int, /) -> int:
+        """For M tokens of each rank."""

@@ -1,0 +1,89 @@
+"""Dispatch by Mooncake EP: DeepEP's low-latency kernels, between GPUs of one host by NVLink."""
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Store
+
+from raydix.moe.dispatch.expert_major import (
+    ExpertMajor,
+    Landed,
+    low_latency_tokens,
+    part_tokens,
+)
+from raydix.moe.dispatch.protocol import DispatchShape
+from raydix.moe.dispatch.store_group import StoreGroup
+
+_FOREVER_US = -1
+"""A time limit would leave a late rank's tokens out without a word."""
+
+
+def connect_mooncake_ep(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> ExpertMajor:
+    """Wait for every rank. The calling thread is on `device`, this rank's."""
+    # The package's own `mooncake.ep` would load its process groups, too, of one torch release
+    # each, which nothing here uses.
+    kernels = importlib.import_module("mooncake._ep")
+    sys.modules.setdefault("mooncake.ep", kernels)
+    library = importlib.import_module("mooncake.mooncake_ep_buffer")
+
+    def bytes_of(max_tokens: int) -> int:
+        num_experts = shape.num_ranks * shape.slots_per_rank
+        return int(
+            kernels.get_ep_buffer_size_hint(
+                max_tokens, shape.hidden_size, shape.num_ranks, num_experts
+            )
+        )
+
+    def open_buffer(name: str, max_tokens: int) -> MooncakeEpBuffer:
+        group = StoreGroup(name, store, rank, shape.num_ranks)
+        with warnings.catch_warnings():
+            # That ranks of another process group than Mooncake's own all count as alive.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            buffer = library.Buffer(group, bytes_of(max_tokens))
+        is_slow = not buffer.runtime.use_fast_path()
+        group.agree("mooncake_ep", "it found no NVLink between the GPUs" if is_slow else None)
+        return MooncakeEpBuffer(buffer, shape, max_tokens, device)
+
+    normal = open_buffer("mooncake normal", part_tokens(shape, bytes_of))
+    low_latency = None
+    if shape.max_low_latency_tokens > 0:
+        low_latency = open_buffer("mooncake low latency", low_latency_tokens(shape))
+    return ExpertMajor(shape, normal, low_latency, device)
+
+
+class MooncakeEpBuffer:
+    """Is `ExpertMajorBuffer`."""
+
+    def __init__(
+        self, buffer: Any, shape: DispatchShape, max_tokens: int, device: torch.device
+    ) -> None:
+        self._buffer = buffer
+        self._num_experts = shape.num_ranks * shape.slots_per_rank
+        self._is_alive_R = torch.ones(shape.num_ranks, dtype=torch.int32, device=device)
+        self.max_tokens = max_tokens
+
+    def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
+        """See `ExpertMajorBuffer`."""
+        x_SPC, num_rows_S, handle, _, _ = self._buffer.dispatch(
+            x_TC,
+            ids_TK,
+            self._is_alive_R,
+            self.max_tokens,
+            self._num_experts,
+            _FOREVER_US,
+            use_fp8=False,
+        )
+        return Landed(x_SPC, num_rows_S, handle)
+
+    def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
+        """See `ExpertMajorBuffer`."""
+        out_TC, _, _ = self._buffer.combine(
+            out_SPC, ids_TK, weights_TK, self._is_alive_R, _FOREVER_US, handle
+        )
+        return out_TC

@@ -1,0 +1,77 @@
+"""Dispatch by NIXL-EP: DeepEP's low-latency kernels over UCX; within a host, over NVLink."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Store
+
+from raydix.moe.dispatch.expert_major import (
+    ExpertMajor,
+    Landed,
+    low_latency_tokens,
+    part_tokens,
+)
+from raydix.moe.dispatch.protocol import DispatchShape
+from raydix.moe.dispatch.store_group import StoreGroup
+
+_TIMEOUT_MS = 24 * 60 * 60 * 1000
+"""After it the kernels would leave a rank's tokens out without a word; the Supervisor notices a
+rank that is late much earlier."""
+_TRANSPORTS = "cuda_ipc,cuda_copy,sm,self"
+"""Those within a host: the others would listen on its network cards."""
+
+
+def connect_nixl_ep(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> ExpertMajor:
+    """Wait for every rank. The calling thread is on `device`, this rank's."""
+    # Read when a context is made.
+    os.environ.setdefault("UCX_TLS", _TRANSPORTS)
+    import nixl_ep
+
+    def bytes_of(max_tokens: int) -> int:
+        num_experts = shape.num_ranks * shape.slots_per_rank
+        return int(
+            nixl_ep.Buffer.get_low_latency_buffer_size_hint(
+                max_tokens, shape.hidden_size, shape.num_ranks, num_experts
+            )
+        )
+
+    def open_buffer(name: str, max_tokens: int) -> NixlEpBuffer:
+        group = StoreGroup(name, store, rank, shape.num_ranks)
+        buffer = nixl_ep.Buffer(
+            rank=rank, tcp_store_group=group, timeout_ms=_TIMEOUT_MS, explicitly_destroy=True
+        )
+        buffer.update_memory_buffers(shape.num_ranks, shape.slots_per_rank, bytes_of(max_tokens))
+        buffer.connect_ranks(list(range(shape.num_ranks)))
+        group.swap(None)
+        return NixlEpBuffer(buffer, shape, max_tokens)
+
+    normal = open_buffer("nixl normal", part_tokens(shape, bytes_of))
+    low_latency = None
+    if shape.max_low_latency_tokens > 0:
+        low_latency = open_buffer("nixl low latency", low_latency_tokens(shape))
+    return ExpertMajor(shape, normal, low_latency, device)
+
+
+class NixlEpBuffer:
+    """Is `ExpertMajorBuffer`."""
+
+    def __init__(self, buffer: Any, shape: DispatchShape, max_tokens: int) -> None:
+        self._buffer = buffer
+        self._num_experts = shape.num_ranks * shape.slots_per_rank
+        self.max_tokens = max_tokens
+
+    def dispatch(self, x_TC: Tensor, ids_TK: Tensor) -> Landed:
+        """See `ExpertMajorBuffer`."""
+        x_SPC, num_rows_S, handle, _, _ = self._buffer.dispatch(
+            x_TC, ids_TK, self.max_tokens, self._num_experts, use_fp8=False
+        )
+        return Landed(x_SPC, num_rows_S, handle)
+
+    def combine(self, out_SPC: Tensor, ids_TK: Tensor, weights_TK: Tensor, handle: Any) -> Tensor:
+        """See `ExpertMajorBuffer`."""
+        out_TC, _, _ = self._buffer.combine(out_SPC, ids_TK, weights_TK, handle)
+        return out_TC

@@ -1,0 +1,249 @@
+"""Dispatch by kernels that write other ranks' memory over NVLink, through torch symmetric memory.
+
+Ranks are processes of one node, each of which sees all devices. NVLink multicast is not used.
+
+Legend: as in `protocol`.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import Store
+
+from raydix.kernels.symmetric_group import name_group
+from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
+from raydix.kernels.token_push import (
+    ALIGNMENT_BYTES,
+    await_tokens,
+    push_outputs,
+    push_tokens,
+    sum_outputs,
+)
+from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
+
+_NUM_SETS = 2
+"""Of buffers, used in turn: so many exchanges may be open at once."""
+_WARM_UP_TOKENS = (1, 64, 128, 1024)
+"""One number for each variant of the kernels."""
+_PADDING_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BufferSet:
+    """What one exchange at a time uses."""
+
+    buffers_R: tuple[TokenBuffers, ...]
+    """Of all ranks, as this one reaches them."""
+    arrivals: Arrivals
+
+
+class SymmetricDispatcher:
+    """`Dispatcher` for the current device. Its kernels run on the current stream.
+
+    Owns: whose turn of the sets of buffers it is. An exchange's methods may be called on different
+    streams if each one waits for the one before, and `send` for the `combine` two exchanges before.
+    """
+
+    is_capturable = True
+
+    def __init__(self, layout: TokenLayout, sets: tuple[BufferSet, ...], memory: object) -> None:
+        """`memory` keeps that of the other ranks mapped."""
+        self._layout = layout
+        self._sets = sets
+        self._memory = memory
+        self._next_set = 0
+        self._is_closed = False
+
+    def send(
+        self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
+    ) -> "SymmetricExchange":
+        """See `Dispatcher`. Raises RuntimeError once it is closed."""
+        if self._is_closed:
+            raise RuntimeError("the dispatcher of this rank is closed")
+        rank = self._layout.rank
+        if x_TC.shape[0] != sizes.tokens_R[rank]:
+            raise ValueError(
+                f"{x_TC.shape[0]} tokens of rank {rank}; expected {sizes.tokens_R[rank]}, as the "
+                "sizes say."
+            )
+
+        used = self._sets[self._next_set]
+        self._next_set = (self._next_set + 1) % len(self._sets)
+        first_row = sum(sizes.tokens_R[:rank])
+        push_tokens(x_TC, weights_TK, physical_ids_TK, used.buffers_R, self._layout, first_row)
+        return SymmetricExchange(
+            used, self._layout, physical_ids_TK, first_row, sum(sizes.tokens_R)
+        )
+
+    def close(self) -> None:
+        """See `Dispatcher`. Kernels that wait for a rank go on without it, and so with garbage."""
+        self._is_closed = True
+        for each in self._sets:
+            each.arrivals.given_up_1.fill_(1)
+
+
+class SymmetricExchange:
+    """Is `Exchange`."""
+
+    def __init__(
+        self,
+        used: BufferSet,
+        layout: TokenLayout,
+        ids_TK: Tensor,
+        first_row: int,
+        num_rows: int,
+    ) -> None:
+        self._own = used.buffers_R[layout.rank]
+        self._used = used
+        self._layout = layout
+        self._ids_TK = ids_TK
+        self._first_row = first_row
+        self._num_rows = num_rows
+        self._out_NC: Tensor | None = None
+
+    def receive(self) -> Received:
+        """See `Exchange`. What it returns is overwritten two exchanges later."""
+        await_tokens(self._own, self._used.arrivals)
+        rows = slice(self._num_rows)
+        return Received(self._own.x_NC[rows], self._own.weights_NK[rows], self._own.ids_NK[rows])
+
+    def send_back(self, out_NC: Tensor) -> None:
+        """See `Exchange`."""
+        push_outputs(out_NC, self._used.buffers_R, self._layout)
+        self._out_NC = out_NC
+
+    def combine(self) -> Tensor:
+        """See `Exchange`."""
+        assert self._out_NC is not None
+        return sum_outputs(
+            self._out_NC,
+            self._ids_TK,
+            self._own,
+            self._used.arrivals,
+            self._layout,
+            self._first_row,
+        )
+
+
+def connect_symmetric(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> SymmetricDispatcher:
+    """Map the memory of all ranks; waits for every one. The calling thread is on `device`.
+
+    Raises ValueError if rows are no multiple of 16 bytes.
+    """
+    # Imported here: only builds of torch for CUDA can use it.
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    if shape.hidden_size * shape.dtype.itemsize % ALIGNMENT_BYTES:
+        raise ValueError(
+            f"Tokens have {shape.hidden_size} x {shape.dtype}; expected a multiple of "
+            f"{ALIGNMENT_BYTES} bytes."
+        )
+    if rank == 0:
+        # A name of its own: torch keeps names for as long as the process lives.
+        store.set("symmetric_name", f"raydix-experts-{os.urandom(8).hex()}")
+    name = store.get("symmetric_name").decode()
+    group = name_group(name, store, rank, shape.num_ranks)
+
+    memory = symmetric_memory.empty(memory_bytes(shape), dtype=torch.uint8, device=device)
+    memory.zero_()
+    torch.cuda.synchronize(device)
+    # Nobody leaves it before all are there, and so before everyone's memory is zero.
+    handle = symmetric_memory.rendezvous(memory, name)
+
+    memories_R = [
+        handle.get_buffer(peer, memory.shape, torch.uint8) for peer in range(shape.num_ranks)
+    ]
+    given_up_1 = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    dispatcher = SymmetricDispatcher(
+        layout_of(rank, shape),
+        cut_sets(memories_R, shape, rank, given_up_1),
+        (group, handle, memory),
+    )
+    _warm_up(dispatcher, rank, shape, device)
+    return dispatcher
+
+
+def layout_of(rank: int, shape: DispatchShape) -> TokenLayout:
+    """Where this rank writes."""
+    return TokenLayout(
+        rank=rank,
+        num_ranks=shape.num_ranks,
+        max_tokens=max(shape.max_tokens, shape.max_low_latency_tokens),
+        slots_per_rank=shape.slots_per_rank,
+    )
+
+
+def memory_bytes(shape: DispatchShape) -> int:
+    """What the buffers of one rank take."""
+    return _NUM_SETS * sum(_padded_bytes(*each) for each in _tensors(shape).values())
+
+
+def cut_sets(
+    memories_R: Sequence[Tensor], shape: DispatchShape, rank: int, given_up_1: Tensor
+) -> tuple[BufferSet, ...]:
+    """Every rank's memory, `memory_bytes` of zeros, as its buffers."""
+    buffers_R = [list(_cut(memory, shape)) for memory in memories_R]
+    return tuple(
+        BufferSet(
+            buffers_R=tuple(buffers),
+            arrivals=Arrivals(
+                awaited_1=torch.zeros(1, dtype=torch.int32, device=buffers[rank].x_NC.device),
+                given_up_1=given_up_1,
+            ),
+        )
+        for buffers in zip(*buffers_R, strict=True)
+    )
+
+
+def _cut(memory: Tensor, shape: DispatchShape) -> Iterator[TokenBuffers]:
+    first = 0
+    for _ in range(_NUM_SETS):
+        tensors = {}
+        for name, (size, dtype) in _tensors(shape).items():
+            part = memory[first : first + math.prod(size) * dtype.itemsize]
+            tensors[name] = part.view(dtype).view(size)
+            first += _padded_bytes(size, dtype)
+        yield TokenBuffers(**tensors)
+
+
+def _tensors(shape: DispatchShape) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Sizes and dtypes of `TokenBuffers`."""
+    most, choices = layout_of(0, shape).max_tokens, shape.experts_per_token
+    num_rows, num_returned = shape.num_ranks * most, (shape.num_ranks - 1) * most
+    return {
+        "x_NC": ((num_rows, shape.hidden_size), shape.dtype),
+        "weights_NK": ((num_rows, choices), torch.float32),
+        "ids_NK": ((num_rows, choices), torch.int32),
+        "origins_N": ((num_rows,), torch.int32),
+        "returned_XC": ((num_returned, shape.hidden_size), shape.dtype),
+        "tokens_arrived_R": ((shape.num_ranks,), torch.int32),
+        "outputs_arrived_R": ((shape.num_ranks,), torch.int32),
+    }
+
+
+def _padded_bytes(size: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(size) * dtype.itemsize // _PADDING_BYTES) * _PADDING_BYTES
+
+
+def _warm_up(
+    dispatcher: SymmetricDispatcher, rank: int, shape: DispatchShape, device: torch.device
+) -> None:
+    """Exchange tokens that go nowhere, so that no step waits for a compiler."""
+    for wanted in _WARM_UP_TOKENS:
+        num_tokens = min(wanted, shape.max_tokens)
+        choices = (num_tokens, shape.experts_per_token)
+        exchange = dispatcher.send(
+            torch.zeros(num_tokens, shape.hidden_size, dtype=shape.dtype, device=device),
+            torch.zeros(choices, device=device),
+            torch.full(choices, -1, dtype=torch.int32, device=device),
+            DispatchSizes((num_tokens,) * shape.num_ranks),
+        )
+        exchange.send_back(torch.zeros_like(exchange.receive().x_NC))
+        exchange.combine()
+    torch.cuda.synchronize(device)

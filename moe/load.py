@@ -1,0 +1,119 @@
+"""How many rows each expert gets, how that changes, and how evenly ranks share them.
+
+Legend as in placement.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydix.moe.placement import EMPTY, FloatArray, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """1 when all ranks of every layer get the same; both ways in use elsewhere."""
+
+    mean_of_layers: float
+    """Of each layer's mean over ranks by its maximum: SGLang's balancedness."""
+    ratio_of_sums: float
+    """Means of all layers by their maxima: vLLM's. Layers with more rows weigh more."""
+
+
+def rank_loads(placement: Placement, loads_LE: NDArray[Any]) -> FloatArray:
+    """The load of each rank, [L, R], if replicas of an expert share its load evenly."""
+    share_LE = loads_LE / placement.num_replicas_LE
+    return np.einsum("lre,le->lr", placement.physical_LRE != EMPTY, share_LE)
+
+
+def balance(loads_LR: FloatArray) -> Balance:
+    """Layers without any load count as even."""
+    mean_L, max_L = loads_LR.mean(axis=1), loads_LR.max(axis=1)
+    ratio_L = np.divide(mean_L, max_L, out=np.ones_like(mean_L), where=max_L > 0)
+    total = max_L.sum()
+    return Balance(float(ratio_L.mean()), float(mean_L.sum() / total) if total > 0 else 1.0)
+
+
+def drift(old_LE: NDArray[Any], new_LE: NDArray[Any]) -> float:
+    """How far the new counts are from the old ones' shares: mean over layers of the KL divergence
+    in nats, less what counting so few rows gives by chance; about 0 while nothing changes.
+    """
+    num_experts = old_LE.shape[1]
+    old_rows_L = old_LE.sum(axis=1, keepdims=True)
+    new_rows_L = new_LE.sum(axis=1, keepdims=True)
+    # Half a row more for every expert, so that one which had none is possible.
+    old_share_LE = (old_LE + 0.5) / (old_rows_L + 0.5 * num_experts)
+    new_share_LE = (new_LE + 0.5) / (new_rows_L + 0.5 * num_experts)
+
+    divergence_L = (new_share_LE * np.log(new_share_LE / old_share_LE)).sum(axis=1)
+    # Both counts are samples; each adds (E - 1) / (2 rows) in expectation.
+    rows_L = [np.maximum(rows[:, 0], 1.0) for rows in (old_rows_L, new_rows_L)]
+    chance_L = (num_experts - 1) / 2 * sum(1 / rows for rows in rows_L)
+    return max(0.0, float((divergence_L - chance_L).mean()))
+
+
+class LoadAverage:
+    """Owns: rows per expert, summed over ranks in windows of steps and averaged over windows.
+
+    The average forgets half of a window in `half_life_windows`.
+    """
+
+    def __init__(
+        self, num_layers: int, num_experts: int, num_ranks: int, *, half_life_windows: float
+    ) -> None:
+        self.num_windows = 0
+        self._num_ranks = num_ranks
+        self._keep = 0.5 ** (1 / half_life_windows)
+        self._sum_LE = np.zeros((num_layers, num_experts))
+        self._steps_sum = 0.0
+        self._window_LE = np.zeros((num_layers, num_experts))
+        self._window_end = -1
+        """The last step of the window that ranks are reporting."""
+        self._reported: set[int] = set()
+
+    def add(self, rank: int, step: int, counts_LE: NDArray[Any], *, num_steps: int) -> bool:
+        """What `rank` has counted in the `num_steps` up to `step`; True if this ends a window.
+
+        Ranks report at the same steps. A window that a rank leaves out is dropped when the next
+        one begins, and so is what comes of an older one.
+        """
+        if step < self._window_end:
+            return False
+        if step > self._window_end:
+            self._window_end = step
+            self._window_LE = np.zeros_like(self._window_LE)
+            self._reported.clear()
+        self._window_LE += counts_LE
+        self._reported.add(rank)
+        if len(self._reported) < self._num_ranks:
+            return False
+
+        self._sum_LE = self._keep * self._sum_LE + self._window_LE
+        self._steps_sum = self._keep * self._steps_sum + num_steps
+        self.num_windows += 1
+        return True
+
+    @property
+    def window_LE(self) -> FloatArray:
+        """Rows of the window that ended last, if `add` has just said so."""
+        return self._window_LE
+
+    @property
+    def rows_LE(self) -> FloatArray:
+        """The average as a sum of rows: recent windows whole, older ones in part."""
+        return self._sum_LE
+
+    @property
+    def rows_per_step_LE(self) -> FloatArray:
+        """Rows of one step, from all ranks."""
+        return self._sum_LE / max(self._steps_sum, 1.0)
+
+    def forget(self) -> None:
+        """Start anew, as when ranks are made again and count from nothing."""
+        self._sum_LE = np.zeros_like(self._sum_LE)
+        self._steps_sum = 0.0
+        self._window_end = -1
+        self._reported.clear()
+        self.num_windows = 0

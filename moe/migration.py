@@ -1,0 +1,316 @@
+"""Bring experts from one placement to another between steps, without a pause: decisions alone.
+
+Events come in (a step is planned, copies have landed, a rank has finished a step), orders go out.
+Weights come from a store that every rank of the node reads, so a copy has a target and no source.
+A slot is written while no rank routes to it, and routed to once its copy has landed; the slots that
+a flip leaves are written again only when every rank has finished the step that carried it. So ranks
+may flip at different times: every version in use leads to copies that are there.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from raydix.errors import AccountingError
+from raydix.moe.exchanges import Exchange, Held, exchanges
+from raydix.moe.placement import EMPTY, Placement
+
+_LOOK_AHEAD = 64
+"""Exchanges looked at in one step for one that can begin: steps must not wait for long plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Read one expert of one layer from the host store into an empty slot."""
+
+    layer: int
+    expert: int
+    physical: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flip:
+    """From its step on, ranks route by `placement`, which differs in `layers` alone."""
+
+    version: int
+    placement: Placement
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Orders:
+    """What one step's plan carries to all ranks. A rank flips before it runs that step."""
+
+    generation: int
+    copies: tuple[Copy, ...] = ()
+    flip: Flip | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How much each rank copies beside its steps."""
+
+    max_copies_per_step: int = 2
+    """New copies of one rank that ride on one step."""
+    max_open_copies: int = 4
+    """Of one rank, ordered and not acknowledged."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_copies_per_step, self.max_open_copies) < 1:
+            raise ValueError(f"{self}: a migration needs at least one copy at a time")
+
+
+class _Slot(IntEnum):
+    FREE = 0
+    LIVE = 1
+    """The newest version routes to it."""
+    FILLING = 2
+    """An exchange that has begun has a copy for it."""
+    RETIRED = 3
+    """The version before the newest routes to it, and some rank may use that still."""
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    exchange: Exchange
+    copies: tuple[Copy, ...]
+    landed: set[Copy] = field(default_factory=set)
+
+
+class Migration:
+    """Owns: which slots are live, being filled or not yet free, and the placement's version.
+
+    `placement` and `version` are the newest that a flip has named: what ranks of the next
+    generation start from.
+    """
+
+    def __init__(self, placement: Placement, *, version: int = 0, pacing: Pacing) -> None:
+        self.placement = placement
+        self.version = version
+        self.generation = 0
+        """Of the group's processes. What a rank says of an older one counts for nothing."""
+        self.num_copies = 0
+        self.num_flips = 0
+        self._pacing = pacing
+        self._states_LP = _fresh(placement)
+        self._waiting: deque[Exchange] = deque()
+        self._begun: list[_Begun] = []
+        self._unsent: deque[Copy] = deque()
+        self._open: dict[Copy, _Begun] = {}
+        """Ordered, not acknowledged."""
+        self._dropped_early: set[tuple[int, Held]] = set()
+        """Of exchanges that have not ended."""
+        self._flip_step: int | None = None
+        """The step of a flip that some rank may not have made: there is one at a time."""
+        self._flipped: set[int] = set()
+        self._progress_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Is any part of a plan still to be done?"""
+        return bool(self._waiting or self._begun or self._flip_step is not None)
+
+    @property
+    def num_copies_left(self) -> int:
+        """Copies of the plan that have not landed."""
+        begun = sum(len(begun.copies) - len(begun.landed) for begun in self._begun)
+        return begun + sum(len(exchange.added) for exchange in self._waiting)
+
+    def stall_s(self, now_s: float) -> float:
+        """How long an open plan has seen no progress; 0 while none is open."""
+        return max(0.0, now_s - self._progress_s) if self.is_open else 0.0
+
+    def start(self, wanted: Placement, *, now_s: float) -> int:
+        """Take up a plan; returns how many copies it needs.
+
+        Raises ValueError while one is open, and if a rank has no room to add before it removes: it
+        needs an empty slot in both placements, or gives up an expert that others hold.
+        """
+        if self.is_open:
+            raise ValueError("a plan is open; start the next when it has ended")
+        plan = exchanges(self.placement, wanted)
+
+        has_room_LR = np.minimum(self.placement.num_empty_LR, wanted.num_empty_LR) > 0
+        for exchange in plan:
+            early = {held.rank for held in exchange.early}
+            for held in exchange.added:
+                if held.rank not in early and not has_room_LR[exchange.layer, held.rank]:
+                    raise ValueError(
+                        f"layer {exchange.layer}: rank {held.rank} has no empty slot for expert "
+                        f"{held.expert}. Leave a spare slot of every rank empty in every layer."
+                    )
+        self._waiting.extend(plan)
+        self._progress_s = now_s
+        return self.num_copies_left
+
+    def plan_step(self, step: int, *, now_s: float) -> Orders:
+        """What rides on `step`, which is being planned for all ranks."""
+        early = self._begin()
+        return Orders(
+            generation=self.generation,
+            copies=self._send(),
+            flip=self._flip(step, early, now_s) if self._flip_step is None else None,
+        )
+
+    def copied(self, rank: int, copies: tuple[Copy, ...], *, generation: int, now_s: float) -> None:
+        """A rank acknowledges copies into its slots: their weights are there for every stream."""
+        if generation != self.generation:
+            return
+        for copy in copies:
+            begun = self._open.pop(copy, None)
+            if begun is None or self._rank_of(copy) != rank:
+                raise AccountingError(f"rank {rank} acknowledges {copy}, which it does not owe")
+            begun.landed.add(copy)
+        if copies:
+            self._progress_s = now_s
+
+    def finished(self, rank: int, step: int, *, generation: int, now_s: float) -> None:
+        """A rank has finished `step` and all before it, so it has made their flips."""
+        is_flip = self._flip_step is not None and step >= self._flip_step
+        if generation != self.generation or not is_flip:
+            return
+        self._flipped.add(rank)
+        self._progress_s = now_s
+
+        if self._have_all_flipped():
+            self._states_LP[self._states_LP == _Slot.RETIRED] = _Slot.FREE
+            self._flip_step = None
+            self._flipped.clear()
+
+    def lost(self) -> None:
+        """The group's processes are gone. New ones, of the next generation, load `placement`.
+
+        What had not been flipped is forgotten: start a plan anew.
+        """
+        self.generation += 1
+        self._states_LP = _fresh(self.placement)
+        self._flip_step = None
+        for work in (self._waiting, self._begun, self._unsent, self._open):
+            work.clear()
+        self._dropped_early.clear()
+        self._flipped.clear()
+
+    def check(self) -> None:
+        """Raise AccountingError unless slots are in the states that open work says."""
+        filling = [(copy.layer, copy.physical) for begun in self._begun for copy in begun.copies]
+        found = {
+            "live": ((self._states_LP == _Slot.LIVE) != (self.placement.experts_LP != EMPTY)).any(),
+            "filling": sorted(filling)
+            != [tuple(at) for at in np.argwhere(self._states_LP == _Slot.FILLING).tolist()],
+            "retired": self._flip_step is None and (self._states_LP == _Slot.RETIRED).any(),
+            "copies": sum(len(begun.copies) - len(begun.landed) for begun in self._begun)
+            != len(self._unsent) + len(self._open),
+        }
+        wrong = [name for name, is_wrong in found.items() if is_wrong]
+        if wrong:
+            raise AccountingError(f"slots do not agree with the open work: {wrong}")
+
+    def _begin(self) -> list[tuple[int, Held]]:
+        """Begin exchanges that have room; returns what can make room for others by a flip."""
+        max_unlanded = self._pacing.max_open_copies * self.placement.num_ranks
+        early: list[tuple[int, Held]] = []
+
+        for _ in range(min(_LOOK_AHEAD, len(self._waiting))):
+            exchange = self._waiting.popleft()
+            room = [self._free_slot(exchange.layer, held.rank) for held in exchange.added]
+            blocked = {
+                held.rank for held, slot in zip(exchange.added, room, strict=True) if slot is None
+            }
+            is_busy = len(self._unsent) + len(self._open) >= max_unlanded
+            if blocked or is_busy:
+                self._waiting.append(exchange)
+                early += self._early_drops(exchange, blocked)
+            else:
+                self._fill(exchange, [slot for slot in room if slot is not None])
+        return early
+
+    def _early_drops(self, exchange: Exchange, blocked: set[int]) -> list[tuple[int, Held]]:
+        """What an exchange can give up at once on ranks where it lacks room."""
+        held = [(exchange.layer, held) for held in exchange.early if held.rank in blocked]
+        return [drop for drop in held if drop not in self._dropped_early]
+
+    def _fill(self, exchange: Exchange, slots: list[int]) -> None:
+        copies = tuple(
+            Copy(exchange.layer, held.expert, slot)
+            for held, slot in zip(exchange.added, slots, strict=True)
+        )
+        for copy in copies:
+            self._states_LP[copy.layer, copy.physical] = _Slot.FILLING
+        self._begun.append(_Begun(exchange, copies))
+        self._unsent.extend(copies)
+
+    def _free_slot(self, layer: int, rank: int) -> int | None:
+        first = rank * self.placement.slots_per_rank
+        states_S = self._states_LP[layer, first : first + self.placement.slots_per_rank]
+        slot = int(states_S.argmin())
+        return first + slot if states_S[slot] == _Slot.FREE else None
+
+    def _send(self) -> tuple[Copy, ...]:
+        """Copies for this step, in order, as far as each rank's pace allows."""
+        num_open = Counter(self._rank_of(copy) for copy in self._open)
+        num_new: Counter[int] = Counter()
+        owners = {copy: begun for begun in self._begun for copy in begun.copies}
+        sent = []
+
+        for _ in range(len(self._unsent)):
+            copy = self._unsent.popleft()
+            rank = self._rank_of(copy)
+            is_too_much = num_new[rank] >= self._pacing.max_copies_per_step
+            if is_too_much or num_open[rank] >= self._pacing.max_open_copies:
+                self._unsent.append(copy)
+                continue
+            num_new[rank] += 1
+            num_open[rank] += 1
+            self._open[copy] = owners[copy]
+            sent.append(copy)
+        self.num_copies += len(sent)
+        return tuple(sent)
+
+    def _flip(self, step: int, early: list[tuple[int, Held]], now_s: float) -> Flip | None:
+        """Route to all exchanges whose copies have landed, and away from what they drop."""
+        ended = [begun for begun in self._begun if self._has_landed(begun)]
+        drops = set(early)
+        for begun in ended:
+            drops |= {(begun.exchange.layer, held) for held in begun.exchange.dropped}
+        if not (ended or drops):
+            return None
+
+        experts_LP = self.placement.experts_LP.copy()
+        for layer, held in drops - self._dropped_early:
+            physical = int(self.placement.physical_LRE[layer, held.rank, held.expert])
+            experts_LP[layer, physical] = EMPTY
+            self._states_LP[layer, physical] = _Slot.RETIRED
+        for copy in (copy for begun in ended for copy in begun.copies):
+            experts_LP[copy.layer, copy.physical] = copy.expert
+            self._states_LP[copy.layer, copy.physical] = _Slot.LIVE
+
+        self._begun = [begun for begun in self._begun if begun not in ended]
+        self._dropped_early = (self._dropped_early | set(early)) - {
+            (begun.exchange.layer, held) for begun in ended for held in begun.exchange.early
+        }
+        return self._commit(experts_LP, step, now_s)
+
+    def _commit(self, experts_LP: np.ndarray, step: int, now_s: float) -> Flip:
+        layers = (experts_LP != self.placement.experts_LP).any(axis=1).nonzero()[0]
+        self.placement = Placement(experts_LP, self.placement.num_experts, self.placement.num_ranks)
+        self.version += 1
+        self.num_flips += 1
+        self._flip_step = step
+        self._progress_s = now_s
+        return Flip(self.version, self.placement, tuple(layers.tolist()))
+
+    def _has_landed(self, begun: _Begun) -> bool:
+        return len(begun.landed) == len(begun.copies)
+
+    def _have_all_flipped(self) -> bool:
+        return len(self._flipped) == self.placement.num_ranks
+
+    def _rank_of(self, copy: Copy) -> int:
+        return copy.physical // self.placement.slots_per_rank
+
+
+def _fresh(placement: Placement) -> np.ndarray:
+    """States of slots in processes that have just loaded `placement`."""
+    return np.where(placement.experts_LP != EMPTY, _Slot.LIVE, _Slot.FREE).astype(np.int8)

@@ -1,0 +1,29 @@
+"""How a GPU actor finds its Scheduler again, which may be being restarted."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
+
+RECONNECT_S = 120.0
+"""How long a GPU actor waits for the Scheduler to be restarted."""
+
+Dial = Callable[[threading.Event], BlockingLink]
+"""Connects to the Scheduler. Raises LinkClosed if nobody answers or the event is set meanwhile."""
+
+
+def redial(dial: Dial, stop: threading.Event) -> BlockingLink | None:
+    """A link to the Scheduler; None once `stop` is set. Raises LinkClosed if there is none."""
+    give_up_s = time.monotonic() + RECONNECT_S
+    delay_s = 0.01
+    while not stop.is_set():
+        try:
+            return dial(stop)
+        except LinkClosed:
+            # One that hangs up on us is being restarted.
+            if time.monotonic() > give_up_s:
+                raise
+        stop.wait(delay_s)
+        delay_s = min(2 * delay_s, 0.5)
+    return None

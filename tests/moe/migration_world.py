@@ -1,0 +1,141 @@
+"""Ranks that hold experts in slots and obey a migration, each at its own time."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raydix.moe.migration import Copy, Migration, Orders, Pacing
+from raydix.moe.placement import EMPTY, Placement
+
+
+def random_wanted(rng: np.random.Generator, current: Placement, *, spare_slots: int) -> Placement:
+    """Another placement: experts anywhere, with replicas where there is room."""
+    num_ranks, slots = current.num_ranks, current.slots_per_rank - spare_slots
+    experts_LRS = np.full((current.num_layers, num_ranks, current.slots_per_rank), EMPTY)
+    for layer in experts_LRS:
+        held: list[list[int]] = [[] for _ in range(num_ranks)]
+        more = rng.integers(current.num_experts, size=int(rng.integers(0, num_ranks * slots)))
+        for expert in [*rng.permutation(current.num_experts), *more]:
+            free = [own for own in held if len(own) < slots and expert not in own]
+            if free:
+                free[rng.integers(len(free))].append(int(expert))
+        for rank, own in enumerate(held):
+            layer[rank, rng.permutation(current.slots_per_rank)[: len(own)]] = own
+    experts_LP = experts_LRS.reshape(current.num_layers, -1)
+    return Placement(experts_LP, current.num_experts, num_ranks)
+
+
+@dataclass(eq=False)
+class ModelRank:
+    """One rank of one generation."""
+
+    placement: Placement
+    """By which it sends rows."""
+    inbox: deque[tuple[int, Orders]] = field(default_factory=deque)
+    copying: list[Copy] = field(default_factory=list)
+    last_step: int = -1
+
+
+@dataclass(frozen=True)
+class Ack:
+    """On its way to the migration: copies that have landed, or a step that has ended."""
+
+    rank: int
+    generation: int
+    copies: tuple[Copy, ...] = ()
+    step: int | None = None
+
+
+class World:
+    """A migration and the ranks of its group. `slots` is what is really in each slot, or None."""
+
+    def __init__(self, placement: Placement, pacing: Pacing, kind: type[Migration]) -> None:
+        self.migration = kind(placement, pacing=pacing)
+        self.pacing = pacing
+        self.acks: list[Ack] = []
+        self.next_step = 0
+        self.make_ranks()
+
+    def make_ranks(self) -> None:
+        placement = self.migration.placement
+        self.ranks = [ModelRank(placement) for _ in range(placement.num_ranks)]
+        self.slots: dict[tuple[int, int], int | None] = {
+            (int(layer), int(physical)): int(placement.experts_LP[layer, physical])
+            for layer, physical in np.argwhere(placement.experts_LP != EMPTY)
+        }
+
+    def plan(self) -> Orders:
+        orders = self.migration.plan_step(self.next_step, now_s=float(self.next_step))
+        for rank in self.ranks:
+            rank.inbox.append((self.next_step, orders))
+        self.next_step += 1
+        return orders
+
+    def receive(self, index: int) -> None:
+        """A rank takes its next plan: it routes anew, and its slots are being written."""
+        rank = self.ranks[index]
+        rank.last_step, orders = rank.inbox.popleft()
+        if orders.flip is not None:
+            rank.placement = orders.flip.placement
+        for copy in orders.copies:
+            if copy.physical // rank.placement.slots_per_rank == index:
+                rank.copying.append(copy)
+                self.slots[copy.layer, copy.physical] = None
+
+    def land(self, index: int, num_copies: int) -> None:
+        rank = self.ranks[index]
+        copies, rank.copying = rank.copying[:num_copies], rank.copying[num_copies:]
+        for copy in copies:
+            self.slots[copy.layer, copy.physical] = copy.expert
+        self.acks.append(Ack(index, self.migration.generation, copies=tuple(copies)))
+
+    def finish(self, index: int) -> None:
+        self.acks.append(Ack(index, self.migration.generation, step=self.ranks[index].last_step))
+
+    def deliver(self, position: int) -> None:
+        ack = self.acks.pop(position)
+        now_s = float(self.next_step)
+        if ack.step is None:
+            self.migration.copied(ack.rank, ack.copies, generation=ack.generation, now_s=now_s)
+        else:
+            self.migration.finished(ack.rank, ack.step, generation=ack.generation, now_s=now_s)
+
+    def die(self) -> None:
+        """All processes of the group end; what they said before is still on its way."""
+        self.migration.lost()
+        self.make_ranks()
+
+    def run_out(self, max_steps: int = 2000) -> None:
+        """Everybody does all that it can until no work is open."""
+        for _ in range(max_steps):
+            if not self.migration.is_open:
+                return
+            self.proceed()
+        raise AssertionError(f"work is open after {max_steps} steps")
+
+    def proceed(self, late: int | None = None) -> None:
+        """A step that all ranks take, and all its acknowledgements; rank `late` does nothing."""
+        self.plan()
+        for index, rank in enumerate(self.ranks):
+            if index == late:
+                continue
+            while rank.inbox:
+                self.receive(index)
+                self.check()
+            self.land(index, len(rank.copying))
+            self.finish(index)
+
+        while self.acks:
+            self.deliver(0)
+            self.migration.check()
+        self.check()
+
+    def check(self) -> None:
+        """Wherever a rank may send a row for an expert, that expert is."""
+        for rank in self.ranks:
+            routed_LP = rank.placement.experts_LP
+            for layer, physical in np.argwhere(routed_LP != EMPTY).tolist():
+                expert = int(routed_LP[layer, physical])
+                found = self.slots.get((layer, physical))
+                assert found == expert, f"layer {layer}: slot {physical} has {found}, not {expert}"

@@ -1,0 +1,65 @@
+"""The adapter of MORI against a fake of it: see `fake_mori`."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydix.moe.dispatch.libraries import trial_obstacle
+from raydix.moe.dispatch.mori import MoriDispatcher, mori_obstacle
+from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
+from tests.moe.dispatch_conformance import (
+    CPU,
+    Setting,
+    check_round,
+    check_two_open,
+    on_threads,
+    rounds,
+)
+from tests.moe.fake_mori import FakeMori
+
+SHAPE = DispatchShape(
+    num_ranks=2,
+    slots_per_rank=5,
+    hidden_size=32,
+    experts_per_token=3,
+    max_tokens=40,
+    max_low_latency_tokens=8,
+    dtype=torch.float32,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("form", list(DispatchForm))
+def test_on_a_fake_of_mori_tokens_come_back_from_their_experts(
+    form: DispatchForm,
+    num_ranks: int,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = replace(SHAPE, num_ranks=num_ranks, dtype=dtype)
+    for name, module in FakeMori(num_ranks).modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def body(dispatcher: Dispatcher, rank: int) -> None:
+        assert trial_obstacle(dispatcher, shape, form, CPU) is None
+        for each in rounds(shape, form, seed=num_ranks):
+            check_round(dispatcher, rank, Setting(shape=shape), each)
+            check_two_open(dispatcher, rank, Setting(shape=shape), each)
+
+    on_threads(
+        tmp_path / "meeting",
+        num_ranks,
+        lambda store, rank: MoriDispatcher(store, rank, shape, CPU),
+        body,
+    )
+
+
+def test_shapes_that_mori_lacks_are_refused() -> None:
+    assert mori_obstacle(SHAPE) is None
+    assert "here are 16" in str(mori_obstacle(replace(SHAPE, num_ranks=16)))
+    assert "float16" in str(mori_obstacle(replace(SHAPE, dtype=torch.float16)))

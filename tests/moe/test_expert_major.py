@@ -1,0 +1,126 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import Store
+
+from raydix.moe.dispatch.expert_major import (
+    MAX_BUFFER_BYTES,
+    ExpertMajor,
+    expert_major_obstacle,
+    low_latency_tokens,
+    part_tokens,
+)
+from raydix.moe.dispatch.libraries import trial_obstacle
+from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
+from tests.moe.board import Board
+from tests.moe.dispatch_conformance import (
+    CPU,
+    Setting,
+    check_round,
+    check_two_open,
+    draw,
+    on_threads,
+    rounds,
+)
+from tests.moe.fake_expert_major import FakeExpertMajorBuffer
+
+SHAPE = DispatchShape(
+    num_ranks=2,
+    slots_per_rank=5,
+    hidden_size=32,
+    experts_per_token=3,
+    max_tokens=40,
+    max_low_latency_tokens=8,
+    dtype=torch.float32,
+)
+SERVED = replace(
+    SHAPE,
+    hidden_size=7168,
+    slots_per_rank=128,
+    experts_per_token=8,
+    max_tokens=4096,
+    max_low_latency_tokens=126,
+    dtype=torch.bfloat16,
+)
+
+
+def connect(board: Board, rank: int, shape: DispatchShape) -> ExpertMajor:
+    """Parts of 16 tokens in the normal form."""
+    normal = FakeExpertMajorBuffer("normal", board, rank, shape, 16)
+    low_latency = FakeExpertMajorBuffer("decode", board, rank, shape, low_latency_tokens(shape))
+    return ExpertMajor(shape, normal, low_latency, CPU)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("form", list(DispatchForm))
+def test_tokens_come_back_from_their_experts(
+    form: DispatchForm, num_ranks: int, tmp_path: Path
+) -> None:
+    shape = replace(SHAPE, num_ranks=num_ranks)
+    board = Board(num_ranks)
+
+    def body(dispatcher: Dispatcher, rank: int) -> None:
+        for each in rounds(shape, form, seed=num_ranks):
+            check_round(dispatcher, rank, Setting(shape=shape), each)
+            check_two_open(dispatcher, rank, Setting(shape=shape), each)
+
+    on_threads(tmp_path / "meeting", num_ranks, lambda _, rank: connect(board, rank, shape), body)
+
+
+@pytest.mark.parametrize("form", list(DispatchForm))
+def test_a_trial_finds_a_library_that_sums_wrongly(form: DispatchForm, tmp_path: Path) -> None:
+    board = Board(2)
+
+    class Wrong(FakeExpertMajorBuffer):
+        def combine(self, *parts):  # type: ignore[no-untyped-def]
+            return super().combine(*parts) * (1.1 if self._rank == 1 else 1.0)
+
+    def wrong(_: Store, rank: int) -> ExpertMajor:
+        buffers = (Wrong(name, board, rank, SHAPE, 8) for name in ("normal", "decode"))
+        return ExpertMajor(SHAPE, *buffers, CPU)
+
+    def body(dispatcher: Dispatcher, rank: int) -> None:
+        obstacle = trial_obstacle(dispatcher, SHAPE, form, CPU)
+        assert (obstacle is None) == (rank == 0)
+
+    on_threads(tmp_path / "meeting", 2, wrong, body)
+
+
+def test_a_closed_dispatcher_refuses_rows() -> None:
+    dispatcher = connect(Board(2), 0, SHAPE)
+    dispatcher.close()
+
+    each = rounds(SHAPE, DispatchForm.NORMAL)[0]
+    sent = draw(Setting(shape=SHAPE), each, 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        dispatcher.send(sent.x_TC, sent.weights_TK, sent.ids_TK, each.sizes)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float32}, "bfloat16 alone"),
+        ({"hidden_size": 2880}, "hidden_size .*, here is 2880"),
+        ({"experts_per_token": 12}, "11 experts, here 12"),
+        ({"slots_per_rank": 1025}, "1024 experts, here are 1025"),
+        ({"max_low_latency_tokens": 1028}, "1024 tokens at once"),
+    ],
+)
+def test_shapes_that_kernels_lack_are_refused(change: dict[str, object], reason: str) -> None:
+    assert expert_major_obstacle(SERVED) is None
+    obstacle = expert_major_obstacle(replace(SERVED, **change))  # type: ignore[arg-type]
+    assert obstacle is not None
+    assert re.search(reason, obstacle)
+
+
+def test_a_part_is_as_large_as_memory_allows_and_no_larger_than_prompts_need() -> None:
+    def bytes_of(max_tokens: int) -> int:
+        return max_tokens * 2**24
+
+    assert part_tokens(SERVED, bytes_of) * 2**24 == MAX_BUFFER_BYTES
+    assert part_tokens(SERVED, lambda _: 0) == 1024
+    assert part_tokens(replace(SERVED, max_tokens=100), lambda _: 0) == 128
+    assert low_latency_tokens(SERVED) == 128

@@ -1,0 +1,296 @@
+"""Migrations under events in any order: every copy that a rank may route to is there."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from raydix.errors import AccountingError
+from raydix.moe.migration import Copy, Migration, Pacing
+from raydix.moe.placement import EMPTY, Placement, initial_placement
+from tests.moe.migration_world import World, random_wanted
+
+PACING = Pacing(max_copies_per_step=2, max_open_copies=3)
+
+
+class MigrationMachine(RuleBasedStateMachine):
+    """Plans, steps, copies and deaths in any order, on ranks with versions of their own."""
+
+    kind: type[Migration] = Migration
+
+    @initialize(
+        num_ranks=st.integers(1, 4), num_experts=st.integers(1, 8), redundant=st.integers(0, 2)
+    )
+    def begin(self, num_ranks: int, num_experts: int, redundant: int) -> None:
+        placement = initial_placement(
+            2, num_experts, num_ranks, redundant_per_rank=redundant, spare_slots=1
+        )
+        self.world = World(placement, PACING, self.kind)
+        self.wanted: Placement | None = None
+
+    @precondition(lambda self: not self.world.migration.is_open)
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def want(self, seed: int) -> None:
+        """Take up a plan."""
+        placement = self.world.migration.placement
+        self.wanted = random_wanted(np.random.default_rng(seed), placement, spare_slots=1)
+        self.world.migration.start(self.wanted, now_s=float(self.world.next_step))
+
+    @rule()
+    def plan(self) -> None:
+        """Plan a step for all ranks."""
+        orders = self.world.plan()
+        per_rank = Counter(
+            copy.physical // self.world.migration.placement.slots_per_rank for copy in orders.copies
+        )
+        assert max(per_rank.values(), default=0) <= PACING.max_copies_per_step
+
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        """One rank takes its next plan."""
+        behind = [index for index, rank in enumerate(self.world.ranks) if rank.inbox]
+        if behind:
+            self.world.receive(data.draw(st.sampled_from(behind)))
+
+    @rule(data=st.data())
+    def land(self, data: st.DataObject) -> None:
+        """Some copies of one rank land."""
+        busy = [index for index, rank in enumerate(self.world.ranks) if rank.copying]
+        if busy:
+            index = data.draw(st.sampled_from(busy))
+            assert len(self.world.ranks[index].copying) <= PACING.max_open_copies
+            self.world.land(index, data.draw(st.integers(1, PACING.max_open_copies)))
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        """One rank ends the step whose plan it took last."""
+        self.world.finish(data.draw(st.integers(0, len(self.world.ranks) - 1)))
+
+    @precondition(lambda self: self.world.acks)
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        """Some acknowledgement arrives."""
+        self.world.deliver(data.draw(st.integers(0, len(self.world.acks) - 1)))
+
+    @rule(data=st.data(), num_steps=st.integers(1, 4))
+    def proceed(self, data: st.DataObject, num_steps: int) -> None:
+        """All but one rank do all that they can, step after step."""
+        late = data.draw(st.integers(0, len(self.world.ranks) - 1))
+        for _ in range(num_steps):
+            self.world.proceed(late)
+
+    @rule(data=st.data(), is_dead=st.sampled_from([False, False, True]))
+    def die(self, data: st.DataObject, is_dead: bool) -> None:
+        """Now and then the whole group dies, maybe while copies land, and maybe goes on at once."""
+        if not is_dead:
+            return
+        for index, rank in enumerate(self.world.ranks):
+            self.world.land(index, data.draw(st.integers(0, len(rank.copying))))
+        self.world.die()
+
+        if self.wanted is not None and data.draw(st.booleans()):
+            self.world.migration.start(self.wanted, now_s=float(self.world.next_step))
+            self.world.plan()
+        else:
+            self.wanted = None
+
+    @invariant()
+    def every_routed_copy_is_there(self) -> None:
+        """On every rank, by the version that this rank uses."""
+        self.world.check()
+        self.world.migration.check()
+
+    def teardown(self) -> None:
+        """An open plan comes to its end, and then holds what was wanted."""
+        self.world.run_out()
+        if self.wanted is not None:
+            held = self.world.migration.placement.physical_LRE != EMPTY
+            assert np.array_equal(held, self.wanted.physical_LRE != EMPTY)
+
+
+TestMigrationMachine = MigrationMachine.TestCase
+TestMigrationMachine.settings = settings(
+    max_examples=200,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class FlipsBeforeAllHaveLanded(Migration):
+    def _has_landed(self, begun: object) -> bool:
+        return True
+
+
+class ReusesASlotAfterTheFirstRankHasFlipped(Migration):
+    def _have_all_flipped(self) -> bool:
+        return True
+
+
+class ReusesASlotAtOnce(Migration):
+    def _commit(self, experts_LP: np.ndarray, step: int, now_s: float) -> object:
+        self._states_LP[experts_LP == EMPTY] = 0
+        return super()._commit(experts_LP, step, now_s)
+
+
+class BelievesTheDead(Migration):
+    def copied(self, rank: int, copies: object, *, generation: int, now_s: float) -> None:
+        super().copied(rank, copies, generation=self.generation, now_s=now_s)
+
+
+class BelievesStepsOfTheDead(Migration):
+    def finished(self, rank: int, step: int, *, generation: int, now_s: float) -> None:
+        super().finished(rank, 10**9, generation=self.generation, now_s=now_s)
+
+
+class ForgetsNothingAtADeath(Migration):
+    def lost(self) -> None:
+        self.generation += 1
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        FlipsBeforeAllHaveLanded,
+        ReusesASlotAfterTheFirstRankHasFlipped,
+        ReusesASlotAtOnce,
+        BelievesTheDead,
+        BelievesStepsOfTheDead,
+        ForgetsNothingAtADeath,
+    ],
+)
+def test_the_machine_finds_a_migration_that(mutant: type[Migration]) -> None:
+    machine = type("MutantMachine", (MigrationMachine,), {"kind": mutant})
+
+    with pytest.raises((AssertionError, AccountingError, KeyError)):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                TestMigrationMachine.settings,
+                max_examples=1000,
+                phases=[Phase.generate],
+                database=None,
+            ),
+        )
+
+
+def migration_of(slots: list[int], num_ranks: int) -> Migration:
+    return Migration(Placement(np.array([slots]), max(slots) + 1, num_ranks), pacing=PACING)
+
+
+def test_experts_change_places_by_one_flip_once_both_copies_have_landed() -> None:
+    migration = migration_of([0, EMPTY, 1, EMPTY], 2)
+    num_copies = migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2), now_s=0.0)
+    first = migration.plan_step(0, now_s=0.0)
+    to_0, to_1 = sorted(first.copies, key=lambda copy: copy.physical)
+
+    migration.copied(0, (to_0,), generation=0, now_s=1.0)
+    second = migration.plan_step(1, now_s=1.0)
+    migration.copied(1, (to_1,), generation=0, now_s=2.0)
+    third = migration.plan_step(2, now_s=2.0)
+
+    assert (num_copies, to_0.physical, to_1.physical) == (2, 1, 3)
+    assert first.flip is None
+    assert second.flip is None
+    assert third.flip is not None
+    assert third.flip.placement.experts_LP.tolist() == [[EMPTY, 1, EMPTY, 0]]
+    assert (third.flip.version, third.flip.layers) == (1, (0,))
+
+
+def test_a_plan_is_open_until_the_slots_it_leaves_are_free_on_every_rank() -> None:
+    migration = migration_of([0, 1, 0, EMPTY], 2)
+    migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2), now_s=0.0)
+
+    assert migration.plan_step(7, now_s=0.0).flip is not None
+    for rank, step in ((0, 7), (1, 6), (0, 8)):
+        migration.finished(rank, step, generation=0, now_s=0.0)
+        assert migration.is_open
+    migration.finished(1, 9, generation=0, now_s=0.0)
+    assert not migration.is_open
+
+
+def test_full_ranks_give_up_copies_that_have_a_twin_first() -> None:
+    world = World(Placement(np.array([[0, 1, 2, 0, 1, 3]]), 4, 2), PACING, Migration)
+    wanted = Placement(np.array([[0, 2, 3, 0, 1, 2]]), 4, 2)
+
+    with pytest.raises(ValueError, match="rank 1 has no empty slot for expert 2"):
+        world.migration.start(wanted, now_s=0.0)
+
+    wanted = Placement(np.array([[0, 2, 3, 2, 1, 3]]), 4, 2)
+    assert world.migration.start(wanted, now_s=0.0) == 2
+    dropping = world.plan()
+    assert dropping.copies == ()
+    assert dropping.flip is not None
+    assert dropping.flip.placement.num_empty_LR.tolist() == [[1, 1]]
+
+    world.run_out()
+    assert (world.migration.placement.physical_LRE == EMPTY).tolist() == (
+        wanted.physical_LRE == EMPTY
+    ).tolist()
+
+
+def test_copies_keep_the_pace_of_each_rank() -> None:
+    placement = initial_placement(6, 4, 2, spare_slots=1)
+    swapped = Placement(placement.experts_LP[:, [3, 1, 2, 0, 4, 5]], 4, 2)
+    migration = Migration(placement, pacing=Pacing(max_copies_per_step=2, max_open_copies=3))
+    migration.start(swapped, now_s=0.0)
+
+    per_step = [migration.plan_step(step, now_s=0.0).copies for step in range(3)]
+    assert [len(copies) for copies in per_step] == [4, 2, 0]
+    migration.copied(1, per_step[0][:1], generation=0, now_s=0.0)
+    assert len(migration.plan_step(3, now_s=0.0).copies) == 1
+    assert migration.num_copies_left == 11
+
+
+def test_stall_counts_from_the_last_progress_of_an_open_plan() -> None:
+    migration = migration_of([0, EMPTY, 1, EMPTY], 2)
+    assert migration.stall_s(99.0) == 0.0
+
+    migration.start(Placement(np.array([[1, EMPTY, 0, EMPTY]]), 2, 2), now_s=100.0)
+    copies = migration.plan_step(0, now_s=101.0).copies
+    assert migration.stall_s(103.0) == 3.0
+    for rank in (0, 1):
+        own = tuple(copy for copy in copies if copy.physical // 2 == rank)
+        migration.copied(rank, own, generation=0, now_s=104.0)
+    assert migration.stall_s(105.0) == 1.0
+
+    migration.plan_step(1, now_s=106.0)
+    for rank in (0, 1):
+        migration.finished(rank, 1, generation=0, now_s=107.0)
+    assert migration.stall_s(200.0) == 0.0
+
+
+def test_a_copy_that_is_not_owed_is_an_error_and_one_of_the_dead_is_not() -> None:
+    migration = migration_of([0, EMPTY, 1, EMPTY], 2)
+    stray = (Copy(0, 1, 1),)
+
+    with pytest.raises(AccountingError, match="does not owe"):
+        migration.copied(0, stray, generation=0, now_s=0.0)
+    migration.lost()
+    migration.copied(0, stray, generation=0, now_s=0.0)
+
+
+def test_a_death_keeps_what_was_flipped_and_forgets_the_rest() -> None:
+    migration = migration_of([0, 1, 0, EMPTY], 2)
+    wanted = Placement(np.array([[0, EMPTY, 1, EMPTY]]), 2, 2)
+    migration.start(wanted, now_s=0.0)
+    copies = migration.plan_step(0, now_s=0.0).copies
+
+    migration.lost()
+
+    assert copies == (Copy(0, 1, 3),)
+    assert not migration.is_open
+    assert (migration.generation, migration.version) == (1, 0)
+    assert migration.placement.experts_LP.tolist() == [[0, 1, 0, EMPTY]]
+    assert migration.start(wanted, now_s=0.0) == 1
