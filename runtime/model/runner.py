@@ -115,6 +115,9 @@ class ModelRunner:
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
+        if self._decoder.experts is not None:
+            # What padding asked for is nobody's load.
+            self._decoder.experts.routes.take_loads()
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -350,7 +353,9 @@ class ModelRunner:
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
         inputs = self._inputs(rows, sampling)
         # Every rank of a group warms up with the same sizes.
-        sent = None if self._group is None else self._group.exact(self._group.num_lanes * [num_tokens])
+        sent = (
+            None if self._group is None else self._group.exact(self._group.num_lanes * [num_tokens])
+        )
         hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, sent=sent)
         self._sample(hidden_TC[inputs.sampled_R.expand(num_samples)], inputs, sampling)
 
@@ -360,9 +365,7 @@ def _step_group(decoder: Decoder) -> StepGroup | None:
     if decoder.experts is None:
         return None
     ranks = decoder.experts.ranks
-    return StepGroup(
-        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
-    )
+    return StepGroup(rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size)
 
 
 def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: int) -> DecodeRows:
