@@ -157,6 +157,11 @@ class ExpertsShape:
     """Those that have experts."""
     num_experts: int
     """Of each of these layers."""
+    expert_bytes: int
+    """Weights of one expert."""
+    expert_parameters: int
+    row_bytes: int
+    """Of one row of activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

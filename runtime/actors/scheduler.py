@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, ConnectionId, RequestId
+from raydix.runtime.actors.expert_planner import ExpertPlanner
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
@@ -23,7 +24,7 @@ from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import FromHost
-from raydix.runtime.messages.plan import StepResult, TransfersDone
+from raydix.runtime.messages.plan import ExpertsCopied, StepResult, TransfersDone
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
@@ -37,6 +38,7 @@ from raydix.runtime.scheduler.events import (
     HostLost,
     HostMessage,
     KillRank,
+    PlanExperts,
     RankAttached,
     RankLost,
     RankMessage,
@@ -92,6 +94,7 @@ class SchedulerActor:
         self._turns = Turns[Event, Effect](
             Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
         )
+        self._planner = ExpertPlanner(self._turns.post)
         self._is_checked = True
         """Invariants were checked since the core last became idle."""
 
@@ -197,6 +200,7 @@ class SchedulerActor:
         if self._exporter is not None:
             await self._exporter.stop()
         self._turns.stop()
+        await self._planner.stop()
         for listener in self._listeners:
             await listener.close()
 
@@ -235,7 +239,7 @@ class SchedulerActor:
             while True:
                 message = await link.receive()
                 if self._ranks.get(rank) is not link or not isinstance(
-                    message, StepResult | TransfersDone
+                    message, StepResult | TransfersDone | ExpertsCopied
                 ):
                     break
                 self._turns.post(RankMessage(rank=rank, connection=connection, message=message))
@@ -349,6 +353,10 @@ class SchedulerActor:
                 # Without a Supervisor nobody takes them, so their number is bounded.
                 if not self._kill_orders.full():
                     self._kill_orders.put_nowait(effect)
+            case PlanExperts():
+                experts = self._running_core().settings.experts
+                assert experts is not None, "only who shares experts plans them"
+                self._planner.start(effect, experts.facts)
             case _:
                 assert_never(effect)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from raydix.runtime.actors.expert_metrics import EXPERT_METRICS
 from raydix.runtime.metrics import (
     Derived,
     Family,
@@ -296,4 +297,11 @@ _L1 = (
     ),
 )
 
-SCHEDULER_METRICS = (*_REQUESTS, *_LATENCIES, *_STEPS, *_PREDICTIONS, *_L1)
+SCHEDULER_METRICS = (
+    *_REQUESTS,
+    *_LATENCIES,
+    *_STEPS,
+    *_PREDICTIONS,
+    *_L1,
+    *EXPERT_METRICS,
+)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from raydix.errors import ConfigError
+from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.gpu_model import (
     Experts,
     ExpertsShape,
@@ -332,8 +333,17 @@ def _report(loaded: LoadedModel, shard: KvShard, num_pages: tuple[int, ...]) -> 
 def _experts_shape(loaded: LoadedModel) -> ExpertsShape | None:
     if loaded.decoder.experts is None:
         return None
+    decoder = loaded.decoder
     placement = loaded.decoder.experts.placement
-    return ExpertsShape(num_layers=placement.num_layers, num_experts=placement.num_experts)
+    bank = next(each for each in decoder.modules() if isinstance(each, ExpertBank))
+    weights = bank.tensors(0).all()
+    return ExpertsShape(
+        num_layers=placement.num_layers,
+        num_experts=placement.num_experts,
+        expert_bytes=sum(weight.nbytes for weight in weights),
+        expert_parameters=sum(weight.numel() for weight in weights),
+        row_bytes=decoder.spec.hidden_size * decoder.dtype.itemsize,
+    )
 
 
 def _enter_thread(device: torch.device) -> None:

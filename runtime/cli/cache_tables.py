@@ -37,6 +37,16 @@ _MEANINGS_BY_LABEL = {source.label: meaning for source, meaning in MEANINGS.item
 _TOKENS_PREFIX = "prompt_tokens_"
 _WINDOW_PREFIX = "kv_group_window_tokens_"
 _DROPPED_PREFIX = "l3_writes_dropped_"
+_EXPERT_FIGURES = (
+    "balance_mean_of_layers",
+    "balance_ratio_of_sums",
+    "time_imbalance",
+    "time_imbalance_wanted",
+    "moves",
+    "moves_left",
+    "migration_stalled",
+    "placement_version",
+)
 _HOST_PAGES = ("pages_free", "pages_filling", "pages_ready", "pages_quarantined")
 _OPERATIONS = tuple(each for each in Operation if each is not Operation.CLEAR)
 """Those of serving; a flush clears."""
@@ -97,6 +107,8 @@ def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
     }
     if len(windows) > 1 or any(windows.values()):
         yield _groups_table(windows, scheduler, host)
+    if "expert_placement_version" in scheduler:
+        yield _experts_table(scheduler)
     if storage:
         yield _operations_table(storage)
         yield _host_table(host)
@@ -153,6 +165,24 @@ def _groups_table(windows: Mapping[int, int], scheduler: Figures, host: Figures)
             f"{scheduler[f'l1_total_pages_{group}']:,} pages",
             f"{host[f'pages_ready_{group}']:,} pages" if host else "",
         )
+    return table
+
+
+def _experts_table(scheduler: Figures) -> Table:
+    figures = {name: scheduler[f"expert_{name}"] for name in _EXPERT_FIGURES}
+    state = "stalled" if figures["migration_stalled"] else "on its way"
+    left = figures["moves_left"]
+
+    table = Table(title="Experts over ranks", show_header=False)
+    ways = (
+        f"{figures['balance_mean_of_layers']:.3f}, of sums {figures['balance_ratio_of_sums']:.3f}"
+    )
+    table.add_row("balancedness, mean of layers", ways)
+    planned = f"{figures['time_imbalance']:.3f}, planned {figures['time_imbalance_wanted']:.3f}"
+    table.add_row("time imbalance at the last look", planned)
+    table.add_row("experts moved", f"{figures['moves']:,}")
+    table.add_row("moves left", f"{left:,}, {state}" if left else "0")
+    table.add_row("placement version", f"{figures['placement_version']:,}")
     return table
 
 

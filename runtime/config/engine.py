@@ -37,6 +37,11 @@ class EngineConfig(Section):
         return self.has_l2 and self.cache.l3 is not None
 
     @property
+    def stores_experts(self) -> bool:
+        """Whether the node's memory holds all experts."""
+        return self.parallel.ep > 1 and self.experts.host_store
+
+    @property
     def arena_folder(self) -> str | None:
         """The folder in which the arena needs a name, as 3FS maps memory by name; None: no name."""
         return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None

@@ -16,6 +16,7 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
+from raydix.runtime.scheduler.expert_events import on_experts_planned
 from raydix.runtime.scheduler.hints import abort_hint, drop_hints, take_hint
 from raydix.runtime.scheduler.host_messages import (
     on_host_attached,
@@ -42,9 +43,12 @@ class SchedulerCore:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self._replica = Replica(settings)
+        self._now_s = 0.0
+        """Of the last event."""
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
+        self._now_s = now_s
         replica = self._replica
         if replica.host.unanswered.start_clocks(now_s):
             replica.wake_at(now_s + self.settings.lookup_deadline_s)
@@ -110,6 +114,10 @@ class SchedulerCore:
         stats["transfers_in_flight"] = sum(len(lane.in_flight.transfers) for lane in replica.lanes)
         stats["dirty_pages"] = sum(len(lane.backups) for lane in replica.lanes)
         stats["ranks_attached"] = sum(len(group.attached) for group in replica.step_groups)
+        # Only one group can share experts: it has all ranks.
+        for group in replica.step_groups:
+            if group.experts is not None:
+                stats |= group.experts.figures(self._now_s)
         return stats
 
     def _l1_figures(self) -> dict[str, float]:
@@ -145,6 +153,9 @@ class SchedulerCore:
                 f"{len(replica.requests)} requests live, {len(placed)} are on a lane"
             )
         replica.lookups.check(waiting)
+        for group in replica.step_groups:
+            if group.experts is not None:
+                group.experts.check()
 
         if self.is_idle and replica.lookups.num_claimed_pages:
             raise AccountingError(
@@ -174,6 +185,8 @@ class SchedulerCore:
             case events.HostLost():
                 if event.connection == replica.host.connection:
                     on_host_lost(replica)
+            case events.ExpertsPlanned():
+                on_experts_planned(replica, event)
             case events.FlushL1():
                 for lane in replica.lanes:
                     lane.l1.flush()

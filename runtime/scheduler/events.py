@@ -13,7 +13,9 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
 )
 from raydix.runtime.messages.host import FromHost, ToHost
-from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import ExpertsCopied, StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler.expert_balance import PlanningWanted
+from raydix.runtime.scheduler.expert_plans import ExpertPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class RankMessage:
 
     rank: int
     connection: ConnectionId
-    message: StepResult | TransfersDone
+    message: StepResult | TransfersDone | ExpertsCopied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,16 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsPlanned:
+    """What came of a `PlanExperts`. Stale if the group's ranks were lost meanwhile."""
+
+    group: int
+    number: int
+    plan: ExpertPlan | None
+    """None if it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushL1:
     """Drop every page of L1 that no request holds."""
 
@@ -107,6 +119,7 @@ Event = (
     | HostAttached
     | HostMessage
     | HostLost
+    | ExpertsPlanned
     | FlushL1
     | BackUpL1
     | Tick
@@ -167,4 +180,15 @@ class KillRank:
     reason: str
 
 
-Effect = SendPlan | SendHost | SendClient | SendTokens | KillRank
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExperts:
+    """Work out where a step group's experts should be, outside the Scheduler's loop.
+
+    The answer is an `ExpertsPlanned` with the number that `wanted` has.
+    """
+
+    group: int
+    wanted: PlanningWanted
+
+
+Effect = SendPlan | SendHost | SendClient | SendTokens | KillRank | PlanExperts

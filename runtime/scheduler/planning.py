@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array, empty, frozen, int32_array
 from raydix.runtime.messages.plan import StepPlan, TableChanges
 from raydix.runtime.scheduler.drafts import Draft, draft_rows
+from raydix.runtime.scheduler.expert_balance import ExpertOrders
 from raydix.runtime.scheduler.lane import Lane
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.step_group import StepGroup
@@ -15,6 +17,16 @@ from raydix.runtime.scheduler.transfers import Backup, Load, page_copies
 
 _STEPS_AHEAD = 2
 """Steps with rows in flight: one runs, one is queued behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the plans of a step group's lanes have in common."""
+
+    step: int
+    group_rows: Int32Array
+    group_tokens: Int32Array
+    orders: ExpertOrders
 
 
 def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[Lane, StepPlan]]:
@@ -47,7 +59,7 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
         deadline_s = now_s + replica.settings.step_deadline_s
         group.alarm.advance(deadline_s, now_s)
         replica.wake_at(deadline_s)
-    return _send(lanes, drafts, now_s)
+    return _send(group, lanes, drafts, now_s)
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
@@ -105,13 +117,13 @@ def _table_changes(draft: Draft) -> tuple[TableChanges, ...]:
     )
 
 
-def _send(lanes: list[Lane], drafts: list[Draft], now_s: float) -> list[tuple[Lane, StepPlan]]:
+def _send(
+    group: StepGroup, lanes: list[Lane], drafts: list[Draft], now_s: float
+) -> list[tuple[Lane, StepPlan]]:
     """Enter the plans as in flight, under one number, and write them out."""
-    group_rows, group_tokens = _group_columns(drafts)
     most_tokens = max([draft.num_tokens for draft in drafts])
-    plans = []
-    for lane, draft in zip(lanes, drafts, strict=True):
-        step = lane.send(
+    steps = {
+        lane.send(
             draft.decodes,
             draft.rows,
             [*draft.loads, *draft.backups],
@@ -119,10 +131,17 @@ def _send(lanes: list[Lane], drafts: list[Draft], now_s: float) -> list[tuple[La
             most_tokens=most_tokens,
             now_s=now_s,
         )
-        plans.append((lane, _write(lane, draft, step, group_rows, group_tokens)))
+        for lane, draft in zip(lanes, drafts, strict=True)
+    }
+    assert len(steps) == 1, "lanes of a step group count steps together"
 
-    assert len({plan.step for _, plan in plans}) == 1, "lanes of a step group count steps together"
-    return plans
+    [step] = steps
+    group_rows, group_tokens = _group_columns(drafts)
+    orders = ExpertOrders()
+    if group.experts is not None:
+        orders = group.experts.plan_step(step, now_s)
+    shared = _Shared(step, group_rows, group_tokens, orders)
+    return [(lane, _write(lane, draft, shared)) for lane, draft in zip(lanes, drafts, strict=True)]
 
 
 def _group_columns(drafts: Sequence[Draft]) -> tuple[Int32Array, Int32Array]:
@@ -133,15 +152,13 @@ def _group_columns(drafts: Sequence[Draft]) -> tuple[Int32Array, Int32Array]:
     return int32_array(rows), int32_array([draft.num_tokens for draft in drafts])
 
 
-def _write(
-    lane: Lane, draft: Draft, step: int, group_rows: Int32Array, group_tokens: Int32Array
-) -> StepPlan:
+def _write(lane: Lane, draft: Draft, shared: _Shared) -> StepPlan:
     slots, starts, counts, write_starts, outputs, row_loads = _row_columns(draft)
 
     removed = lane.take_removed_slots()
 
     return StepPlan(
-        step=step,
+        step=shared.step,
         removed_slots=int32_array(removed) if removed else empty(),
         added=tuple(draft.added),
         tables=_table_changes(draft),
@@ -153,6 +170,8 @@ def _write(
         row_write_starts=write_starts,
         row_output_positions=outputs,
         row_loads=row_loads,
-        group_rows=group_rows,
-        group_tokens=group_tokens,
+        group_rows=shared.group_rows,
+        group_tokens=shared.group_tokens,
+        expert_copies=shared.orders.copies,
+        placement=shared.orders.change,
     )

@@ -13,6 +13,7 @@ from raydix.runtime.config.policies import (
     SchedulingPolicy,
     WritePolicy,
 )
+from raydix.runtime.scheduler.expert_plans import ExpertFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,20 @@ class PrefetchSettings:
     per_1k_tokens_s: float = 0.25
     cap_at_recompute: bool = True
     """Wait no longer than it would take to compute the missing tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSettings:
+    """How a step group's experts are divided among its ranks, and follow their load."""
+
+    num_layers: int
+    """Those that have experts."""
+    num_experts: int
+    redundant_per_rank: int
+    facts: ExpertFacts
+    rebalance_interval_steps: int
+    load_interval_steps: int
+    copies_per_step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +55,8 @@ class SchedulerSettings:
     ranks_per_lane: int = 1
     lanes_per_group: int = 1
     """Lanes that share experts, and so step together; divides `num_lanes`."""
+    experts: ExpertSettings | None = None
+    """Of each step group; None if lanes have experts to themselves, or none."""
     max_running_requests: int = 64
     max_waiting_requests: int = 1024
     """In the whole replica."""

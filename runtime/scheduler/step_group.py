@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from raydix.ids import ConnectionId
+from raydix.runtime.scheduler.expert_balance import ExpertBalance
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.timers import Alarm
 
@@ -31,6 +32,8 @@ class StepGroup:
         """By rank."""
         self.alarm = Alarm()
         """For the deadline of the oldest step or copy."""
+        self.experts = None if settings.experts is None else ExpertBalance(settings.experts)
+        """None if its lanes have experts to themselves, or none."""
         self._ended_generation = 0
         """The newest incarnation of its ranks that was ended as a group."""
         self._warm_lanes: set[int] = set()
@@ -67,3 +70,5 @@ class StepGroup:
         """A rank is gone. The others will say hello anew."""
         self.attached.clear()
         self._warm_lanes.clear()
+        if self.experts is not None:
+            self.experts.lose_ranks()

@@ -1,10 +1,15 @@
 """Settings of the cores, from the configuration and what GPU actors have loaded. Pure."""
 
+from dataclasses import dataclass
+
+from raydix.moe.expert_time import ExpertTime
+from raydix.runtime.actors.gpu_model import ExpertsShape
 from raydix.runtime.cache.host.settings import HostSettings, StorageSettings
 from raydix.runtime.cache.host.window_ends import make_rule
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
-from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
+from raydix.runtime.scheduler.expert_plans import ExpertFacts
+from raydix.runtime.scheduler.settings import ExpertSettings, PrefetchSettings, SchedulerSettings
 
 _LOOKUP_DEADLINE_S = {"cuda": 0.05, "cpu": 0.5}
 """HostMemory answers within a millisecond, but on cpu it shares the cores with the model."""
@@ -18,14 +23,39 @@ _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 """Copies by the host are no faster for being large."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExpertSpeed:
+    """What plans of experts reckon with; only the ratios matter much."""
+
+    memory_bytes_per_s: float
+    flops_per_s: float
+    link_bytes_per_s: float
+    copy_bytes_per_s: float
+    """From the host store into slots, through pinned halves."""
+
+
+_EXPERT_SPEED = {
+    "cuda": _ExpertSpeed(
+        memory_bytes_per_s=3.5e12, flops_per_s=600e12, link_bytes_per_s=300e9, copy_bytes_per_s=10e9
+    ),
+    "cpu": _ExpertSpeed(
+        memory_bytes_per_s=20e9, flops_per_s=50e9, link_bytes_per_s=2e9, copy_bytes_per_s=2e9
+    ),
+}
+
+
 def scheduler_settings(
     config: EngineConfig,
     layout: KvLayout,
     num_pages: tuple[int, ...],
     max_model_len: int,
     vocab_size: int,
+    experts: ExpertsShape | None = None,
 ) -> SchedulerSettings:
-    """Settings of the Scheduler's core. num_pages: usable L1 pages of each group per rank."""
+    """Settings of the Scheduler's core. num_pages: usable L1 pages of each group per rank.
+
+    `experts`: those that ranks share; None if there are none.
+    """
     cache, scheduler = config.cache, config.scheduler
     chunk = scheduler.chunked_prefill_tokens
 
@@ -34,6 +64,7 @@ def scheduler_settings(
         num_lanes=config.parallel.dp,
         ranks_per_lane=config.parallel.tp,
         lanes_per_group=config.parallel.lanes_per_group,
+        experts=None if experts is None else _expert_settings(config, experts),
         num_pages=num_pages,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
@@ -57,6 +88,39 @@ def scheduler_settings(
             per_1k_tokens_s=cache.prefetch.per_1k_tokens_s,
             cap_at_recompute=cache.prefetch.cap == "recompute",
         ),
+    )
+
+
+def _expert_settings(config: EngineConfig, shape: ExpertsShape) -> ExpertSettings:
+    experts = config.experts
+    speed = _EXPERT_SPEED[config.model.device]
+    time = ExpertTime(
+        expert_bytes=shape.expert_bytes,
+        memory_bytes_per_s=speed.memory_bytes_per_s,
+        row_flops=2.0 * shape.expert_parameters,
+        flops_per_s=speed.flops_per_s,
+        # There and back.
+        row_bytes=2 * shape.row_bytes,
+        link_bytes_per_s=speed.link_bytes_per_s,
+    )
+
+    facts = ExpertFacts(
+        policy=experts.rebalance,
+        num_ranks=config.parallel.ep,
+        spare_per_rank=experts.spare_per_rank,
+        time=time,
+        copy_bytes_per_s=speed.copy_bytes_per_s,
+        # It has to pay until the next look at least.
+        stable_steps=experts.rebalance_interval_steps,
+    )
+    return ExpertSettings(
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        redundant_per_rank=experts.redundant_per_rank,
+        facts=facts,
+        rebalance_interval_steps=experts.rebalance_interval_steps,
+        load_interval_steps=experts.load_interval_steps,
+        copies_per_step=experts.copies_per_step,
     )
 
 

@@ -26,6 +26,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import L3Section
 from raydix.runtime.config.pool_sizes import max_context_pages
 from raydix.runtime.storage.namespace import make_namespace
+from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
 _SECRET_BYTES = 32
@@ -61,6 +62,8 @@ class EngineActors:
         num_ranks = config.parallel.num_ranks
         self._loaded = LoadedRanks(num_ranks, config.model.path)
         self._arenas = ArenaRegistry()
+        # Here, so that it outlives every rank.
+        self._expert_memory = ExpertMemory.create() if config.stores_experts else None
         self.gpus = [
             keeper
             for first in range(0, num_ranks, config.parallel.ranks_per_group)
@@ -150,6 +153,11 @@ class EngineActors:
                 # It ended meanwhile: the call goes to the next incarnation.
                 await asyncio.sleep(self._supervision.first_backoff_s)
 
+    def close(self) -> None:
+        """Give back what is kept for the actors, all of which have ended."""
+        if self._expert_memory is not None:
+            self._expert_memory.close()
+
     def _keeper(self, kind: ActorKind, bring_up: BringUp) -> Keeper:
         async def make(incarnation: int) -> RunningActor:
             storage = self.storage.current
@@ -188,6 +196,7 @@ class EngineActors:
             rank=rank,
             incarnation=incarnation,
             meeting=meeting if width > 1 else None,
+            expert_memory=self._expert_memory,
         )
 
     async def _load_gpu(self, rank: int, actor: RunningActor) -> None:
@@ -209,8 +218,14 @@ class EngineActors:
 
     async def _bring_up_scheduler(self, actor: RunningActor, incarnation: int) -> None:
         facts = await self.facts()
+        report, _ = await self._loaded.agreed()
         settings = scheduler_settings(
-            self._config, facts.layout, facts.num_pages, facts.max_model_len, facts.vocab_size
+            self._config,
+            facts.layout,
+            facts.num_pages,
+            facts.max_model_len,
+            facts.vocab_size,
+            report.experts,
         )
         setup = SchedulerSetup(
             settings=settings, addresses=(self._scheduler_address,), secret=self._secret

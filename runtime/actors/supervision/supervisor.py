@@ -149,6 +149,7 @@ class SupervisorActor:
             self._guard.cancel()
             await asyncio.gather(self._guard, return_exceptions=True)
         await self._actors.storage.end()
+        self._actors.close()
         self._folder.remove()
 
     async def _wait_ready(self) -> EngineFacts:
