@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -86,19 +87,17 @@ async def through_all_tiers(llm: AsyncLLM, load: StreamLoad, vocab_size: int) ->
             return await stream(llm, prompt, load.answer_tokens, Stream())
 
     rounds, times_s = [], []
-    for _ in range(2):
+    # Backwards the second time: the last ones are still in L1, those before them in L2.
+    for ordered in (contexts, contexts[::-1]):
         began_s = time.monotonic()
-        rounds.append(await asyncio.gather(*(one(context) for context in contexts)))
+        rounds.append(await asyncio.gather(*(one(context) for context in ordered)))
         times_s.append(time.monotonic() - began_s)
         await settle(llm.stats)
 
     first, second = rounds
     sources = sum((Counter(each.sources) for each in second), Counter())
-    failures = [each.failure for each in (*first, *second) if each.failure is not None]
-    for failure in failures[:3]:
-        print(failure, flush=True)
     return [
-        Figure(name="streams that failed", value=len(failures), unit="1", max_value=0),
+        *_failures("all tiers", (*first, *second), load.answer_tokens),
         *(
             Figure(name=f"tokens from {tier}", value=sources[tier], unit="tokens", min_value=1)
             for tier in ("l1", "l2", "l3")
@@ -184,22 +183,26 @@ async def through_a_death(
         llm, prompts, num_tokens, once_all_run=lambda: kill_a_rank(handle, outage)
     )
     return [
-        *_failures(disturbed, num_tokens),
+        *_failures("a rank killed", disturbed, num_tokens),
         *_sameness("undisturbed once more", expected, control, has_bar=False),
         *_sameness("a rank killed", expected, disturbed, has_bar=True),
         *_durations(outage, disturbed),
     ]
 
 
-def _failures(streams: Sequence[Stream], num_tokens: int) -> list[Figure]:
+def _failures(name: str, streams: Sequence[Stream], num_tokens: int) -> list[Figure]:
     failures = [each.failure for each in streams if each.failure is not None]
     for failure in failures[:3]:
-        print(failure, flush=True)
-    num_short = sum(len(each.tokens) != num_tokens for each in streams)
+        print(failure, file=sys.stderr, flush=True)
+    num_wrong = sum(len(each.tokens) != num_tokens for each in streams)
     return [
-        Figure(name="streams that failed", value=len(failures), unit="1", max_value=0),
+        Figure(name=f"{name}: streams", value=len(streams), unit="1"),
+        Figure(name=f"{name}: streams that failed", value=len(failures), unit="1", max_value=0),
         Figure(
-            name="streams with too few or too many tokens", value=num_short, unit="1", max_value=0
+            name=f"{name}: streams with too few or too many tokens",
+            value=num_wrong,
+            unit="1",
+            max_value=0,
         ),
     ]
 
@@ -234,7 +237,7 @@ def _durations(outage: Outage, streams: Sequence[Stream]) -> list[Figure]:
     return [
         _since("detect", outage.killed_s, outage.detected_s),
         _since("restart and refill", outage.detected_s, outage.serves_s),
-        _since("refill alone", 0.0, outage.refill_s),
+        *([] if outage.refill_s is None else [_since("refill", 0.0, outage.refill_s)]),
         _since("first token", outage.killed_s, back_s, MAX_BACK_S),
         Figure(name="longest time without any token", value=gap_s, unit="s"),
     ]

@@ -1,0 +1,101 @@
+"""The benchmark of shared experts, tiny and on the cpu: it measures what it says it does."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import experts
+from benchmarks.engines import Answer, Options
+from benchmarks.expert_engines import popularity_bias, steps_of
+from benchmarks.expert_loads import NUM_RANKS, on_two_ranks
+from benchmarks.model_shapes import SHAPES
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+
+TINY = Options(device="cpu", is_tiny=True, repeats=1)
+
+
+def figures_of(part: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """The figures of a part's tiny run, by name; it meets the bars that such a run has."""
+    assert experts.main(TINY, "qwen3-30b-a3b", [part]) == 0
+    # Ray tells there, too, that a process has ended.
+    *_, line = capsys.readouterr().out.splitlines()
+    record = json.loads(line)
+    assert record["benchmark"] == f"experts_{part}"
+    return {figure["name"]: figure for figure in record["figures"]}
+
+
+def answer(arrivals_s: tuple[float, ...]) -> Answer:
+    """A stream with a token at each of these times."""
+    return Answer(
+        sent_s=0.0,
+        first_s=arrivals_s[0],
+        ended_s=arrivals_s[-1],
+        arrivals_s=arrivals_s,
+        num_tokens=len(arrivals_s),
+        tokens_by_source={},
+    )
+
+
+def test_steps_are_those_in_which_all_streams_generate() -> None:
+    watched, later = answer((1.0, 2.0, 4.0, 7.0, 11.0)), answer((2.0, 8.0))
+
+    assert steps_of([watched, later]) == [(2.0, 4.0), (4.0, 7.0)]
+
+
+def test_steps_beside_moves_are_compared_with_the_others() -> None:
+    answers = [answer((0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 9.0, 10.0))]
+
+    figures = {each.name: each for each in experts.while_moving(TINY, answers, moving=[(3.5, 7.0)])}
+
+    assert figures["steps beside moves"].value == 2
+    assert figures["longest step while experts move over the others' p99"].value == 3.0
+    assert figures["longest step, experts moving"].baseline == 1000.0
+
+
+def test_steps_without_moves_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="beside 0 steps"):
+        experts.while_moving(TINY, [answer((0.0, 1.0, 2.0, 3.0))], moving=[])
+
+
+@pytest.mark.parametrize("balancedness", [0.6, 0.9])
+def test_bias_makes_ranks_as_uneven_as_asked(balancedness: float) -> None:
+    model = SHAPES["biased_moe_l12"]
+    bias_E = popularity_bias(model, balancedness)["layers.11.mlp.router.bias"].numpy()
+    spread = 0.02 * 2048**0.5
+    logits_TE = np.random.default_rng(1).normal(0, spread, (2000, 128)) + bias_E
+    chosen_TK = np.argsort(-logits_TE, axis=1)[:, :8]
+
+    load = np.bincount(chosen_TK.ravel() // (128 // NUM_RANKS), minlength=NUM_RANKS)
+
+    assert load.mean() / load.max() == pytest.approx(balancedness, abs=0.02)
+
+
+def test_engines_that_share_nothing_have_no_section_about_experts() -> None:
+    assert on_two_ranks({}, ep=1, experts={"rebalance": "off"}) == {"parallel": {"dp": 2, "ep": 1}}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_shared_experts_are_compared_with_whole_models(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of("speed", capsys)
+
+    ratio, tpot = figures["TPOT, experts shared over not"], figures["TPOT"]
+    assert ratio["value"] == pytest.approx(tpot["value"] / tpot["baseline"], rel=0.01)
+    assert "max_value" not in ratio
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_streams_come_through_all_tiers_and_through_the_death_of_a_rank(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of("whole", capsys)
+
+    same = figures["a rank killed: streams with the same tokens"]
+    assert same["value"] == figures["a rank killed: streams"]["value"]
+    assert figures["detect"]["value"] < figures["first token"]["value"]
+    assert figures["longest time without any token"]["value"] > 0
