@@ -42,6 +42,8 @@ class BatchLoad:
     """Of streams beside which experts move."""
     rebalance_steps: int
     """After so many steps they begin to."""
+    load_interval_steps: int
+    """Reports of their load; some come while long prompts are computed."""
     long_prompts: int
     """On both ranks together."""
     long_tokens: int
@@ -107,6 +109,7 @@ FULL_BATCHES = BatchLoad(
     output_tokens=192,
     moving_output_tokens=1000,
     rebalance_steps=400,
+    load_interval_steps=10,
     long_prompts=16,
     long_tokens=8192,
     chunk_tokens=16_384,
@@ -119,6 +122,7 @@ TINY_BATCHES = BatchLoad(
     output_tokens=16,
     moving_output_tokens=96,
     rebalance_steps=24,
+    load_interval_steps=2,
     long_prompts=4,
     long_tokens=128,
     chunk_tokens=128,

@@ -127,7 +127,7 @@ class Bench:
         experts = {
             "rebalance": "incremental",
             "rebalance_interval_steps": batches.rebalance_steps,
-            "load_interval_steps": max(1, batches.rebalance_steps // 16),
+            "load_interval_steps": batches.load_interval_steps,
         }
         sections = on_two_ranks(batches.sections, ep=NUM_RANKS, experts=experts)
         bias = popularity_bias(model, BALANCEDNESS)
@@ -135,12 +135,14 @@ class Bench:
         async with expert_engine(options, model, sections, bias) as llm:
             asker = Asker(llm, batches, int(model["vocab_size"]))
             skewed = await asker.prefill_tokens_per_s(options.repeats)
-            show("skewed", await llm.stats())
+            before = await llm.stats()
+            show("skewed", before)
             async with Watch(llm) as watch:
                 answers = await asker.batch(batches.moving_output_tokens)
             await settle(llm.stats)
             balanced = await asker.prefill_tokens_per_s(options.repeats)
-            show("balanced", await llm.stats())
+            after = await llm.stats()
+            show("balanced", after)
         return [
             Figure(
                 name="prefill, balanced over skewed",
@@ -149,6 +151,16 @@ class Bench:
                 min_value=options.bar(MIN_BALANCE_GAIN),
             ),
             beside("prefill, balanced", balanced, skewed, than="skewed"),
+            *(
+                beside(
+                    f"balancedness of prompts, {way.replace('_', ' ')}",
+                    after["scheduler"][f"expert_balance_{way}"],
+                    before["scheduler"][f"expert_balance_{way}"],
+                    "1",
+                    than="skewed",
+                )
+                for way in ("mean_of_layers", "ratio_of_sums")
+            ),
             *while_moving(options, answers, watch.moving()),
         ]
 

@@ -78,14 +78,16 @@ def test_engines_that_share_nothing_have_no_section_about_experts() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_shared_experts_are_compared_with_whole_models(
+def test_steps_and_prompts_are_measured_while_and_after_experts_move(
     ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = figures_of("speed", capsys)
+    figures = figures_of("balance", capsys)
 
-    ratio, tpot = figures["TPOT, experts shared over not"], figures["TPOT"]
-    assert ratio["value"] == pytest.approx(tpot["value"] / tpot["baseline"], rel=0.01)
-    assert "max_value" not in ratio
+    assert figures["steps beside moves"]["value"] >= 2
+    balancedness = figures["balancedness of prompts, mean of layers"]
+    assert balancedness["value"] > balancedness["baseline"]
+    ratio, prefill = figures["prefill, balanced over skewed"], figures["prefill, balanced"]
+    assert ratio["value"] == pytest.approx(prefill["value"] / prefill["baseline"], rel=0.01)
 
 
 @pytest.mark.ray
