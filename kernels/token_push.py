@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
+from raydix.kernels.token_inputs import check_rows, check_tokens
 
-ALIGNMENT_BYTES = 16
 NUM_PROGRAMS = 32
 """That push; on every rank as many. NVLink is full with so few, and the model keeps its SMs."""
 _WORD_BYTES = 8
@@ -55,7 +55,7 @@ def push_tokens(
     `weights_TK`: float32; `ids_TK`: int32 or int64, physical experts or -1. Every rank gets the
     ids and weights of every row. Raises ValueError if a shape, dtype or stride differs.
     """
-    _check_tokens(x_TC, weights_TK, ids_TK, buffers_R[layout.rank], layout, first_row)
+    check_tokens(x_TC, weights_TK, ids_TK, buffers_R[layout.rank], layout, first_row)
     row_words = x_TC.shape[1] * x_TC.element_size() // _WORD_BYTES
     _push_tokens[(NUM_PROGRAMS,)](
         _words(x_TC),
@@ -99,7 +99,7 @@ def push_outputs(out_NC: Tensor, buffers_R: Sequence[TokenBuffers], layout: Toke
     Its rows are those of this rank's `x_NC`. Raises ValueError if a shape, dtype or stride differs.
     """
     own = buffers_R[layout.rank]
-    _check_rows("Outputs", out_NC, own.x_NC)
+    check_rows("Outputs", out_NC, own.x_NC)
     row_words = out_NC.shape[1] * out_NC.element_size() // _WORD_BYTES
     _push_outputs[(NUM_PROGRAMS,)](
         _words(out_NC),
@@ -180,52 +180,6 @@ def _tile(num_rows: int, row_words: int) -> dict[str, int]:
     most = max(min(_MAX_TILE_WORDS // block_words, _MAX_BLOCK_ROWS), 1)
     fair = triton.next_power_of_2(triton.cdiv(max(num_rows, 1), NUM_PROGRAMS))
     return {"BLOCK_ROWS": min(most, fair), "BLOCK_WORDS": block_words}
-
-
-def _check_tokens(
-    x_TC: Tensor,
-    weights_TK: Tensor,
-    ids_TK: Tensor,
-    own: TokenBuffers,
-    layout: TokenLayout,
-    first_row: int,
-) -> None:
-    _check_rows("Tokens", x_TC, own.x_NC)
-    num_tokens, max_tokens = x_TC.shape[0], layout.max_tokens
-    if num_tokens > max_tokens or first_row + num_tokens > own.x_NC.shape[0]:
-        raise ValueError(
-            f"{num_tokens} tokens from row {first_row} on; expected at most {max_tokens}, and that "
-            f"they end before row {own.x_NC.shape[0]}."
-        )
-
-    shape = (num_tokens, own.ids_NK.shape[1])
-    if weights_TK.shape != shape or ids_TK.shape != shape:
-        raise ValueError(
-            f"Choices {tuple(weights_TK.shape)} and {tuple(ids_TK.shape)}; expected {shape} twice."
-        )
-    if weights_TK.dtype != torch.float32 or ids_TK.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"Choices are {weights_TK.dtype} and {ids_TK.dtype}; expected float32, and int32 or "
-            "int64."
-        )
-    if not weights_TK.is_contiguous() or not ids_TK.is_contiguous():
-        raise ValueError(
-            f"Choices have strides {weights_TK.stride()}, {ids_TK.stride()}; expected contiguous "
-            "ones."
-        )
-
-
-def _check_rows(what: str, rows: Tensor, buffer: Tensor) -> None:
-    if rows.dtype != buffer.dtype or rows.shape[1:] != buffer.shape[1:]:
-        raise ValueError(
-            f"{what} are {rows.dtype} {tuple(rows.shape)}; expected {buffer.dtype} rows of "
-            f"{buffer.shape[1]}."
-        )
-    if not rows.is_contiguous() or rows.stride(0) * rows.element_size() % ALIGNMENT_BYTES:
-        raise ValueError(
-            f"{what} have strides {rows.stride()} of {rows.dtype}; expected contiguous rows of a "
-            f"multiple of {ALIGNMENT_BYTES} bytes."
-        )
 
 
 @triton.jit

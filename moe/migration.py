@@ -14,11 +14,11 @@ from enum import IntEnum
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.moe.exchanges import Exchange, Held, exchanges
 from raydix.moe.placement import EMPTY, Placement
+from raydix.moe.relocations import Held, Relocation, relocations
 
 _LOOK_AHEAD = 64
-"""Exchanges looked at in one step for one that can begin: steps must not wait for long plans."""
+"""Relocations looked at in one step for one that can begin: steps must not wait for long plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Flip:
 class Orders:
     """What one step's plan carries to all ranks. A rank flips before it runs that step."""
 
-    generation: int
+    incarnation: int
     copies: tuple[Copy, ...] = ()
     flip: Flip | None = None
 
@@ -67,14 +67,14 @@ class _Slot(IntEnum):
     LIVE = 1
     """The newest version routes to it."""
     FILLING = 2
-    """An exchange that has begun has a copy for it."""
+    """A relocation that has begun has a copy for it."""
     RETIRED = 3
     """The version before the newest routes to it, and some rank may use that still."""
 
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    exchange: Exchange
+    relocation: Relocation
     copies: tuple[Copy, ...]
     landed: set[Copy] = field(default_factory=set)
 
@@ -83,25 +83,25 @@ class Migration:
     """Owns: which slots are live, being filled or not yet free, and the placement's version.
 
     `placement` and `version` are the newest that a flip has named: what ranks of the next
-    generation start from.
+    incarnation start from.
     """
 
     def __init__(self, placement: Placement, *, version: int = 0, pacing: Pacing) -> None:
         self.placement = placement
         self.version = version
-        self.generation = 0
+        self.incarnation = 0
         """Of the group's processes. What a rank says of an older one counts for nothing."""
         self.num_copies = 0
         self.num_flips = 0
         self._pacing = pacing
         self._states_LP = _fresh(placement)
-        self._waiting: deque[Exchange] = deque()
+        self._waiting: deque[Relocation] = deque()
         self._begun: list[_Begun] = []
         self._unsent: deque[Copy] = deque()
         self._open: dict[Copy, _Begun] = {}
         """Ordered, not acknowledged."""
         self._dropped_early: set[tuple[int, Held]] = set()
-        """Of exchanges that have not ended."""
+        """Of relocations that have not ended."""
         self._flip_step: int | None = None
         """The step of a flip that some rank may not have made: there is one at a time."""
         self._flipped: set[int] = set()
@@ -116,7 +116,7 @@ class Migration:
     def num_copies_left(self) -> int:
         """Copies of the plan that have not landed."""
         begun = sum(len(begun.copies) - len(begun.landed) for begun in self._begun)
-        return begun + sum(len(exchange.added) for exchange in self._waiting)
+        return begun + sum(len(relocation.added) for relocation in self._waiting)
 
     def stall_s(self, now_s: float) -> float:
         """How long an open plan has seen no progress; 0 while none is open."""
@@ -130,15 +130,15 @@ class Migration:
         """
         if self.is_open:
             raise ValueError("a plan is open; start the next when it has ended")
-        plan = exchanges(self.placement, wanted)
+        plan = relocations(self.placement, wanted)
 
         has_room_LR = np.minimum(self.placement.num_empty_LR, wanted.num_empty_LR) > 0
-        for exchange in plan:
-            early = {held.rank for held in exchange.early}
-            for held in exchange.added:
-                if held.rank not in early and not has_room_LR[exchange.layer, held.rank]:
+        for relocation in plan:
+            early = {held.rank for held in relocation.early}
+            for held in relocation.added:
+                if held.rank not in early and not has_room_LR[relocation.layer, held.rank]:
                     raise ValueError(
-                        f"layer {exchange.layer}: rank {held.rank} has no empty slot for expert "
+                        f"layer {relocation.layer}: rank {held.rank} has no empty slot for expert "
                         f"{held.expert}. Leave a spare slot of every rank empty in every layer."
                     )
         self._waiting.extend(plan)
@@ -149,14 +149,16 @@ class Migration:
         """What rides on `step`, which is being planned for all ranks."""
         early = self._begin()
         return Orders(
-            generation=self.generation,
+            incarnation=self.incarnation,
             copies=self._send(),
             flip=self._flip(step, early, now_s) if self._flip_step is None else None,
         )
 
-    def copied(self, rank: int, copies: tuple[Copy, ...], *, generation: int, now_s: float) -> None:
+    def copied(
+        self, rank: int, copies: tuple[Copy, ...], *, incarnation: int, now_s: float
+    ) -> None:
         """A rank acknowledges copies into its slots: their weights are there for every stream."""
-        if generation != self.generation:
+        if incarnation != self.incarnation:
             return
         for copy in copies:
             begun = self._open.pop(copy, None)
@@ -166,10 +168,10 @@ class Migration:
         if copies:
             self._progress_s = now_s
 
-    def finished(self, rank: int, step: int, *, generation: int, now_s: float) -> None:
+    def finished(self, rank: int, step: int, *, incarnation: int, now_s: float) -> None:
         """A rank has finished `step` and all before it, so it has made their flips."""
         is_flip = self._flip_step is not None and step >= self._flip_step
-        if generation != self.generation or not is_flip:
+        if incarnation != self.incarnation or not is_flip:
             return
         self._flipped.add(rank)
         self._progress_s = now_s
@@ -180,11 +182,11 @@ class Migration:
             self._flipped.clear()
 
     def lost(self) -> None:
-        """The group's processes are gone. New ones, of the next generation, load `placement`.
+        """The group's processes are gone. New ones, of the next incarnation, load `placement`.
 
         What had not been flipped is forgotten: start a plan anew.
         """
-        self.generation += 1
+        self.incarnation += 1
         self._states_LP = _fresh(self.placement)
         self._flip_step = None
         for work in (self._waiting, self._begun, self._unsent, self._open):
@@ -208,37 +210,37 @@ class Migration:
             raise AccountingError(f"slots do not agree with the open work: {wrong}")
 
     def _begin(self) -> list[tuple[int, Held]]:
-        """Begin exchanges that have room; returns what can make room for others by a flip."""
+        """Begin relocations that have room; returns what can make room for others by a flip."""
         max_unlanded = self._pacing.max_open_copies * self.placement.num_ranks
         early: list[tuple[int, Held]] = []
 
         for _ in range(min(_LOOK_AHEAD, len(self._waiting))):
-            exchange = self._waiting.popleft()
-            room = [self._free_slot(exchange.layer, held.rank) for held in exchange.added]
+            relocation = self._waiting.popleft()
+            room = [self._free_slot(relocation.layer, held.rank) for held in relocation.added]
             blocked = {
-                held.rank for held, slot in zip(exchange.added, room, strict=True) if slot is None
+                held.rank for held, slot in zip(relocation.added, room, strict=True) if slot is None
             }
             is_busy = len(self._unsent) + len(self._open) >= max_unlanded
             if blocked or is_busy:
-                self._waiting.append(exchange)
-                early += self._early_drops(exchange, blocked)
+                self._waiting.append(relocation)
+                early += self._early_drops(relocation, blocked)
             else:
-                self._fill(exchange, [slot for slot in room if slot is not None])
+                self._fill(relocation, [slot for slot in room if slot is not None])
         return early
 
-    def _early_drops(self, exchange: Exchange, blocked: set[int]) -> list[tuple[int, Held]]:
-        """What an exchange can give up at once on ranks where it lacks room."""
-        held = [(exchange.layer, held) for held in exchange.early if held.rank in blocked]
+    def _early_drops(self, relocation: Relocation, blocked: set[int]) -> list[tuple[int, Held]]:
+        """What a relocation can give up at once on ranks where it lacks room."""
+        held = [(relocation.layer, held) for held in relocation.early if held.rank in blocked]
         return [drop for drop in held if drop not in self._dropped_early]
 
-    def _fill(self, exchange: Exchange, slots: list[int]) -> None:
+    def _fill(self, relocation: Relocation, slots: list[int]) -> None:
         copies = tuple(
-            Copy(exchange.layer, held.expert, slot)
-            for held, slot in zip(exchange.added, slots, strict=True)
+            Copy(relocation.layer, held.expert, slot)
+            for held, slot in zip(relocation.added, slots, strict=True)
         )
         for copy in copies:
             self._states_LP[copy.layer, copy.physical] = _Slot.FILLING
-        self._begun.append(_Begun(exchange, copies))
+        self._begun.append(_Begun(relocation, copies))
         self._unsent.extend(copies)
 
     def _free_slot(self, layer: int, rank: int) -> int | None:
@@ -269,11 +271,11 @@ class Migration:
         return tuple(sent)
 
     def _flip(self, step: int, early: list[tuple[int, Held]], now_s: float) -> Flip | None:
-        """Route to all exchanges whose copies have landed, and away from what they drop."""
+        """Route to all relocations whose copies have landed, and away from what they drop."""
         ended = [begun for begun in self._begun if self._has_landed(begun)]
         drops = set(early)
         for begun in ended:
-            drops |= {(begun.exchange.layer, held) for held in begun.exchange.dropped}
+            drops |= {(begun.relocation.layer, held) for held in begun.relocation.dropped}
         if not (ended or drops):
             return None
 
@@ -288,7 +290,7 @@ class Migration:
 
         self._begun = [begun for begun in self._begun if begun not in ended]
         self._dropped_early = (self._dropped_early | set(early)) - {
-            (begun.exchange.layer, held) for begun in ended for held in begun.exchange.early
+            (begun.relocation.layer, held) for begun in ended for held in begun.relocation.early
         }
         return self._commit(experts_LP, step, now_s)
 

@@ -150,35 +150,53 @@ def routes(placement: Placement, rank: int, loads_LE: NDArray[Any]) -> Routes:
 
     table_LER = np.full((num_layers, num_experts, num_ranks), EMPTY, np.int32)
     own_LE = physical_LRE[:, rank]
-    # The only copy, and the own one, need no choice; others are filled in below.
+    # The only copy, and the own one, need no choice.
     table_LER[..., 0] = np.where(own_LE != EMPTY, own_LE, physical_LRE.max(axis=1))
-    route_counts_LE = np.ones((num_layers, num_experts), np.int32)
+    route_counts_LE = np.where(own_LE != EMPTY, 1, counts_LE).astype(np.int32)
 
-    is_held_LRE = physical_LRE != EMPTY
+    layers_X, experts_X, ends_XR = _level(physical_LRE != EMPTY, loads_LE)
+    is_remote_X = own_LE[layers_X, experts_X] == EMPTY
+    layers_X, experts_X = layers_X[is_remote_X], experts_X[is_remote_X]
+    holders_XR = physical_LRE[layers_X, :, experts_X] != EMPTY
+    chosen_XR = _own_parts(ends_XR[is_remote_X], holders_XR, rank)
+
+    row, column = np.nonzero(chosen_XR != EMPTY)
+    layer, expert = layers_X[row], experts_X[row]
+    table_LER[layer, expert, column] = physical_LRE[layer, chosen_XR[row, column], expert]
+    return Routes(table_LER, route_counts_LE)
+
+
+def _level(
+    is_held_LRE: NDArray[np.bool_], loads_LE: FloatArray
+) -> tuple[NDArray[np.intp], NDArray[np.intp], Int32Array]:
+    """Divide the rows of experts that some ranks lack and several hold: layers and experts [X],
+    and up to which of its parts each rank takes them, [X, R].
+    """
+    num_ranks = is_held_LRE.shape[1]
+    counts_LE = is_held_LRE.sum(axis=1)
     fixed_LE = np.where(counts_LE == 1, loads_LE, loads_LE / num_ranks)
-    loads_LR = np.einsum("lre,le->lr", is_held_LRE, fixed_LE)
+    loads_LR = np.matmul(is_held_LRE, fixed_LE[:, :, None])[:, :, 0]
     remote_LE = np.where(counts_LE > 1, loads_LE * (num_ranks - counts_LE) / num_ranks, 0.0)
     order_LE = np.argsort(-remote_LE, axis=1, kind="stable")
+    num_chosen_L = (remote_LE > 0).sum(axis=1)
 
-    for position in range(int((remote_LE > 0).sum(axis=1).max(initial=0))):
-        experts_L = order_LE[:, position]
-        layers = np.nonzero(remote_LE[np.arange(num_layers), experts_L] > 0)[0]
-        experts = experts_L[layers]
-        holders_XR = is_held_LRE[layers, :, experts]
-        ends_XR = _divide(loads_LR[layers], holders_XR, remote_LE[layers, experts])
-
+    # In every layer the experts take turns, those with most rows to divide first.
+    layers, experts, ends = [], [], []
+    for turn in range(int(num_chosen_L.max(initial=0))):
+        layers_X = np.nonzero(num_chosen_L > turn)[0]
+        experts_X = order_LE[layers_X, turn]
+        rows_X = remote_LE[layers_X, experts_X]
+        ends_XR = _divide(loads_LR[layers_X], is_held_LRE[layers_X, :, experts_X], rows_X)
         added_XR = np.diff(ends_XR, axis=1, prepend=0)
-        num_parts_X = ends_XR[:, -1:]
-        loads_LR[layers] += added_XR * remote_LE[layers, experts][:, None] / num_parts_X
+        loads_LR[layers_X] += added_XR * (rows_X / ends_XR[:, -1])[:, None]
 
-        chosen_XR = _own_parts(ends_XR, holders_XR, rank)
-        is_remote_X = ~holders_XR[:, rank]
-        row, column = np.nonzero((chosen_XR != EMPTY) & is_remote_X[:, None])
-        layer, expert = layers[row], experts[row]
-        table_LER[layer, expert, column] = physical_LRE[layer, chosen_XR[row, column], expert]
-        counts_X = counts_LE[layers, experts]
-        route_counts_LE[layers[is_remote_X], experts[is_remote_X]] = counts_X[is_remote_X]
-    return Routes(table_LER, route_counts_LE)
+        layers.append(layers_X)
+        experts.append(experts_X)
+        ends.append(ends_XR)
+    if not ends:
+        nothing = np.zeros(0, np.intp)
+        return nothing, nothing, np.zeros((0, num_ranks), np.int32)
+    return np.concatenate(layers), np.concatenate(experts), np.concatenate(ends)
 
 
 def _divide(loads_XR: FloatArray, holders_XR: NDArray[np.bool_], rows_X: FloatArray) -> Int32Array:

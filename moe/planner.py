@@ -52,8 +52,13 @@ def rebalance(current: Placement, costs_CLEN: FloatArray, limits: PlannerLimits)
     while search.take_turn():
         pass
 
-    placement = Placement(search.experts_LP, current.num_experts, current.num_ranks)
-    before_LR, after_LR = (rank_costs(each, costs_CLEN) for each in (current, placement))
+    found = Placement(search.experts_LP, current.num_experts, current.num_ranks)
+    before_LR = rank_costs(current, costs_CLEN)
+    # A search that the cap cut short may have left a layer with a higher peak than it found.
+    is_better_L = rank_costs(found, costs_CLEN).max(axis=1) < before_LR.max(axis=1)
+    experts_LP = np.where(is_better_L[:, None], found.experts_LP, current.experts_LP)
+    placement = Placement(experts_LP, current.num_experts, current.num_ranks)
+    after_LR = rank_costs(placement, costs_CLEN)
     return Rebalance(
         placement,
         num_moves(current, placement),

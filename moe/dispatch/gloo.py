@@ -17,42 +17,32 @@ from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
 
 
 class GlooExchange:
-    """Is `Exchange`."""
+    """Is `Exchange`. Holds no connection, so that its dispatcher alone decides when that ends."""
 
     def __init__(
         self,
-        group: ProcessGroupGloo,
-        rank: int,
-        shape: DispatchShape,
+        dispatcher: "GlooDispatcher",
         sizes: DispatchSizes,
         *,
         packed_TB: Tensor,
         device: torch.device,
     ) -> None:
         """Start the dispatch."""
-        self._group = group
-        self._shape = shape
+        self._dispatcher = dispatcher
         self._device = device
-        self._first_id = rank * shape.slots_per_rank
-        self._sent_R = [packed_TB.shape[0]] * shape.num_ranks
+        num_ranks = dispatcher.shape.num_ranks
+        self._own_R = [packed_TB.shape[0]] * num_ranks
         self._tokens_R = list(sizes.tokens_R)
-
-        sent_XB = packed_TB.repeat(shape.num_ranks, 1)
-        self._packed_NB = packed_TB.new_empty(sum(self._tokens_R), packed_TB.shape[1])
-        # Named, so that it lives as long as it is sent.
-        self._sent = sent_XB
-        self._out_XC: Tensor | None = None
-        self._work: Work = group.alltoall_base(
-            self._packed_NB, sent_XB, self._tokens_R, self._sent_R
+        self._underway = dispatcher.exchange(
+            packed_TB.repeat(num_ranks, 1), self._own_R, self._tokens_R
         )
 
     def receive(self) -> Received:
         """See `Exchange`."""
-        self._work.wait()
-        shape = self._shape
-        x_NC, weights_NK, ids_NK = _unpack(self._packed_NB, shape)
+        shape = self._dispatcher.shape
+        x_NC, weights_NK, ids_NK = _unpack(self._underway.wait(), shape)
 
-        local_ids_NK = ids_NK - self._first_id
+        local_ids_NK = ids_NK - self._dispatcher.rank * shape.slots_per_rank
         is_elsewhere_NK = (local_ids_NK < 0) | (local_ids_NK >= shape.slots_per_rank)
         return Received(
             x_NC.to(self._device),
@@ -63,25 +53,38 @@ class GlooExchange:
     def send_back(self, out_NC: Tensor) -> None:
         """See `Exchange`."""
         # As bytes: gloo does not know every dtype.
-        self._sent = out_NC.cpu().contiguous().view(torch.uint8)
-        self._out_XC = self._sent.new_empty(sum(self._sent_R), self._sent.shape[1])
-        self._work = self._group.alltoall_base(
-            self._out_XC, self._sent, self._sent_R, self._tokens_R
+        self._underway = self._dispatcher.exchange(
+            _as_bytes(out_NC.cpu()), self._tokens_R, self._own_R
         )
 
     def combine(self) -> Tensor:
         """See `Exchange`."""
-        assert self._out_XC is not None, "send_back comes first"
-        self._work.wait()
-        shape = self._shape
-        by_rank_RTC = self._out_XC.view(shape.dtype).view(
-            shape.num_ranks, self._sent_R[0], shape.hidden_size
-        )
+        shape = self._dispatcher.shape
+        out_RTC = self._underway.wait().view(shape.dtype)
+        out_RTC = out_RTC.view(shape.num_ranks, self._own_R[0], shape.hidden_size)
 
-        total_TC = by_rank_RTC[0].float()
-        for part_TC in by_rank_RTC[1:]:
+        total_TC = out_RTC[0].float()
+        for part_TC in out_RTC[1:]:
             total_TC = total_TC + part_TC
         return total_TC.to(shape.dtype).to(self._device)
+
+
+class _Underway:
+    """Rows on their way in both directions."""
+
+    def __init__(self, work: Work, received_XB: Tensor, sent_XB: Tensor) -> None:
+        self._work: Work | None = work
+        self._received_XB = received_XB
+        # Kept as long as it is read.
+        self._sent_XB = sent_XB
+
+    def wait(self) -> Tensor:
+        """What has come."""
+        assert self._work is not None, "rows come once"
+        self._work.wait()
+        # It would keep the connection open.
+        self._work = None
+        return self._received_XB
 
 
 class GlooDispatcher:
@@ -91,25 +94,25 @@ class GlooDispatcher:
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape) -> None:
         """Connect; waits for every rank."""
-        self._rank = rank
-        self._shape = shape
+        self.rank = rank
+        self.shape = shape
         self._group: ProcessGroupGloo | None = connect_gloo(store, rank, shape.num_ranks)
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> GlooExchange:
         """See `Dispatcher`."""
+        assert sizes.tokens_R[self.rank] == x_TC.shape[0], "sizes are those of the step"
+        packed_TB = _pack(x_TC, weights_TK, physical_ids_TK)
+        return GlooExchange(self, sizes, packed_TB=packed_TB, device=x_TC.device)
+
+    def exchange(self, sent_XB: Tensor, sent_R: list[int], received_R: list[int]) -> _Underway:
+        """Start sending each rank its rows, which lie one behind another."""
         if self._group is None:
             raise RuntimeError("the dispatcher of this rank is closed")
-        assert sizes.tokens_R[self._rank] == x_TC.shape[0], "sizes are those of the step"
-        return GlooExchange(
-            self._group,
-            self._rank,
-            self._shape,
-            sizes,
-            packed_TB=_pack(x_TC, weights_TK, physical_ids_TK),
-            device=x_TC.device,
-        )
+        received_XB = sent_XB.new_empty(sum(received_R), sent_XB.shape[1])
+        work = self._group.alltoall_base(received_XB, sent_XB, received_R, sent_R)
+        return _Underway(work, received_XB, sent_XB)
 
     def close(self) -> None:
         """See `Dispatcher`. The end of this rank's connections ends its peers' waits."""
@@ -119,7 +122,13 @@ class GlooDispatcher:
 def _pack(x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
     """Rows of bytes: one exchange takes all three."""
     columns = (weights_TK, ids_TK.int(), x_TC)
-    return torch.cat([each.cpu().contiguous().view(torch.uint8) for each in columns], 1)
+    return torch.cat([_as_bytes(each.cpu()) for each in columns], 1)
+
+
+def _as_bytes(columns_TX: Tensor) -> Tensor:
+    # A copy has the strides of its shape, where a view of few elements may have any.
+    copied_TX = columns_TX.clone(memory_format=torch.contiguous_format)
+    return copied_TX.view(torch.uint8)
 
 
 def _unpack(packed_NB: Tensor, shape: DispatchShape) -> tuple[Tensor, Tensor, Tensor]:

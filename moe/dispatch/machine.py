@@ -62,15 +62,15 @@ class Machine:
             return None
         return f"{library} has no {symbol} of version {symbol_version}"
 
-    def import_error(self, module: str) -> str | None:
-        """What comes of importing it; None: it works."""
+    def import_error(self, module: str, attribute: str) -> str | None:
+        """What comes of importing it; None: it works, and has the attribute."""
         try:
-            importlib.import_module(module)
+            imported = importlib.import_module(module)
         except (ImportError, OSError, AssertionError, RuntimeError) as error:
             # Wheels of DeepEP assert which NCCL is loaded.
             lines = str(error).strip().splitlines()
             return lines[-1] if lines else type(error).__name__
-        return None
+        return None if hasattr(imported, attribute) else f"it has no {attribute}"
 
 
 def main() -> None:

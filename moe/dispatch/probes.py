@@ -38,6 +38,8 @@ class Library:
     distributions: tuple[str, ...]
     """Packages that bring the module; the first one found counts."""
     module: str
+    attribute: str
+    """Of the module, that other libraries of its name lack."""
     remedy: str
     """What to do where none is installed."""
     checks: tuple[Check, ...]
@@ -65,9 +67,9 @@ def probe(backend: str, machine: "Machine") -> Verdict:
             return Verdict(backend, obstacle, found)
 
     # Last: a binary for another torch may load and then read garbage.
-    error = machine.import_error(library.module)
+    error = machine.import_error(library.module, library.attribute)
     if error is not None:
-        return Verdict(backend, f"{library.module} cannot be imported: {error}", found)
+        return Verdict(backend, f"{library.module} cannot be used: {error}", found)
     return Verdict(backend, None, f"{found}, torch {machine.torch_version}{library.note(machine)}")
 
 
@@ -177,6 +179,7 @@ LIBRARIES = {
             backend="deepep",
             distributions=("sgl-deep-ep", "deep-ep"),
             module="deep_ep",
+            attribute="Buffer",
             remedy="pip install raydix[deepep] where its torch fits, or build DeepEP 1.2.1",
             checks=(_cuda, _pinned_torch("sgl-deep-ep")),
             note=_deepep_note,
@@ -185,6 +188,7 @@ LIBRARIES = {
             backend="nixl_ep",
             distributions=("nixl-cu13",),
             module="nixl_ep",
+            attribute="Buffer",
             remedy="pip install raydix[nixl-ep]",
             checks=(
                 _cuda,
@@ -203,6 +207,7 @@ LIBRARIES = {
             backend="mooncake_ep",
             distributions=("mooncake-transfer-engine-cuda13", "mooncake-transfer-engine"),
             module="mooncake._ep",
+            attribute="Buffer",
             remedy="pip install raydix[mooncake-ep]",
             checks=(
                 _cuda,
@@ -219,6 +224,7 @@ LIBRARIES = {
             backend="mori",
             distributions=("amd-mori",),
             module="mori.ops",
+            attribute="EpDispatchCombineOp",
             remedy="build MORI from its source; it is for AMD GPUs alone",
             checks=(_rocm,),
             note=_no_note,

@@ -16,13 +16,8 @@ from torch.distributed import Store
 
 from raydix.kernels.symmetric_group import name_group
 from raydix.kernels.token_buffers import Arrivals, TokenBuffers, TokenLayout
-from raydix.kernels.token_push import (
-    ALIGNMENT_BYTES,
-    await_tokens,
-    push_outputs,
-    push_tokens,
-    sum_outputs,
-)
+from raydix.kernels.token_inputs import ALIGNMENT_BYTES
+from raydix.kernels.token_push import await_tokens, push_outputs, push_tokens, sum_outputs
 from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
 
 _NUM_SETS = 2

@@ -147,6 +147,7 @@ def _expert_ranks(
             config.experts.dispatch,
             Path(f"{place.meeting}-experts"),
             place.rank % parallel.ep,
+            device=device,
         ),
         max_tokens=-(-scheduler.max_step_tokens(max_model_len) // parallel.tp),
         max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,

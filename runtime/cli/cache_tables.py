@@ -174,7 +174,9 @@ def _experts_table(scheduler: Figures) -> Table:
     left = figures["moves_left"]
 
     table = Table(title="Experts over ranks", show_header=False)
-    ways = f"{figures['balance_mean_of_layers']:.3f}, of sums {figures['balance_ratio_of_sums']:.3f}"
+    ways = (
+        f"{figures['balance_mean_of_layers']:.3f}, of sums {figures['balance_ratio_of_sums']:.3f}"
+    )
     table.add_row("balancedness, mean of layers", ways)
     planned = f"{figures['time_imbalance']:.3f}, planned {figures['time_imbalance_wanted']:.3f}"
     table.add_row("time imbalance at the last look", planned)

@@ -13,8 +13,10 @@ class ExpertsSection(Section):
 
     dispatch: Choice[DispatchBackend] = Field(
         DispatchBackend.AUTO,
-        description="What carries them: `gloo` (through the host's memory) or `auto`, the "
-        "fastest that there is.",
+        description="What carries them: `gloo` (through the host's memory); `nccl`; `symmetric` "
+        "(kernels that write other GPUs' memory); `deepep`, `nixl_ep`, `mooncake_ep` or `mori`, "
+        "libraries of others that docs/dispatch.md describes; or `auto`, the fastest that needs "
+        "none of these.",
     )
     host_store: bool = Field(
         True,

@@ -52,6 +52,12 @@ class DispatchBackend(StrEnum):
 
     AUTO = "auto"
     GLOO = "gloo"
+    NCCL = "nccl"
+    SYMMETRIC = "symmetric"
+    DEEPEP = "deepep"
+    NIXL_EP = "nixl_ep"
+    MOONCAKE_EP = "mooncake_ep"
+    MORI = "mori"
 
 
 class Rebalance(StrEnum):

@@ -1,28 +1,115 @@
 """The dispatchers that there are, by the names that a configuration has for them."""
 
+import importlib.util
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
-from torch.distributed import FileStore
+import torch
+from torch.distributed import FileStore, Store
 
+from raydix.errors import ConfigError
+from raydix.kernels.token_inputs import ALIGNMENT_BYTES
+from raydix.moe.dispatch.choose import winners
+from raydix.moe.dispatch.fastest import FastestDispatcher
 from raydix.moe.dispatch.gloo import GlooDispatcher
+from raydix.moe.dispatch.libraries import connect_library
+from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchShape
 from raydix.runtime.config.policies import DispatchBackend
-from raydix.runtime.model.collectives.meeting import MEETING_TIMEOUT
+from raydix.runtime.model.collectives.meeting import (
+    MEETING_TIMEOUT,
+    exchange_places,
+    peer_obstacle,
+)
+
+logger = logging.getLogger(__name__)
+_NO_GPU = "the model does not run on GPUs"
 
 
 def connect_dispatcher(
-    backend: DispatchBackend, file: Path, rank: int, shape: DispatchShape
+    backend: DispatchBackend, file: Path, rank: int, shape: DispatchShape, *, device: torch.device
 ) -> Dispatcher:
     """Wait for the other ranks of a step group, and return what takes rows to their experts.
 
     `file`: one that only these incarnations of the ranks name, and for this alone, in a folder that
-    exists and that nobody else may enter.
+    exists and that nobody else may enter. The calling thread is on `device`. Raises ConfigError, on
+    every rank, if one of them lacks what the backend needs.
     """
     store = FileStore(str(file), shape.num_ranks)
     store.set_timeout(MEETING_TIMEOUT)
     match backend:
-        case DispatchBackend.AUTO | DispatchBackend.GLOO:
+        case DispatchBackend.AUTO:
+            return _connect_fastest(store, rank, shape, device)
+        case DispatchBackend.GLOO:
             return GlooDispatcher(store, rank, shape)
+        case DispatchBackend.NCCL:
+            _require(None if device.type == "cuda" else _NO_GPU, backend)
+            return NcclDispatcher(store, rank, shape, device)
+        case DispatchBackend.SYMMETRIC:
+            _require(None if device.type == "cuda" else _NO_GPU, backend)
+            places = exchange_places(store, rank, shape.num_ranks, device)
+            _require(_symmetric_obstacle(places, shape), backend)
+            return _connect_symmetric(store, rank, shape, device)
+        case (
+            DispatchBackend.DEEPEP
+            | DispatchBackend.NIXL_EP
+            | DispatchBackend.MOONCAKE_EP
+            | DispatchBackend.MORI
+        ):
+            return connect_library(backend.value, store, rank, shape, device)
         case _:
             assert_never(backend)
+
+
+def _connect_fastest(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> Dispatcher:
+    """Of what needs no library of others. All ranks find the same."""
+    if device.type == "cpu":
+        return GlooDispatcher(store, rank, shape)
+    places = exchange_places(store, rank, shape.num_ranks, device)
+    if len({pid for pid, _ in places}) < shape.num_ranks:
+        # Ranks that are threads: see `connect_nccl`.
+        return GlooDispatcher(store, rank, shape)
+
+    connects: dict[str, Callable[[Store, int, DispatchShape, torch.device], Dispatcher]] = {
+        DispatchBackend.NCCL.value: NcclDispatcher
+    }
+    obstacle = _symmetric_obstacle(places, shape)
+    if obstacle is None:
+        connects[DispatchBackend.SYMMETRIC.value] = _connect_symmetric
+    else:
+        logger.warning("rank %d sends tokens by NCCL, which is slow: %s", rank, obstacle)
+    return FastestDispatcher(
+        {name: connects[name](store, rank, shape, device) for name in sorted(winners(connects))}
+    )
+
+
+def _symmetric_obstacle(places: list[tuple[int, int]], shape: DispatchShape) -> str | None:
+    """Why kernels cannot write other ranks' memory; None if they can. All ranks find the same."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if shape.hidden_size * shape.dtype.itemsize % ALIGNMENT_BYTES:
+        return (
+            f"a token of {shape.hidden_size} x {shape.dtype} is no multiple of {ALIGNMENT_BYTES} "
+            "bytes"
+        )
+    return peer_obstacle({index for _, index in places}, shape.num_ranks)
+
+
+def _require(obstacle: str | None, backend: DispatchBackend) -> None:
+    if obstacle is not None:
+        raise ConfigError(
+            f"experts.dispatch is {backend}, but {obstacle}. Set experts.dispatch to auto."
+        )
+
+
+def _connect_symmetric(
+    store: Store, rank: int, shape: DispatchShape, device: torch.device
+) -> Dispatcher:
+    # Imported here: Triton is there on machines with a GPU alone.
+    from raydix.moe.dispatch.symmetric import connect_symmetric
+
+    return connect_symmetric(store, rank, shape, device)

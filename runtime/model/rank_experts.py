@@ -145,6 +145,8 @@ class RankExperts:
         placement, rank = self._experts.placement, self._experts.ranks.rank
         own = slice(rank * placement.slots_per_rank, (rank + 1) * placement.slots_per_rank)
         for layer, experts in enumerate(placement.experts_LP[:, own].tolist()):
-            for slot, (now, first) in enumerate(zip(self._stored.held(layer), experts, strict=True)):
+            for slot, (now, first) in enumerate(
+                zip(self._stored.held(layer), experts, strict=True)
+            ):
                 if first not in (EMPTY, now):
                     yield ExpertMove(layer, LogicalExpertId(first), slot)

@@ -350,7 +350,9 @@ class ModelRunner:
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
         inputs = self._inputs(rows, sampling)
         # Every rank of a group warms up with the same sizes.
-        sent = None if self._group is None else self._group.exact(self._group.num_lanes * [num_tokens])
+        sent = (
+            None if self._group is None else self._group.exact(self._group.num_lanes * [num_tokens])
+        )
         hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, sent=sent)
         self._sample(hidden_TC[inputs.sampled_R.expand(num_samples)], inputs, sampling)
 
@@ -360,9 +362,7 @@ def _step_group(decoder: Decoder) -> StepGroup | None:
     if decoder.experts is None:
         return None
     ranks = decoder.experts.ranks
-    return StepGroup(
-        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
-    )
+    return StepGroup(rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size)
 
 
 def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: int) -> DecodeRows:

@@ -14,6 +14,7 @@ from raydix.runtime.tiers.expert_store import ExpertStore, StoreContent
 
 logger = logging.getLogger(__name__)
 
+
 class StoredExperts:
     """Owns: this rank's mapping of the store. The slots belong to their banks.
 

@@ -124,13 +124,11 @@ class ExpertBalance:
         if unknown:
             raise AccountingError(f"rank {rank} acknowledges copies {unknown}, which nobody owes")
         copies = tuple([self._open.pop(copy_id) for copy_id in copy_ids.tolist()])
-        self._migration.copied(
-            rank, copies, generation=self._migration.generation, now_s=now_s
-        )
+        self._migration.copied(rank, copies, incarnation=self._migration.incarnation, now_s=now_s)
 
     def take_step(self, rank: int, step: int, loads: Int32Array, now_s: float) -> None:
         """A rank has done a step, and perhaps reports its loads."""
-        self._migration.finished(rank, step, generation=self._migration.generation, now_s=now_s)
+        self._migration.finished(rank, step, incarnation=self._migration.incarnation, now_s=now_s)
         if not len(loads):
             return
         counts_LE = loads.reshape(self.settings.num_layers, self.settings.num_experts)

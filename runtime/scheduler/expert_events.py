@@ -12,9 +12,7 @@ def on_expert_step(replica: Replica, group: StepGroup, result: StepResult, now_s
     experts = group.experts
     if experts is None:
         return
-    experts.take_step(
-        result.rank - group.ranks.start, result.step, result.expert_loads, now_s
-    )
+    experts.take_step(result.rank - group.ranks.start, result.step, result.expert_loads, now_s)
     wanted = experts.take_asked()
     if wanted is not None:
         index = replica.step_groups.index(group)

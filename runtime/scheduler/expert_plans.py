@@ -62,9 +62,7 @@ def plan_experts(current: Placement, rows_LE: FloatArray, facts: ExpertFacts) ->
             moves = num_moves(current, wanted)
         case Rebalance.INCREMENTAL:
             plan = rebalance(current, costs_CLEN, PlannerLimits(spare_slots=facts.spare_per_rank))
-            gate = Gate(
-                stable_steps=facts.stable_steps, copy_bytes_per_s=facts.copy_bytes_per_s
-            )
+            gate = Gate(stable_steps=facts.stable_steps, copy_bytes_per_s=facts.copy_bytes_per_s)
             if not gate.is_worth(plan, expert_bytes=facts.time.expert_bytes):
                 return ExpertPlan(placement=None, imbalance_before=before, imbalance_after=before)
             wanted, moves, after = plan.placement, plan.num_moves, plan.imbalance_after

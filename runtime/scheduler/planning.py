@@ -141,9 +141,7 @@ def _send(
     if group.experts is not None:
         orders = group.experts.plan_step(step, now_s)
     shared = _Shared(step, group_rows, group_tokens, orders)
-    return [
-        (lane, _write(lane, draft, shared)) for lane, draft in zip(lanes, drafts, strict=True)
-    ]
+    return [(lane, _write(lane, draft, shared)) for lane, draft in zip(lanes, drafts, strict=True)]
 
 
 def _group_columns(drafts: Sequence[Draft]) -> tuple[Int32Array, Int32Array]:

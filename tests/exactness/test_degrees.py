@@ -24,11 +24,10 @@ DEGREES = (2, 1, 4, 2)
 PROMPTS = make_prompts(61, [100, 70, 90, 49])
 
 
-@pytest.mark.parametrize("family", list(Family))
 async def test_each_degree_goes_on_from_the_pages_of_those_before(
-    family: Family, references: References, tmp_path: Path
+    caching_kind: Family, references: References, tmp_path: Path
 ) -> None:
-    reference = references(family)
+    reference = references(caching_kind)
     expected = reference.expect(PROMPTS)
 
     for number, tp in enumerate(DEGREES):

@@ -33,7 +33,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "write_policy": ["write_through", "write_through_selective", "write_back"],
     "strategy": ["best_effort", "wait_complete", "timeout"],
     "chunk": [PAGE_SIZE, 3 * PAGE_SIZE, None],
-    "num_requests": [1, 32],
+    "num_requests": [1, 20],
     "dp": [1, 2],
     "tp": [1, 2],
     "copy_delay_s": [0.0, 2e-4],
@@ -43,13 +43,14 @@ FACTORS: dict[str, Sequence[Any]] = {
 }
 CASES = pairwise(FACTORS, seed=3)
 LENGTHS = [100, 37, 64, 81]
-NUM_TOKENS = {1: 64, 32: 24}
-NUM_L1_PAGES = 96
+NUM_TOKENS = {1: 64, 20: 24}
+NUM_L1_PAGES = 72
+"""Fewer than the prompts of many requests and what they generate fill."""
 RETRACTION_PAGES = 17
 """Enough for the longest request alone; any two outgrow it together."""
 OF_WINDOWS_ALONE = (Family.MISTRAL,)
 """Their requests need no more pages as they generate: what is admitted has room to the end."""
-RETRACTION_REQUESTS = {1: 8, 32: 16}
+RETRACTION_REQUESTS = {1: 8, 20: 16}
 """Of 64 tokens. A single request is never retracted."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -199,6 +200,7 @@ def compare(out_TC: Tensor, sent: Sent, setting: Setting) -> None:
     torch.testing.assert_close(out_TC.float(), expected_TC, rtol=0.0, atol=tolerance * largest)
 
 
+@lru_cache(maxsize=4)
 def _experts(setting: Setting, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Weights of all physical experts, as the model's dtype rounds them."""
     shape = setting.shape

@@ -28,7 +28,7 @@ def random_wanted(rng: np.random.Generator, current: Placement, *, spare_slots: 
 
 @dataclass(eq=False)
 class ModelRank:
-    """One rank of one generation."""
+    """One rank of one incarnation."""
 
     placement: Placement
     """By which it sends rows."""
@@ -42,7 +42,7 @@ class Ack:
     """On its way to the migration: copies that have landed, or a step that has ended."""
 
     rank: int
-    generation: int
+    incarnation: int
     copies: tuple[Copy, ...] = ()
     step: int | None = None
 
@@ -88,18 +88,18 @@ class World:
         copies, rank.copying = rank.copying[:num_copies], rank.copying[num_copies:]
         for copy in copies:
             self.slots[copy.layer, copy.physical] = copy.expert
-        self.acks.append(Ack(index, self.migration.generation, copies=tuple(copies)))
+        self.acks.append(Ack(index, self.migration.incarnation, copies=tuple(copies)))
 
     def finish(self, index: int) -> None:
-        self.acks.append(Ack(index, self.migration.generation, step=self.ranks[index].last_step))
+        self.acks.append(Ack(index, self.migration.incarnation, step=self.ranks[index].last_step))
 
     def deliver(self, position: int) -> None:
         ack = self.acks.pop(position)
         now_s = float(self.next_step)
         if ack.step is None:
-            self.migration.copied(ack.rank, ack.copies, generation=ack.generation, now_s=now_s)
+            self.migration.copied(ack.rank, ack.copies, incarnation=ack.incarnation, now_s=now_s)
         else:
-            self.migration.finished(ack.rank, ack.step, generation=ack.generation, now_s=now_s)
+            self.migration.finished(ack.rank, ack.step, incarnation=ack.incarnation, now_s=now_s)
 
     def die(self) -> None:
         """All processes of the group end; what they said before is still on its way."""

@@ -14,6 +14,7 @@ from tests.moe.dispatch_conformance import (
     Setting,
     check_round,
     check_two_open,
+    compare,
     draw,
     on_threads,
     rounds,
@@ -49,6 +50,23 @@ def test_tokens_come_back_from_their_experts(
         num_ranks,
         lambda store, rank: GlooDispatcher(store, rank, shape),
         body,
+    )
+
+
+def test_a_token_may_have_one_expert(tmp_path: Path) -> None:
+    shape = replace(SHAPE, experts_per_token=1)
+
+    def body(dispatcher: Dispatcher, rank: int) -> None:
+        for each in rounds(shape, DispatchForm.NORMAL):
+            sent = draw(Setting(shape=shape), each, rank)
+            # A single column may have any stride.
+            weights = sent.weights_TK.flatten().as_strided(sent.weights_TK.shape, (1, 0))
+            exchange = dispatcher.send(sent.x_TC, weights, sent.ids_TK, each.sizes)
+            run_experts(exchange, rank, Setting(shape=shape))
+            compare(exchange.combine(), sent, Setting(shape=shape))
+
+    on_threads(
+        tmp_path / "meeting", 2, lambda store, rank: GlooDispatcher(store, rank, shape), body
     )
 
 

@@ -145,18 +145,18 @@ class ReusesASlotAtOnce(Migration):
 
 
 class BelievesTheDead(Migration):
-    def copied(self, rank: int, copies: object, *, generation: int, now_s: float) -> None:
-        super().copied(rank, copies, generation=self.generation, now_s=now_s)
+    def copied(self, rank: int, copies: object, *, incarnation: int, now_s: float) -> None:
+        super().copied(rank, copies, incarnation=self.incarnation, now_s=now_s)
 
 
 class BelievesStepsOfTheDead(Migration):
-    def finished(self, rank: int, step: int, *, generation: int, now_s: float) -> None:
-        super().finished(rank, 10**9, generation=self.generation, now_s=now_s)
+    def finished(self, rank: int, step: int, *, incarnation: int, now_s: float) -> None:
+        super().finished(rank, 10**9, incarnation=self.incarnation, now_s=now_s)
 
 
 class ForgetsNothingAtADeath(Migration):
     def lost(self) -> None:
-        self.generation += 1
+        self.incarnation += 1
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_experts_change_places_by_one_flip_once_both_copies_have_landed() -> Non
     first = migration.plan_step(0, now_s=0.0)
     to_0, to_1 = sorted(first.copies, key=lambda copy: copy.physical)
 
-    migration.copied(0, (to_0,), generation=0, now_s=1.0)
+    migration.copied(0, (to_0,), incarnation=0, now_s=1.0)
     second = migration.plan_step(1, now_s=1.0)
-    migration.copied(1, (to_1,), generation=0, now_s=2.0)
+    migration.copied(1, (to_1,), incarnation=0, now_s=2.0)
     third = migration.plan_step(2, now_s=2.0)
 
     assert (num_copies, to_0.physical, to_1.physical) == (2, 1, 3)
@@ -214,9 +214,9 @@ def test_a_plan_is_open_until_the_slots_it_leaves_are_free_on_every_rank() -> No
 
     assert migration.plan_step(7, now_s=0.0).flip is not None
     for rank, step in ((0, 7), (1, 6), (0, 8)):
-        migration.finished(rank, step, generation=0, now_s=0.0)
+        migration.finished(rank, step, incarnation=0, now_s=0.0)
         assert migration.is_open
-    migration.finished(1, 9, generation=0, now_s=0.0)
+    migration.finished(1, 9, incarnation=0, now_s=0.0)
     assert not migration.is_open
 
 
@@ -248,7 +248,7 @@ def test_copies_keep_the_pace_of_each_rank() -> None:
 
     per_step = [migration.plan_step(step, now_s=0.0).copies for step in range(3)]
     assert [len(copies) for copies in per_step] == [4, 2, 0]
-    migration.copied(1, per_step[0][:1], generation=0, now_s=0.0)
+    migration.copied(1, per_step[0][:1], incarnation=0, now_s=0.0)
     assert len(migration.plan_step(3, now_s=0.0).copies) == 1
     assert migration.num_copies_left == 11
 
@@ -262,12 +262,12 @@ def test_stall_counts_from_the_last_progress_of_an_open_plan() -> None:
     assert migration.stall_s(103.0) == 3.0
     for rank in (0, 1):
         own = tuple(copy for copy in copies if copy.physical // 2 == rank)
-        migration.copied(rank, own, generation=0, now_s=104.0)
+        migration.copied(rank, own, incarnation=0, now_s=104.0)
     assert migration.stall_s(105.0) == 1.0
 
     migration.plan_step(1, now_s=106.0)
     for rank in (0, 1):
-        migration.finished(rank, 1, generation=0, now_s=107.0)
+        migration.finished(rank, 1, incarnation=0, now_s=107.0)
     assert migration.stall_s(200.0) == 0.0
 
 
@@ -276,9 +276,9 @@ def test_a_copy_that_is_not_owed_is_an_error_and_one_of_the_dead_is_not() -> Non
     stray = (Copy(0, 1, 1),)
 
     with pytest.raises(AccountingError, match="does not owe"):
-        migration.copied(0, stray, generation=0, now_s=0.0)
+        migration.copied(0, stray, incarnation=0, now_s=0.0)
     migration.lost()
-    migration.copied(0, stray, generation=0, now_s=0.0)
+    migration.copied(0, stray, incarnation=0, now_s=0.0)
 
 
 def test_a_death_keeps_what_was_flipped_and_forgets_the_rest() -> None:
@@ -291,6 +291,6 @@ def test_a_death_keeps_what_was_flipped_and_forgets_the_rest() -> None:
 
     assert copies == (Copy(0, 1, 3),)
     assert not migration.is_open
-    assert (migration.generation, migration.version) == (1, 0)
+    assert (migration.incarnation, migration.version) == (1, 0)
     assert migration.placement.experts_LP.tolist() == [[0, 1, 0, EMPTY]]
     assert migration.start(wanted, now_s=0.0) == 1

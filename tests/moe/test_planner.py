@@ -10,6 +10,7 @@ from raydix.moe.expert_time import ExpertTime, rank_costs, replica_rows
 from raydix.moe.load import balance, rank_loads
 from raydix.moe.placement import EMPTY, Placement, initial_placement
 from raydix.moe.planner import Gate, PlannerLimits, Rebalance, num_moves, rebalance
+from tests.moe.migration_world import random_wanted
 
 LIMITS = PlannerLimits(balance=0.985, max_moves=24, spare_slots=1)
 
@@ -99,6 +100,42 @@ def test_an_expert_hotter_than_a_rank_comes_to_more_ranks_though_all_places_are_
 
     assert plan.placement.num_replicas_LE[0, 0] == 3
     assert rank_loads(plan.placement, loads_LE)[0].max() <= 32
+
+
+@pytest.mark.parametrize("max_moves", [2, 3, 24])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_layer_becomes_slower_whatever_the_cap(seed: int, max_moves: int) -> None:
+    rng = np.random.default_rng(seed)
+    first = initial_placement(8, 10, 4, redundant_per_rank=2, spare_slots=2)
+    current = random_wanted(rng, first, spare_slots=1)
+    rows_LE = rng.gamma(0.3, size=(8, 10)) * 50
+    # Both costs decide, each in some layers.
+    costs_CLEN = replace(TIME, flops_per_s=2e4).replica_seconds(rows_LE, 4)
+
+    plan = rebalance(current, costs_CLEN, replace(LIMITS, max_moves=max_moves))
+    again = rebalance(current, costs_CLEN, replace(LIMITS, max_moves=max_moves))
+
+    before_LR, after_LR = (rank_costs(each, costs_CLEN) for each in (current, plan.placement))
+    assert (after_LR.max(axis=1) <= before_LR.max(axis=1)).all()
+    assert plan.cost_after < plan.cost_before
+    assert np.array_equal(plan.placement.experts_LP, again.placement.experts_LP)
+
+
+def test_a_search_that_the_cap_cuts_short_leaves_the_layer_as_it_was() -> None:
+    # Expert 0 is on three of eight ranks. On a fourth it costs more at first than on each of three:
+    # others there have to go, for which two moves are not enough.
+    own = [[0, *[EMPTY] * 4]] * 3 + [
+        [1 + 3 * rank + i for i in range(3)] + [EMPTY] * 2 for rank in range(5)
+    ]
+    current = Placement(np.array(own).reshape(1, -1), 16, 8)
+    costs_CLEN = replica_rows(np.array([[4.85, *[0.2] * 15]]), 8)
+
+    short = rebalance(current, costs_CLEN, replace(LIMITS, max_moves=2))
+    whole = rebalance(current, costs_CLEN, LIMITS)
+
+    assert short.num_moves == 0
+    assert short.cost_after == short.cost_before
+    assert whole.cost_after < 0.9 * whole.cost_before
 
 
 TIME = ExpertTime(

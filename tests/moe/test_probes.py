@@ -68,7 +68,7 @@ class FakeMachine(Machine):
     def symbol_error(self, library: str, symbol: str, symbol_version: str | None) -> str | None:
         return f"{library} is missing" if library == self._missing else None
 
-    def import_error(self, module: str) -> str | None:
+    def import_error(self, module: str, attribute: str) -> str | None:
         self.imported.append(module)
         return self._error
 
@@ -150,6 +150,9 @@ def test_a_symbol_is_looked_for_in_its_version() -> None:
 def test_a_pinned_torch_is_read_from_a_package_s_requirements() -> None:
     assert Packages().required_torch("nothing-of-that-name") is None
     assert Packages().required_torch("numpy") is None
-    assert (
-        Machine().import_error("nothing_of_that_name") == "No module named 'nothing_of_that_name'"
-    )
+
+
+def test_a_module_of_the_right_name_may_be_the_wrong_one() -> None:
+    assert Machine().import_error("json", "loads") is None
+    assert Machine().import_error("json", "Buffer") == "it has no Buffer"
+    assert "No module named" in str(Machine().import_error("nothing_of_that_name", "Buffer"))

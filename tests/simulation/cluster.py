@@ -28,6 +28,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.faults import Faults
 from tests.simulation.host_process import HostProcess
 from tests.simulation.links import Link
+from tests.simulation.meetings import Meetings
 from tests.simulation.processes import Processes
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.scheduler_process import SchedulerProcess
@@ -83,7 +84,8 @@ class Cluster:
         self._num_links = 0
         self._make_rank = make_rank
         self._generations: Counter[int] = Counter()
-        """By lane: the incarnation of all its ranks."""
+        """By step group: the incarnation of all its ranks."""
+        self.meetings = Meetings(settings)
 
         self.history: list[Answer] = []
         """To requests, in the order in which these were sent."""
@@ -204,18 +206,18 @@ class Cluster:
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""
-        generation = self._generations[rank // self.settings.ranks_per_lane]
+        generation = self._generations[rank // self.settings.ranks_per_group]
         self.ranks[rank] = self._make_rank(self, rank, generation + 1)
 
     def kill_rank(self, rank: int) -> None:
-        """SIGKILL: the link closes, copies may linger, and the other ranks of its group end, too.
+        """SIGKILL: the link closes, copies may linger, and the ranks that step with it end, too.
 
         Once all have exited, new actors are created.
         """
         if not self.ranks[rank].is_alive:
             return
         self.num_faults["GPU actor killed"] += 1
-        width = self.settings.ranks_per_lane
+        width = self.settings.ranks_per_group
         group = range(rank // width * width, (rank // width + 1) * width)
         is_first = all(self.ranks[each].is_alive for each in group)
         self._end(rank)
@@ -228,7 +230,7 @@ class Cluster:
             if self.ranks[rank].is_alive:
                 self._end(rank)
         exits_s = [self.ranks[rank].exit_s for rank in group]
-        self._generations[group.start // self.settings.ranks_per_lane] += 1
+        self._generations[group.start // self.settings.ranks_per_group] += 1
         restart_s = max(0.0, max(exits_s) - self.now_s) + self.clock.draw(self.faults.linger_s)
         for rank in group:
             self.after(restart_s, partial(self.start_rank, rank))

@@ -1,6 +1,7 @@
 """Many requests through one simulated cluster under faults of every kind.
 
     python -m tests.simulation.long_run --ranks-per-lane 4 --requests 10000
+    python -m tests.simulation.long_run --lanes-per-group 4 --requests 10000
 
 The seed draws the KV layout: windows, latents, layers that see everything, or a mixture. Every
 answer must be exact and accounted for, every invariant hold, and nothing be held at the end. Prints
@@ -55,15 +56,21 @@ _REQUESTS_PER_FAULT = {
 }
 
 
-def make_workload(num_requests: int, seed: int, *, ranks_per_lane: int = 1) -> Workload:
-    """Three lanes with tiny pools, all tiers, drawn settings, and faults in proportion."""
+def make_workload(
+    num_requests: int, seed: int, *, ranks_per_lane: int = 1, lanes_per_group: int = 1
+) -> Workload:
+    """Lanes with tiny pools, all tiers, drawn settings, and faults in proportion.
+
+    Three lanes that step alone, or one step group.
+    """
     drawn = draw_workload(seed)
     draw = random.Random(seed + _LAYOUT_SEED)
     settings = replace(
         drawn.settings,
         layout=draw_layout(draw),
-        num_lanes=3,
+        num_lanes=lanes_per_group if lanes_per_group > 1 else 3,
         ranks_per_lane=ranks_per_lane,
+        lanes_per_group=lanes_per_group,
         prefix_caching=True,
         has_host_memory=True,
         write_policy=WritePolicy.WRITE_THROUGH,
@@ -100,6 +107,8 @@ def describe(cluster: Cluster) -> dict[str, Any]:
     settings = cluster.settings
     return {
         "ranks_per_lane": settings.ranks_per_lane,
+        "lanes_per_group": settings.lanes_per_group,
+        "steps_on_padding": cluster.meetings.num_idle,
         "groups": [str(group.window or group.kind) for group in settings.layout.groups],
         "num_pages": settings.num_pages,
         "requests": len(cluster.history),
@@ -126,10 +135,14 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--ranks-per-lane", type=int, default=1)
+    parser.add_argument("--lanes-per-group", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     workload = make_workload(
-        arguments.requests, arguments.seed, ranks_per_lane=arguments.ranks_per_lane
+        arguments.requests,
+        arguments.seed,
+        ranks_per_lane=arguments.ranks_per_lane,
+        lanes_per_group=arguments.lanes_per_group,
     )
     began_s = time.monotonic()
     try:

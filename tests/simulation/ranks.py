@@ -66,6 +66,7 @@ def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None =
 class SimulatedRank:
     """Owns: the pages and slots of one rank. Plans go in order; copies run beside them.
 
+    A step in which any rank of its step group has tokens begins when all of these have come to it.
     When its link breaks it finishes, unheard, what had arrived, forgets its requests and says hello
     again.
     """
@@ -127,13 +128,19 @@ class SimulatedRank:
     def _lose_link(self) -> None:
         self._link = None
         self._forget_if_drained()
-        if self.cluster.settings.ranks_per_lane > 1:
-            # A peer may never have heard of the plan whose load waits for its share.
+        if self.cluster.settings.ranks_per_group > 1:
+            # A peer may never have heard of the plan whose load waits for its share, or of a step.
             self.cluster.after(_DRAIN_S, self._end_if_stuck)
 
     def _end_if_stuck(self) -> None:
-        if self._link is None and self._num_copying:
+        if self._link is not None or not self.is_alive:
+            return
+        is_waiting = self.cluster.meetings.is_waiting(self.rank, self.incarnation)
+        if self._num_copying or is_waiting:
             self.cluster.kill_rank(self.rank)
+        elif self.is_stepping and self.cluster.settings.lanes_per_group > 1:
+            # The next step may be one that others have not heard of.
+            self.cluster.after(_DRAIN_S, self._end_if_stuck)
 
     def _forget_if_drained(self) -> None:
         if self._link is not None or not self.is_alive or self.is_stepping or self._num_copying:
@@ -305,8 +312,20 @@ class SimulatedRank:
         if self.loading.intersection(plan.row_loads.tolist()):
             self.cluster.after(0.001, lambda: self._wait_for_loads(plan))
             return
-        num_tokens = int(plan.row_num_tokens.sum())
-        duration_s = self.cluster.clock.draw(self.cluster.faults.step_s) if num_tokens else 0.0
+        if self.is_met(plan):
+            meetings = self.cluster.meetings
+            meetings.begin(self.rank, self.incarnation, plan, partial(self._run, plan))
+        else:
+            self._run(plan)
+
+    def is_met(self, plan: StepPlan) -> bool:
+        """All ranks of the step group run this step together, those without rows on padding."""
+        return bool(plan.group_tokens.any())
+
+    def _run(self, plan: StepPlan) -> None:
+        """The ranks that step together have all begun."""
+        has_tokens = len(plan.row_slots) > 0 or self.is_met(plan)
+        duration_s = self.cluster.clock.draw(self.cluster.faults.step_s) if has_tokens else 0.0
         self.cluster.after(duration_s, lambda: self._compute(plan, duration_s))
 
     def _compute(self, plan: StepPlan, duration_s: float) -> None:

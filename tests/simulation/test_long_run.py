@@ -7,11 +7,15 @@ from tests.simulation.long_run import describe, make_workload
 from tests.simulation.workload import run_workload
 
 
-@pytest.mark.parametrize(("ranks_per_lane", "num_requests"), [(1, 400), (4, 200)])
+@pytest.mark.parametrize(
+    ("ranks_per_lane", "lanes_per_group", "num_requests"), [(1, 1, 400), (4, 1, 200), (1, 4, 200)]
+)
 def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
-    ranks_per_lane: int, num_requests: int
+    ranks_per_lane: int, lanes_per_group: int, num_requests: int
 ) -> None:
-    workload = make_workload(num_requests, seed=0, ranks_per_lane=ranks_per_lane)
+    workload = make_workload(
+        num_requests, seed=0, ranks_per_lane=ranks_per_lane, lanes_per_group=lanes_per_group
+    )
 
     cluster = run_workload(workload)
 
@@ -35,6 +39,7 @@ def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
     }
     assert figures["storage"]["l3_pages_written"] > 0
     assert figures["prompt_tokens_by_source"]["l2"] > 0
+    assert (figures["steps_on_padding"] > 0) == (lanes_per_group > 1)
 
 
 def test_layout_of_the_long_run_has_groups_of_all_kinds() -> None:

@@ -46,6 +46,8 @@ _WINDOWED_FRACTION = 0.5
 """Of workloads have layers that look back over a window."""
 _ROUTED_FRACTION = 0.2
 """Of workloads schedule by routing keys."""
+_GROUPED_FRACTION = 0.3
+"""Of workloads have lanes that step together."""
 _SETTLE_S = 60.0
 """Longer than any grace period, deadline or back-off."""
 _FAULT_SPAN = 1.5
@@ -103,6 +105,7 @@ def draw_workload(seed: int) -> Workload:
     own_draw = random.Random(seed + 3)
     if own_draw.random() < _WINDOWED_FRACTION:
         settings = _with_windows(own_draw, settings)
+    settings = _with_step_groups(random.Random(seed + 4), settings)
     if random.Random(seed + 4).random() < _ROUTED_FRACTION:
         settings = replace(settings, policy=SchedulingPolicy.ROUTING_KEY)
     workload = Workload(
@@ -173,6 +176,19 @@ def _with_windows(draw: random.Random, settings: SchedulerSettings) -> Scheduler
     )
     sizes = [num_pages * PAGE_SIZE // page_size for num_pages in (30, 40, 64)]
     return replace(settings, num_pages=pool_sizes(draw, settings, sizes))
+
+
+def _with_step_groups(draw: random.Random, settings: SchedulerSettings) -> SchedulerSettings:
+    """Often the same settings where lanes share experts: all of them, or two groups of two."""
+    if draw.random() >= _GROUPED_FRACTION:
+        return settings
+    num_lanes, lanes_per_group = draw.choice([(2, 2), (3, 3), (4, 4), (4, 2)])
+    return replace(
+        settings,
+        num_lanes=num_lanes,
+        lanes_per_group=lanes_per_group,
+        ranks_per_lane=min(settings.ranks_per_lane, 2),
+    )
 
 
 def _draw_faults(draw: random.Random, workload: Workload) -> Workload:

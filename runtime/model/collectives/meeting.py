@@ -42,13 +42,13 @@ def meet(
     if device.type == "cpu":
         return GlooCollectives(store, rank, size)
 
-    places = _exchange_places(store, rank, size, device)
+    places = exchange_places(store, rank, size, device)
     if len({pid for pid, _ in places}) < size:
         # Ranks that are threads: see `NcclCollectives`.
         return GlooCollectives(store, rank, size)
 
     nccl = NcclCollectives(store, rank, size, device)
-    obstacle = _obstacle({index for _, index in places}, size)
+    obstacle = peer_obstacle({index for _, index in places}, size)
     if obstacle is not None:
         logger.warning(
             "rank %d sums by NCCL alone, which is slow for few tokens: %s", rank, obstacle
@@ -57,7 +57,7 @@ def meet(
     return SymmetricCollectives(store, nccl, device, dtype)
 
 
-def _exchange_places(
+def exchange_places(
     store: Store, rank: int, size: int, device: torch.device
 ) -> list[tuple[int, int]]:
     """The process and the device of each rank."""
@@ -66,7 +66,7 @@ def _exchange_places(
     return [(int(pid), int(index)) for pid, index in places]
 
 
-def _obstacle(devices: set[int], size: int) -> str | None:
+def peer_obstacle(devices: set[int], size: int) -> str | None:
     """Why ranks cannot map each other's memory; None if they can. All find the same answer."""
     if len(devices) < size:
         return f"{size} ranks share the devices {sorted(devices)}"

@@ -87,7 +87,7 @@ def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
             ["parallel.ep is 2", "dp x tp = 6", "Set parallel.ep to 6"],
         ),
         ({"parallel": {"ep": 2}}, ["parallel.ep is 2", "change parallel.dp"]),
-        ({"experts": {"dispatch": "pigeon"}}, ["experts.dispatch is 'pigeon'", "'auto' or 'gloo'"]),
+        ({"experts": {"dispatch": "pigeon"}}, ["experts.dispatch is 'pigeon'", "'auto', 'gloo'"]),
         ({"cache": {"l1": {"num_pages": True}}}, ["cache.l1.num_pages is True"]),
         (
             {"cache": {"l1": {"num_pages": 4, "memory_fraction": 0.5}}},

@@ -1,51 +1,20 @@
 """Steps that pass through packed columns, as captured ones do, give what plain steps give."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 
 from raydix.runtime.messages.plan import DeviceSampling
-from raydix.runtime.model.captured_steps import CapturedOutput
 from raydix.runtime.model.checkpoint import LoadedModel
-from raydix.runtime.model.columns import Column
-from raydix.runtime.model.step_shapes import StepShape
 from tests.runtime.model.plan_driver import GREEDY, DrivenRequest, PlanDriver, Row, tokens_of
+from tests.runtime.model.uncaptured_steps import UncapturedSteps, without_graphs
 
 PROMPT = np.random.default_rng(5).integers(0, 199, 90).tolist()
 RANDOM = DeviceSampling(seed=4, temperature=1.2, num_logprobs=2)
 
 
-class UncapturedSteps:
-    """Stands in for `CapturedSteps` without graphs: the same columns, operation by operation."""
-
-    def __init__(self, driver: PlanDriver) -> None:
-        self._run = driver.runner._run_columns
-        self._cut = driver.runner._cut_columns
-        self._last: tuple[torch.Tensor, StepShape, CapturedOutput] | None = None
-        self.shapes: Sequence[StepShape] = driver.runner.captured_shapes()
-        self.replayed: list[StepShape] = []
-
-    def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
-        self.replayed.append(shape)
-        with torch.inference_mode():
-            packed = torch.from_numpy(columns)
-            output = self._run(packed, shape)
-        self._last = (packed, shape, output)
-        return output
-
-    def replay_cut(self, shape: StepShape) -> None:
-        assert self._last is not None
-        assert shape == self._last[1]
-        with torch.inference_mode():
-            self._cut(*self._last)
-
-
 def capture(driver: PlanDriver) -> UncapturedSteps:
-    steps = UncapturedSteps(driver)
-    driver.runner._captured = steps  # type: ignore[assignment]
-    return steps
+    return without_graphs(driver.runner)
 
 
 def with_prefix(

@@ -27,7 +27,11 @@ NUM_EXPERTS = 6
 
 def load_rank(load: Load, folder: Path, size: int, rank: int) -> LoadedModel:
     connect = partial(
-        connect_dispatcher, DispatchBackend.AUTO, folder / f"meeting-{load.__name__}-{size}", rank
+        connect_dispatcher,
+        DispatchBackend.AUTO,
+        folder / f"meeting-{load.__name__}-{size}",
+        rank,
+        device=CPU,
     )
     ranks = ExpertRanks(
         rank=rank,
@@ -99,3 +103,24 @@ def test_dispatchers_are_made_for_the_slots_of_a_rank(tmp_path: Path) -> None:
     assert (shapes[0].max_tokens, shapes[0].max_low_latency_tokens) == (64, 8)
     assert model.decoder.experts is not None
     assert set(model.decoder.experts.by_layer) == {0, 1, 2}
+
+
+def test_a_library_that_is_not_here_is_refused_by_every_rank(tmp_path: Path) -> None:
+    shape = DispatchShape(
+        num_ranks=2,
+        slots_per_rank=4,
+        hidden_size=2048,
+        experts_per_token=2,
+        max_tokens=8,
+        max_low_latency_tokens=0,
+        dtype=torch.bfloat16,
+    )
+
+    def refuse(rank: int) -> None:
+        with pytest.raises(ConfigError, match="nixl_ep is unavailable: "):
+            connect_dispatcher(
+                DispatchBackend.NIXL_EP, tmp_path / "meeting", rank, shape, device=CPU
+            )
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(refuse, range(2)))

@@ -1,4 +1,4 @@
-"""Cut the way from one placement to another into exchanges that need one empty slot of a rank.
+"""Cut the way from one placement to another into relocations that need one empty slot of a rank.
 
 Legend as in placement.py.
 """
@@ -12,14 +12,14 @@ from raydix.moe.placement import EMPTY, Placement
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A rank holds an expert of the exchange's layer."""
+    """A rank holds an expert of the relocation's layer."""
 
     rank: int
     expert: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Relocation:
     """Copies that come and copies that go in one layer, at most one of each for every rank.
 
     Once all `added` are there, one flip routes to them and away from all `dropped`, after which
@@ -41,8 +41,8 @@ class _Edge:
     target: int | None
 
 
-def exchanges(current: Placement, wanted: Placement) -> list[Exchange]:
-    """What to exchange, layer by layer, to hold on every rank what `wanted` has there.
+def relocations(current: Placement, wanted: Placement) -> list[Relocation]:
+    """What comes and goes, layer by layer, to hold on every rank what `wanted` has there.
 
     They depend on nothing but empty slots: any order does, several at once too, if a rank that is
     in more of them has as many empty slots. Within a layer those that only drop come first.
@@ -52,7 +52,7 @@ def exchanges(current: Placement, wanted: Placement) -> list[Exchange]:
     if is_held.shape != is_wanted.shape:
         raise ValueError(f"layers, ranks and experts {is_held.shape} against {is_wanted.shape}")
 
-    found: list[Exchange] = []
+    found: list[Relocation] = []
     changed_L = (is_held != is_wanted).any(axis=(1, 2))
     for layer in changed_L.nonzero()[0]:
         edges: list[_Edge] = []
@@ -79,7 +79,7 @@ def _edges(
         yield _Edge(expert, source, None)
 
 
-def _cut(layer: int, edges: list[_Edge]) -> list[Exchange]:
+def _cut(layer: int, edges: list[_Edge]) -> list[Relocation]:
     """Cut the graph of one layer's changes into cycles, and paths that visit no rank twice.
 
     What a rank takes in is paired with what it gives up, so its number of full slots moves
@@ -109,7 +109,7 @@ def _cut(layer: int, edges: list[_Edge]) -> list[Exchange]:
         while leaving[rank]:
             walks += _walks(leaving[rank].pop(0), leaving)
     walks.sort(key=lambda walk: any(edge.target is not None for edge in walk))
-    return [_exchange(layer, walk) for walk in walks]
+    return [_relocation(layer, walk) for walk in walks]
 
 
 def _walks(start: _Edge, leaving: dict[int, list[_Edge]]) -> Iterator[list[_Edge]]:
@@ -128,13 +128,13 @@ def _walks(start: _Edge, leaving: dict[int, list[_Edge]]) -> Iterator[list[_Edge
     yield path
 
 
-def _exchange(layer: int, walk: list[_Edge]) -> Exchange:
+def _relocation(layer: int, walk: list[_Edge]) -> Relocation:
     dropped = {
         Held(edge.source, edge.expert): edge.target is None
         for edge in walk
         if edge.source is not None
     }
-    return Exchange(
+    return Relocation(
         layer=layer,
         added=tuple(Held(edge.target, edge.expert) for edge in walk if edge.target is not None),
         dropped=tuple(dropped),

@@ -1,47 +1,47 @@
-"""Exchanges carry one placement into another with one empty slot, and never lose an expert."""
+"""Relocations carry one placement into another with one empty slot, and never lose an expert."""
 
 import numpy as np
 import pytest
 
-from raydix.moe.exchanges import Held, exchanges
 from raydix.moe.placement import EMPTY, initial_placement
+from raydix.moe.relocations import Held, relocations
 from tests.moe.migration_world import random_wanted
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_order_of_exchanges_keeps_every_expert_and_every_ranks_room(seed: int) -> None:
+def test_any_order_of_relocations_keeps_every_expert_and_every_ranks_room(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = initial_placement(2, int(rng.integers(2, 14)), int(rng.integers(2, 6)), spare_slots=2)
     current = random_wanted(rng, first, spare_slots=1)
     wanted = random_wanted(rng, first, spare_slots=1)
     is_held_LRE = current.physical_LRE != EMPTY
 
-    plan = exchanges(current, wanted)
+    plan = relocations(current, wanted)
     for index in rng.permutation(len(plan)):
-        exchange = plan[index]
-        for held in exchange.added:
-            assert not is_held_LRE[exchange.layer, held.rank, held.expert]
-            is_held_LRE[exchange.layer, held.rank, held.expert] = True
-        assert len({held.rank for held in exchange.added}) == len(exchange.added)
+        relocation = plan[index]
+        for held in relocation.added:
+            assert not is_held_LRE[relocation.layer, held.rank, held.expert]
+            is_held_LRE[relocation.layer, held.rank, held.expert] = True
+        assert len({held.rank for held in relocation.added}) == len(relocation.added)
         assert is_held_LRE.sum(axis=2).max() <= current.slots_per_rank
-        for held in exchange.dropped:
-            assert is_held_LRE[exchange.layer, held.rank, held.expert]
-            is_held_LRE[exchange.layer, held.rank, held.expert] = False
+        for held in relocation.dropped:
+            assert is_held_LRE[relocation.layer, held.rank, held.expert]
+            is_held_LRE[relocation.layer, held.rank, held.expert] = False
         assert is_held_LRE.any(axis=1).all()
 
     assert np.array_equal(is_held_LRE, wanted.physical_LRE != EMPTY)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_early_drops_of_all_exchanges_leave_every_expert_a_copy(seed: int) -> None:
+def test_early_drops_of_all_relocations_leave_every_expert_a_copy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = initial_placement(3, 8, 4, redundant_per_rank=2, spare_slots=1)
     current = random_wanted(rng, first, spare_slots=1)
 
     is_held_LRE = current.physical_LRE != EMPTY
-    for exchange in exchanges(current, random_wanted(rng, first, spare_slots=1)):
-        for held in exchange.early:
-            is_held_LRE[exchange.layer, held.rank, held.expert] = False
+    for relocation in relocations(current, random_wanted(rng, first, spare_slots=1)):
+        for held in relocation.early:
+            is_held_LRE[relocation.layer, held.rank, held.expert] = False
 
     assert is_held_LRE.any(axis=1).all()
 
@@ -50,15 +50,15 @@ def test_a_ring_of_ranks_is_one_exchange() -> None:
     current = initial_placement(1, 3, 3, spare_slots=1)
     wanted = type(current)(np.array([[1, EMPTY, 2, EMPTY, 0, EMPTY]]), 3, 3)
 
-    (exchange,) = exchanges(current, wanted)
+    (relocation,) = relocations(current, wanted)
 
-    assert set(exchange.added) == {Held(0, 1), Held(1, 2), Held(2, 0)}
-    assert set(exchange.dropped) == {Held(0, 0), Held(1, 1), Held(2, 2)}
-    assert exchange.early == frozenset()
+    assert set(relocation.added) == {Held(0, 1), Held(1, 2), Held(2, 0)}
+    assert set(relocation.dropped) == {Held(0, 0), Held(1, 1), Held(2, 2)}
+    assert relocation.early == frozenset()
 
 
 def test_the_same_experts_in_other_slots_are_no_change() -> None:
     current = initial_placement(1, 4, 2, spare_slots=1)
     wanted = type(current)(np.array([[EMPTY, 1, 0, 3, EMPTY, 2]]), 4, 2)
 
-    assert exchanges(current, wanted) == []
+    assert relocations(current, wanted) == []

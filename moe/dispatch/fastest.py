@@ -1,0 +1,31 @@
+"""A dispatcher that takes, for each exchange, the backend that is fastest for its size."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from raydix.moe.dispatch.choose import fastest
+from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange
+
+
+class FastestDispatcher:
+    """Is `Dispatcher`. All ranks choose alike: by the sizes alone.
+
+    Owns: the dispatchers, by the names of their backends; all ranks have the same ones.
+    """
+
+    def __init__(self, dispatchers: Mapping[str, Dispatcher]) -> None:
+        self._dispatchers = dispatchers
+        self.is_capturable = all(each.is_capturable for each in dispatchers.values())
+
+    def send(
+        self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
+    ) -> Exchange:
+        """See `Dispatcher`."""
+        name = fastest(sizes.form, max(sizes.tokens_R), self._dispatchers)
+        return self._dispatchers[name].send(x_TC, weights_TK, physical_ids_TK, sizes)
+
+    def close(self) -> None:
+        """See `Dispatcher`."""
+        for each in self._dispatchers.values():
+            each.close()

@@ -1,0 +1,201 @@
+"""Experts that are divided among ranks answer as the whole model does, whoever has them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from raydix.runtime.actors.gpu_model import (
+    GpuModel,
+    LoadedGpuModel,
+    RankPlace,
+    build_torch_model,
+)
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.testing.engine import in_process_engine
+from tests.checkpoints import make_checkpoint
+from tests.exactness.engines import (
+    assert_all_exact,
+    cacheable_tokens,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
+from tests.exactness.reference import Reference, References
+from tests.exactness.states import State, reach
+from tests.runtime.model.uncaptured_steps import UncapturedSteps, without_graphs
+
+FAMILIES = [Family.QWEN3_MOE, Family.GPT_OSS, Family.DEEPSEEK_V3]
+PLACES = [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}]
+FOUR_RANKS = {"dp": 2, "tp": 2, "ep": 4}
+NUM_TOKENS = 16
+PROMPTS = make_prompts(61, [100, 70, 3, 49, 1])
+Places = Mapping[str, int]
+
+
+class Ranks:
+    """Builds models as GPU actors do, and keeps what tests look into."""
+
+    def __init__(self, on_runner: Callable[[ModelRunner], None] = lambda runner: None) -> None:
+        self.runners: dict[int, ModelRunner] = {}
+        self._on_runner = on_runner
+
+    def build(self, config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        loaded = build_torch_model(config, place)
+
+        def prepare(num_pages: tuple[int, ...]) -> GpuModel:
+            model = loaded.prepare(num_pages)
+            assert isinstance(model.runner, ModelRunner)
+            self.runners[place.rank] = model.runner
+            self._on_runner(model.runner)
+            return model
+
+        return replace(loaded, prepare=prepare)
+
+
+def place_id(places: Any) -> str:
+    return "-".join(f"{name}{size}" for name, size in places.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("places", PLACES, ids=place_id)
+async def test_tokens_are_those_of_the_whole_model(
+    family: Family, places: Places, references: References
+) -> None:
+    reference = references(family)
+    config = engine_config(reference.folder, parallel=places)
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        await engine.check()
+
+
+async def test_tokens_are_those_of_the_whole_model_on_lanes_of_several_ranks(
+    references: References,
+) -> None:
+    reference = references(Family.QWEN3_MOE)
+    config = engine_config(reference.folder, parallel=FOUR_RANKS)
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        await engine.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("places", PLACES, ids=place_id)
+async def test_prefixes_come_back_from_the_arena(
+    family: Family, places: Places, references: References
+) -> None:
+    reference = references(family)
+    config = engine_config(reference.folder, parallel=places)
+    async with in_process_engine(config) as engine:
+        await reach(engine, config, State.L2, PROMPTS)
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        assert count_tokens(outputs, "l2") == sum(map(cacheable_tokens, PROMPTS))
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        await engine.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_rank_without_requests_serves_its_experts(
+    family: Family, references: References
+) -> None:
+    reference = references(family)
+    config = engine_config(reference.folder, parallel={"dp": 2, "ep": 2})
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS[:1], NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS[:1]), outputs)
+        stats = await engine.check()
+        assert min(stats[rank]["compute_s"] for rank in ("gpu0", "gpu1")) > 0.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
+async def test_steps_of_fixed_shapes_give_the_same_tokens(
+    family: Family, places: Places, references: References
+) -> None:
+    """What graphs hold: every rank takes the same shape, and padding goes to no expert."""
+    reference = references(family)
+    steps: list[UncapturedSteps] = []
+    ranks = Ranks(lambda runner: steps.append(without_graphs(runner)))
+    config = engine_config(reference.folder, parallel=places)
+    async with in_process_engine(config, ranks.build) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        assert len(steps[0].replayed) >= NUM_TOKENS - 1
+        assert all(each.replayed == steps[0].replayed for each in steps)
+        await engine.check()
+
+
+@pytest.mark.parametrize(
+    ("family", "bias", "expert"),
+    [
+        (Family.GPT_OSS, "router.bias", 3),
+        (Family.DEEPSEEK_V3, "gate.e_score_correction_bias", 7),
+    ],
+)
+@pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
+async def test_all_tokens_may_go_to_one_expert(
+    family: Family, bias: str, expert: int, places: Places, tmp_path: Path
+) -> None:
+    overrides = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 1}
+    make_checkpoint(tmp_path, family, seed=5, num_hidden_layers=2, **overrides)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in (each for each in weights if each.endswith(bias)):
+        weights[name] = torch.zeros_like(weights[name])
+        weights[name][expert] = 1e4
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    reference = Reference(tmp_path)
+    ranks = Ranks()
+    async with in_process_engine(engine_config(tmp_path, parallel=places), ranks.build) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+
+
+async def test_pages_serve_engines_with_and_without_divided_experts(
+    references: References, tmp_path: Path
+) -> None:
+    reference = references(Family.QWEN3_MOE)
+    for number, places in enumerate([{"dp": 2, "ep": 2}, {"tp": 2}, {"tp": 2, "ep": 2}]):
+        config = engine_config(reference.folder, tmp_path, parallel=places)
+        async with in_process_engine(config) as engine:
+            outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+            expected = sum(map(cacheable_tokens, PROMPTS)) if number else 0
+            assert count_tokens(outputs, "l3") == expected
+            await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+            await engine.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_comparison_fails_if_two_experts_are_swapped_in_one_ranks_routes(
+    family: Family, rank: int, references: References
+) -> None:
+    reference = references(family)
+    ranks = Ranks()
+    config = engine_config(reference.folder, parallel={"tp": 2, "ep": 2})
+    async with in_process_engine(config, ranks.build) as engine:
+        experts = ranks.runners[rank]._decoder.experts
+        assert experts is not None
+        table_ER = experts.routes.table_LER[-1]
+        table_ER[[1, 2]] = table_ER[[2, 1]]
+
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
+            await assert_all_exact(engine, reference.expect(PROMPTS), outputs)

@@ -1,0 +1,89 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raydix.moe.dispatch import choose
+from raydix.moe.dispatch.choose import MEASURED_US, fastest, winners
+from raydix.moe.dispatch.fastest import FastestDispatcher
+from raydix.moe.dispatch.loopback import LOOPBACK
+from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape, DispatchSizes
+from tests.moe.dispatch_conformance import Setting, check_round, rounds
+
+TIMES = {
+    form: {16: {"one": 1.0, "two": 2.0}, 512: {"one": 9.0, "two": 8.0}} for form in DispatchForm
+}
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "MEASURED_US", TIMES)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "wanted"), [(0, "one"), (16, "one"), (17, "two"), (512, "two"), (9999, "two")]
+)
+@pytest.mark.parametrize("form", list(DispatchForm))
+def test_the_smallest_bucket_that_holds_the_tokens_decides(
+    form: DispatchForm, num_tokens: int, wanted: str
+) -> None:
+    assert fastest(form, num_tokens, {"one", "two"}) == wanted
+    assert winners({"one", "two"}) == {"one", "two"}
+
+
+def test_what_is_not_there_is_not_taken() -> None:
+    assert fastest(DispatchForm.NORMAL, 1, ["two"]) == "two"
+    assert winners(["two"]) == {"two"}
+
+
+def test_what_was_never_measured_comes_last() -> None:
+    assert fastest(DispatchForm.NORMAL, 1, ["another", "two"]) == "two"
+    assert fastest(DispatchForm.NORMAL, 1, ["new", "another"]) == "another"
+
+
+def test_every_bucket_has_times() -> None:
+    assert set(MEASURED_US) == set(DispatchForm)
+    assert all(times for buckets in MEASURED_US.values() for times in buckets.values())
+
+
+class Counted:
+    """Loopback that counts its exchanges."""
+
+    def __init__(self, is_capturable: bool) -> None:
+        self.is_capturable = is_capturable
+        self.num_sent = 0
+        self.is_closed = False
+
+    def send(
+        self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, sizes: DispatchSizes
+    ) -> object:
+        self.num_sent += 1
+        return LOOPBACK.send(x, weights, ids, sizes)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_each_exchange_takes_the_fastest_backend_for_its_size() -> None:
+    shape = DispatchShape(
+        num_ranks=1,
+        slots_per_rank=6,
+        hidden_size=32,
+        experts_per_token=3,
+        max_tokens=100,
+        max_low_latency_tokens=8,
+        dtype=torch.float32,
+    )
+    small, large = Counted(is_capturable=True), Counted(is_capturable=False)
+    dispatcher = FastestDispatcher({"one": small, "two": large})
+    [each, *_] = rounds(shape, DispatchForm.NORMAL)
+
+    for num_tokens in (1, 16, 17, 100, 100):
+        sizes = replace(each.sizes, tokens_R=(num_tokens,))
+        check_round(dispatcher, 0, Setting(shape=shape), replace(each, sizes=sizes))
+    dispatcher.close()
+
+    assert (small.num_sent, large.num_sent) == (2, 3)
+    assert not dispatcher.is_capturable
+    assert small.is_closed
+    assert large.is_closed
