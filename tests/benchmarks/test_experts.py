@@ -100,4 +100,5 @@ def test_streams_come_through_all_tiers_and_through_the_death_of_a_rank(
     same = figures["a rank killed: streams with the same tokens"]
     assert same["value"] == figures["a rank killed: streams"]["value"]
     assert figures["detect"]["value"] < figures["first token"]["value"]
+    assert 0 < figures["refill"]["value"] < figures["restart, refill included"]["value"]
     assert figures["longest time without any token"]["value"] > 0
