@@ -43,6 +43,7 @@ from benchmarks.expert_loads import (
 from benchmarks.expert_streams import through_a_death, through_all_tiers
 from benchmarks.model_shapes import SHAPES
 from benchmarks.record import Figure
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.cli.cache_tables import stats_tables
 
@@ -292,4 +293,10 @@ if __name__ == "__main__":
     command_line.add_argument("--l3-folder", type=Path, help="whole: where L3's files are")
     read = command_line.parse_args()
     chosen = Choices(whole_model=read.model, dispatch=read.dispatch, l3_folder=read.l3_folder)
-    sys.exit(main(options_of(read), chosen, read.parts))
+    # One for all engines: each would start its own.
+    cluster = PrivateCluster()
+    try:
+        status = main(options_of(read), chosen, read.parts)
+    finally:
+        cluster.stop()
+    sys.exit(status)
