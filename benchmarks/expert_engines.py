@@ -31,7 +31,7 @@ WEIGHT_STD = 0.02
 SAMPLED = {"temperature": 1.0}
 """Greedy streams of random weights soon repeat a token, and then read few experts."""
 _DRAWS = 4096
-_POLL_S = 0.05
+_POLL_S = 0.1
 
 
 @asynccontextmanager

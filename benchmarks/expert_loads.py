@@ -131,20 +131,20 @@ TINY_BATCHES = BatchLoad(
 )
 FULL_STREAMS = StreamLoad(
     num_streams=64,
-    num_contexts=192,
-    context_tokens=1024,
+    num_contexts=384,
+    context_tokens=512,
     new_tokens=16,
     answer_tokens=24,
-    long_answer_tokens=256,
+    long_answer_tokens=192,
     chunk_tokens=8192,
     page_size=64,
-    l1_tokens=49_152,
-    l2_bytes=4 << 30,
+    l1_tokens=32_768,
+    l2_bytes=8 << 30,
     l3_bytes=48 << 30,
 )
 TINY_STREAMS = StreamLoad(
     num_streams=4,
-    num_contexts=12,
+    num_contexts=24,
     context_tokens=64,
     new_tokens=4,
     answer_tokens=4,
@@ -152,6 +152,6 @@ TINY_STREAMS = StreamLoad(
     chunk_tokens=64,
     page_size=16,
     l1_tokens=320,
-    l2_bytes=1 << 17,
+    l2_bytes=1 << 18,
     l3_bytes=64 << 20,
 )
