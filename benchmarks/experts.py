@@ -96,7 +96,7 @@ class Bench:
             options = self._options
             model = MOE_TINY if options.is_tiny else MOE_L12
             # What moves no experts needs no store of them, which would take seconds to fill.
-            experts = {"rebalance": "off", "host_store": False, **experts}
+            experts = {"rebalance": "none", "host_store": False, **experts}
             sections = self._on_two_ranks(self.batches.sections, ep, experts)
             async with expert_engine(options, model, sections) as llm:
                 asker = Asker(llm, self.batches, int(model["vocab_size"]))

@@ -63,6 +63,6 @@ class DispatchBackend(StrEnum):
 class Rebalance(StrEnum):
     """How experts follow their load from rank to rank."""
 
-    OFF = "off"
+    NONE = "none"
     INCREMENTAL = "incremental"
     DEEPSEEK = "deepseek"

@@ -58,9 +58,15 @@ def test_lanes_that_share_experts_step_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", [{"host_store": False}, {"spare_per_rank": 0}])
 def test_rebalancing_is_refused_without_what_it_needs(tmp_path: Path, missing: dict) -> None:
     [name] = missing
-    with pytest.raises(ConfigError, match=rf"experts\.{name}.*experts\.rebalance to off"):
+    with pytest.raises(ConfigError, match=rf"experts\.{name}.*experts\.rebalance to none"):
         load_config(tmp_path, {"experts": missing})
-    load_config(tmp_path, {"experts": {**missing, "rebalance": "off"}})
+    load_config(tmp_path, {"experts": {**missing, "rebalance": "none"}})
+
+
+def test_rebalancing_can_be_turned_off_as_the_documentation_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(f"model: {{path: {tmp_path}}}\nexperts: {{rebalance: none, host_store: false}}")
+    assert not load_config(file).experts.host_store
 
 
 def test_the_documentation_describes_every_key_and_no_other() -> None:
