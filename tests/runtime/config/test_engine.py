@@ -63,6 +63,13 @@ def test_rebalancing_is_refused_without_what_it_needs(tmp_path: Path, missing: d
     load_config(tmp_path, {"experts": {**missing, "rebalance": "none"}})
 
 
+@pytest.mark.parametrize("dispatch", ["nccl", "symmetric", "deepep", "mori"])
+def test_what_carries_tokens_between_gpus_is_refused_on_cpu(tmp_path: Path, dispatch: str) -> None:
+    with pytest.raises(ConfigError, match=rf"experts\.dispatch is {dispatch}, which needs GPUs"):
+        load_config(tmp_path, {"experts": {"dispatch": dispatch}})
+    load_config(tmp_path, {"experts": {"dispatch": "gloo"}})
+
+
 def test_rebalancing_can_be_turned_off_as_the_documentation_writes_it(tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text(f"model: {{path: {tmp_path}}}\nexperts: {{rebalance: none, host_store: false}}")
