@@ -5,7 +5,7 @@ Scheduler has not seen yet. Lengths are known on the host; nothing here waits fo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from raydix.kernels.attention_rows import AttentionRows, DecodeRows
 from raydix.kernels.rotation import RopeTables
 from raydix.kernels.sampling_columns import NUM_COLUMNS, SamplingColumns, as_sampling_columns
 from raydix.moe.sent_rows import SentRows
-from raydix.runtime.messages.plan import DeviceSampling, StepPlan
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
@@ -37,20 +37,8 @@ from raydix.runtime.model.step_rows import (
     token_columns,
 )
 from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
-
-GREEDY = DeviceSampling(seed=0)
-CUTTING = DeviceSampling(seed=0, temperature=1.0, top_k=50, top_p=0.9, min_p=0.001)
-ASKING_FOR_ALL = replace(
-    CUTTING,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    min_tokens=1,
-    masked_until_min_tokens=(0,),
-    num_logprobs=20,
-)
-"""All that a row may ask of sampling at once: warm-up tries this and the two before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,12 +90,8 @@ class ModelRunner:
     def warm_up(self, max_prefill_tokens: int) -> None:
         """Run steps of all kinds up to this size, on padding, so that every kernel is compiled."""
         longest = min(max_prefill_tokens, self.slots.max_model_len)
-        sizes = {size - less for size in _powers_of_two(16, longest) for less in (0, 1)} | {longest}
-        for num_tokens in sorted(sizes):
-            self._run_padding(num_tokens, 0)
-        for context in _powers_of_two(1, self.slots.max_model_len):
-            for num_tokens in {1, min(16, context)}:
-                self._run_padding(num_tokens, context - num_tokens)
+        for num_tokens, start in warm_up_rows(longest, self.slots.max_model_len):
+            self._run_padding(num_tokens, start)
 
         # The largest batch, with all that rows may ask for at once: the memory that takes must be
         # known.
@@ -115,6 +99,9 @@ class ModelRunner:
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
+        if self._decoder.experts is not None:
+            # What padding asked for is nobody's load.
+            self._decoder.experts.routes.take_loads()
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -376,12 +363,6 @@ def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: i
         num_tokens_B=None if tokens_per_tile == 1 else counts_Y,
         tokens_per_tile=tokens_per_tile,
     )
-
-
-def _powers_of_two(start: int, stop: int) -> list[int]:
-    return [
-        1 << bit for bit in range(start.bit_length() - 1, stop.bit_length()) if 1 << bit <= stop
-    ]
 
 
 def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:

@@ -50,15 +50,9 @@ def lanes_know_their_own_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     write = planning._write
 
     def write_own(lane: Any, draft: Any, shared: Any) -> Any:
-        def own(column: Any) -> Any:
-            return int32_array(
-                value if index == lane.index else 0 for index, value in enumerate(column)
-            )
-
-        told = replace(
-            shared, group_rows=own(shared.group_rows), group_tokens=own(shared.group_tokens)
-        )
-        return write(lane, draft, told)
+        tokens = enumerate(shared.group_tokens.tolist())
+        own = int32_array([number if index == lane.index else 0 for index, number in tokens])
+        return write(lane, draft, replace(shared, group_tokens=own))
 
     monkeypatch.setattr(planning, "_write", write_own)
 
