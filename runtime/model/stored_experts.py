@@ -48,6 +48,8 @@ class StoredExperts:
 
     def fill_slots(self) -> None:
         """Bring every expert that is to be in a slot."""
+        # Slots were just made, and may not have been cleared yet.
+        self._copier.wait_for_device()
         for layer, bank in enumerate(self._banks):
             for slot, expert in enumerate(bank.held):
                 if expert is not None:
@@ -56,6 +58,7 @@ class StoredExperts:
     @torch.inference_mode()
     def fill_store(self, weight_fingerprint: bytes) -> None:
         """Put in what slots hold, as it was loaded, and the store lacks."""
+        self._copier.wait_for_device()
         for layer, bank in enumerate(self._banks):
             for slot, expert in enumerate(bank.held):
                 if expert is None or self._store.is_filled(layer, expert):
