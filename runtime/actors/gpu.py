@@ -195,6 +195,7 @@ class GpuActor:
             "compute_s": self._compute_s,
             "num_running": len(self._slots),
             **self._reports.stats(),
+            **({} if self._model is None else self._model.stats()),
         }
 
     async def shutdown(self) -> None:

@@ -32,6 +32,7 @@ from raydix.runtime.model.step_rows import (
     idle_row,
     padding_columns,
     padding_row,
+    prompts_of_padding,
     read_rows,
     step_columns,
 )
@@ -116,6 +117,25 @@ class ModelRunner:
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
+
+    @torch.inference_mode()
+    def run_whole(self, num_tokens: int) -> None:
+        """Enqueue a step of so many tokens of padding in each lane, as one batch."""
+        rows = prompts_of_padding(num_tokens, self.slots)
+        self._run([(rows, self._same_on_all_lanes(num_tokens))], SAMPLES_NOTHING)
+
+    @torch.inference_mode()
+    def run_halved(self, num_tokens: int) -> None:
+        """The same as two micro-batches."""
+        assert self._group is not None, "others share the experts"
+        rows = prompts_of_padding(num_tokens, self.slots)
+        parts = _halves(rows, self._same_on_all_lanes(num_tokens), self._group)
+        self._run(parts, SAMPLES_NOTHING)
+
+    def sent_rows(self, num_tokens: int) -> SentRows:
+        """What this rank sends in each layer of a step of so many tokens in each lane."""
+        assert self._group is not None, "others share the experts"
+        return self._group.exact(self._same_on_all_lanes(num_tokens))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
