@@ -55,11 +55,12 @@ def slowest(of_ranks: Sequence[Sequence[StepTimes]]) -> tuple[StepTimes, ...]:
 def gains(times: Sequence[StepTimes], num_tokens: int) -> bool:
     """Is a step faster in halves, if its busiest lane has so many tokens?
 
-    `times`: by rising number of tokens. A step of which not even the halves are as large as what
-    was measured stays whole.
+    `times`: by rising number of tokens. A step whose halves are smaller than anything measured
+    stays whole; one that is larger than all goes by the largest.
     """
     if not times or num_tokens < 2 * times[0].num_tokens:
         return False
+    num_tokens = min(num_tokens, times[-1].num_tokens)
     whole_s = _compute_s(times, num_tokens) + _communication_s(times, num_tokens)
     return predicted_halved_s(times, num_tokens) < (1 - MIN_GAIN) * whole_s
 

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,19 +27,6 @@ from raydix.runtime.model.runner import ModelRunner
 logger = logging.getLogger(__name__)
 _SMALLEST_TOKENS = 256
 _REPEATS = 3
-
-
-class PaddingRunner(Protocol):
-    """What runs prompts of padding. See `ModelRunner`."""
-
-    def run_whole(self, num_tokens: int) -> None:
-        """Enqueue a step of so many tokens in each lane."""
-
-    def run_halved(self, num_tokens: int) -> None:
-        """The same in two halves."""
-
-    def sent_rows(self, num_tokens: int) -> SentRows:
-        """What this rank sends in each layer of such a step."""
 
 
 def step_times(
@@ -76,7 +62,7 @@ def measured_sizes(max_tokens: int) -> list[int]:
 
 def measure(
     sizes: Sequence[int],
-    runner: PaddingRunner,
+    runner: ModelRunner,
     exchange: Callable[[SentRows], None],
     elapsed_s: Callable[[Callable[[], None]], float],
 ) -> list[StepTimes]:
