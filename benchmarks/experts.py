@@ -215,10 +215,11 @@ def beside(
 
 
 def show(name: str, stats: Mapping[str, Any]) -> None:
-    """Print what an engine counts of its experts."""
+    """Print what an engine counts of its experts, and what it has measured of two halves."""
+    names = ("expert", "overlap", "num_halved")
     for actor, figures in stats.items():
         if isinstance(figures, Mapping):
-            found = {key: figures[key] for key in figures if str(key).startswith("expert")}
+            found = {key: figures[key] for key in figures if str(key).startswith(names)}
             if found:
                 print(f"{name}, {actor}: {found}", file=sys.stderr, flush=True)
 
