@@ -70,7 +70,7 @@ BACKENDS: Mapping[str, Connect] = {
     **{backend: partial(connect_library, backend) for backend in ADAPTERS},
 }
 DEFAULT_BACKENDS = (OURS, "nccl")
-"""Those that every machine with GPUs has."""
+"""Those that every machine with GPUs has. Records are named after the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,8 +363,9 @@ def main() -> int:
         "torch": torch.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     }
+    others = [each for each in arguments.backends if each not in DEFAULT_BACKENDS]
     return report(
-        "dispatch",
+        "_".join(["dispatch", *others]),
         config,
         figures_of(times),
         keep_in=arguments.results,

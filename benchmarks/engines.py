@@ -157,7 +157,7 @@ async def dummy_config(
     with TemporaryDirectory(prefix="raydix-benchmark-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(model)))
         if fixed:
-            save_file(dict(fixed), Path(folder) / FIXED)
+            save_file({name: each.clone() for name, each in fixed.items()}, Path(folder) / FIXED)
         yield load_config(
             {"model": {"path": folder, "load_format": "dummy", "device": options.device}}, sections
         )

@@ -28,8 +28,8 @@ from raydix.runtime.api.client import AsyncLLM
 
 WEIGHT_STD = 0.02
 """Of random weights, a router's among them."""
-MOVES = "expert_moves"
-"""The Scheduler's count of experts that were moved, copies that are under way included."""
+SAMPLED = {"temperature": 1.0}
+"""Greedy streams of random weights soon repeat a token, and then read few experts."""
 _DRAWS = 4096
 _POLL_S = 0.1
 
@@ -111,7 +111,7 @@ class Asker:
         """One round of both ranks' batches; the first stream is watched token by token."""
         load = self._load
         drawn = [self._prompts.draw(load.prompt_tokens) for _ in range(NUM_RANKS * load.batch)]
-        return await ask_batch(self._llm.generate, drawn, output_tokens)
+        return await ask_batch(self._llm.generate, drawn, output_tokens, SAMPLED)
 
 
 def steps_of(answers: Sequence[Answer]) -> list[tuple[float, float]]:
@@ -128,8 +128,8 @@ class Watch:
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._task: asyncio.Task[None] | None = None
-        self._seen: list[tuple[float, int]] = []
-        """When, and how many experts had moved or begun to."""
+        self._seen: list[tuple[float, Mapping[str, float]]] = []
+        """When, and the Scheduler's figures."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._poll())
@@ -144,12 +144,14 @@ class Watch:
         """Spans of time within which experts moved."""
         return [
             (start_s, end_s)
-            for (start_s, num_before), (end_s, num_after) in pairwise(self._seen)
-            if num_after > num_before
+            for (start_s, before), (end_s, after) in pairwise(self._seen)
+            if after["expert_moves"] > before["expert_moves"]
+            or before["expert_moves_left"]
+            or after["expert_moves_left"]
         ]
 
     async def _poll(self) -> None:
         while True:
             stats = await self._llm.stats()
-            self._seen.append((time.monotonic(), int(stats["scheduler"][MOVES])))
+            self._seen.append((time.monotonic(), stats["scheduler"]))
             await asyncio.sleep(_POLL_S)

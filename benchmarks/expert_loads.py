@@ -42,6 +42,8 @@ class BatchLoad:
     """Of streams beside which experts move."""
     rebalance_steps: int
     """After so many steps they begin to."""
+    load_interval_steps: int
+    """Reports of their load; some come while long prompts are computed."""
     long_prompts: int
     """On both ranks together."""
     long_tokens: int
@@ -107,6 +109,7 @@ FULL_BATCHES = BatchLoad(
     output_tokens=192,
     moving_output_tokens=1000,
     rebalance_steps=400,
+    load_interval_steps=10,
     long_prompts=16,
     long_tokens=8192,
     chunk_tokens=16_384,
@@ -119,6 +122,7 @@ TINY_BATCHES = BatchLoad(
     output_tokens=16,
     moving_output_tokens=96,
     rebalance_steps=24,
+    load_interval_steps=2,
     long_prompts=4,
     long_tokens=128,
     chunk_tokens=128,
@@ -127,20 +131,20 @@ TINY_BATCHES = BatchLoad(
 )
 FULL_STREAMS = StreamLoad(
     num_streams=64,
-    num_contexts=192,
-    context_tokens=1024,
+    num_contexts=384,
+    context_tokens=512,
     new_tokens=16,
     answer_tokens=24,
-    long_answer_tokens=256,
+    long_answer_tokens=192,
     chunk_tokens=8192,
     page_size=64,
-    l1_tokens=49_152,
-    l2_bytes=4 << 30,
+    l1_tokens=32_768,
+    l2_bytes=8 << 30,
     l3_bytes=48 << 30,
 )
 TINY_STREAMS = StreamLoad(
     num_streams=4,
-    num_contexts=12,
+    num_contexts=24,
     context_tokens=64,
     new_tokens=4,
     answer_tokens=4,
@@ -148,6 +152,6 @@ TINY_STREAMS = StreamLoad(
     chunk_tokens=64,
     page_size=16,
     l1_tokens=320,
-    l2_bytes=1 << 17,
+    l2_bytes=1 << 18,
     l3_bytes=64 << 20,
 )

@@ -121,8 +121,8 @@ class Outage:
     """It serves no more."""
     serves_s: float | None = None
     """Its successor does, with all weights."""
-    refill_s: float | None = None
-    """For how long the successor took its experts from the host."""
+    load_s: float = 0.0
+    """In which the successor met the other ranks and filled its slots from the host's memory."""
 
 
 async def kill_a_rank(handle: EngineHandle, outage: Outage) -> None:
@@ -140,7 +140,7 @@ async def kill_a_rank(handle: EngineHandle, outage: Outage) -> None:
         if has_ended and victim["serves"]:
             outage.serves_s = now_s
         await asyncio.sleep(_POLL_S)
-    outage.refill_s = (await handle.call("stats"))[_VICTIM].get("experts_refill_s")
+    outage.load_s = (await handle.call("stats"))[_VICTIM]["load_s"]
 
 
 async def all_streams(
@@ -236,8 +236,8 @@ def _durations(outage: Outage, streams: Sequence[Stream]) -> list[Figure]:
     gap_s, back_s = max((end - start, end) for start, end in pairwise(arrivals_s))
     return [
         _since("detect", outage.killed_s, outage.detected_s),
-        _since("restart and refill", outage.detected_s, outage.serves_s),
-        *([] if outage.refill_s is None else [_since("refill", 0.0, outage.refill_s)]),
+        _since("restart, refill included", outage.detected_s, outage.serves_s),
+        Figure(name="refill", value=outage.load_s, unit="s"),
         _since("first token", outage.killed_s, back_s, MAX_BACK_S),
         Figure(name="longest time without any token", value=gap_s, unit="s"),
     ]

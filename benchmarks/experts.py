@@ -11,8 +11,9 @@ model of 48 layers; streams through all tiers, and through the SIGKILL of a rank
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,6 +44,7 @@ from benchmarks.expert_loads import (
 from benchmarks.expert_streams import through_a_death, through_all_tiers
 from benchmarks.model_shapes import SHAPES
 from benchmarks.record import Figure
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.cli.cache_tables import stats_tables
 
@@ -61,35 +63,55 @@ PARTS = ("speed", "overlap", "balance", "whole")
 _SHARED_MEMORY = Path("/dev/shm")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the command line says of this benchmark alone."""
+
+    whole_model: str = "qwen3-30b-a3b"
+    dispatch: str = "auto"
+    l3_folder: Path | None = None
+    """None: one of the node's shared memory, or of its disk if there is none."""
+
+
 class Bench:
     """The parts. An engine that two of them measure is started once."""
 
-    def __init__(self, options: Options, whole_model: str) -> None:
+    def __init__(self, options: Options, choices: Choices) -> None:
         self._options = options
+        self._choices = choices
         self.batches = TINY_BATCHES if options.is_tiny else FULL_BATCHES
         self.streams = TINY_STREAMS if options.is_tiny else FULL_STREAMS
-        self._whole_model = MOE_TINY if options.is_tiny else SHAPES[whole_model]
-        self._speeds: dict[str, tuple[float, float]] = {}
+        self._whole_model = MOE_TINY if options.is_tiny else SHAPES[choices.whole_model]
+        self._prefills: dict[str, float] = {}
 
-    async def _speed(self, name: str, ep: int, **experts: str) -> tuple[float, float]:
-        """Of two ranks: time per token in ms, and prompt tokens per second."""
-        if name not in self._speeds:
-            options = self._options
-            model = MOE_TINY if options.is_tiny else MOE_L12
-            experts = {"rebalance": "off", **experts}
-            sections = on_two_ranks(self.batches.sections, ep=ep, experts=experts)
-            async with expert_engine(options, model, sections) as llm:
-                asker = Asker(llm, self.batches, int(model["vocab_size"]))
-                prefill = await asker.prefill_tokens_per_s(options.repeats)
-                self._speeds[name] = await asker.tpot_ms(options.repeats), prefill
-                show(name, await llm.stats())
-        return self._speeds[name]
+    def _on_two_ranks(
+        self, sections: Mapping[str, Any], ep: int, experts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """With the dispatch that the command line names."""
+        experts = {"dispatch": self._choices.dispatch, **experts}
+        return on_two_ranks(sections, ep=ep, experts=experts)
+
+    @asynccontextmanager
+    async def _batch_engine(self, name: str, ep: int, **experts: str) -> AsyncIterator[Asker]:
+        """Asks an engine of two ranks whose experts stay where they are."""
+        model = MOE_TINY if self._options.is_tiny else MOE_L12
+        # What moves no experts needs no store of them, which would take seconds to fill.
+        section = {"rebalance": "off", "host_store": False, **experts}
+        sections = self._on_two_ranks(self.batches.sections, ep, section)
+        async with expert_engine(self._options, model, sections) as llm:
+            yield Asker(llm, self.batches, int(model["vocab_size"]))
+            show(name, await llm.stats())
 
     async def speed(self) -> list[Figure]:
         """Shared experts beside whole models."""
-        alone_ms, alone_rate = await self._speed("each has all", 1)
-        shared_ms, shared_rate = await self._speed("shared", NUM_RANKS)
-        num_streams = NUM_RANKS * self.batches.batch
+        repeats, num_streams = self._options.repeats, NUM_RANKS * self.batches.batch
+        async with self._batch_engine("each has all", 1) as asker:
+            alone_rate = await asker.prefill_tokens_per_s(repeats)
+            alone_ms = await asker.tpot_ms(repeats)
+        async with self._batch_engine("shared", NUM_RANKS) as asker:
+            shared_rate = await asker.prefill_tokens_per_s(repeats)
+            shared_ms = await asker.tpot_ms(repeats)
+        self._prefills["auto"] = shared_rate
         return [
             Figure(
                 name="TPOT, experts shared over not",
@@ -102,11 +124,17 @@ class Bench:
             beside("prefill", shared_rate, alone_rate),
         ]
 
+    async def _prefill(self, overlap: str) -> float:
+        """Prompt tokens per second of ranks that share experts, by `experts.overlap`."""
+        if overlap not in self._prefills:
+            async with self._batch_engine(f"overlap {overlap}", NUM_RANKS, overlap=overlap) as each:
+                rate = await each.prefill_tokens_per_s(self._options.repeats)
+            self._prefills[overlap] = rate
+        return self._prefills[overlap]
+
     async def overlap(self) -> list[Figure]:
         """Micro-batches in turns. If they gain, the gate must let them; else it loses nothing."""
-        _, off = await self._speed("overlap off", NUM_RANKS, overlap="off")
-        _, on = await self._speed("overlap on", NUM_RANKS, overlap="on")
-        _, gated = await self._speed("shared", NUM_RANKS)
+        off, on, gated = [await self._prefill(overlap) for overlap in ("off", "on", "auto")]
         has_gain = on / off >= MIN_OVERLAP_GAIN
         return [
             Figure(name="prefill, overlap on over off", value=on / off, unit="1"),
@@ -127,20 +155,22 @@ class Bench:
         experts = {
             "rebalance": "incremental",
             "rebalance_interval_steps": batches.rebalance_steps,
-            "load_interval_steps": max(1, batches.rebalance_steps // 16),
+            "load_interval_steps": batches.load_interval_steps,
         }
-        sections = on_two_ranks(batches.sections, ep=NUM_RANKS, experts=experts)
+        sections = self._on_two_ranks(batches.sections, NUM_RANKS, experts)
         bias = popularity_bias(model, BALANCEDNESS)
 
         async with expert_engine(options, model, sections, bias) as llm:
             asker = Asker(llm, batches, int(model["vocab_size"]))
             skewed = await asker.prefill_tokens_per_s(options.repeats)
-            show("skewed", await llm.stats())
+            before = await llm.stats()
+            show("skewed", before)
             async with Watch(llm) as watch:
                 answers = await asker.batch(batches.moving_output_tokens)
             await settle(llm.stats)
             balanced = await asker.prefill_tokens_per_s(options.repeats)
-            show("balanced", await llm.stats())
+            after = await llm.stats()
+            show("balanced", after)
         return [
             Figure(
                 name="prefill, balanced over skewed",
@@ -149,6 +179,12 @@ class Bench:
                 min_value=options.bar(MIN_BALANCE_GAIN),
             ),
             beside("prefill, balanced", balanced, skewed, than="skewed"),
+            *(
+                beside(f"balancedness of prompts, {way}", value, former, "1", than="skewed")
+                for (way, value), former in zip(
+                    balancedness(after).items(), balancedness(before).values(), strict=True
+                )
+            ),
             *while_moving(options, answers, watch.moving()),
         ]
 
@@ -157,11 +193,16 @@ class Bench:
         model, streams = self._whole_model, self.streams
         vocab_size = int(model["vocab_size"])
         memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-        with TemporaryDirectory(prefix="raydix-l3-", dir=memory) as folder:
-            sections = on_two_ranks(streams.sections(folder), ep=NUM_RANKS, experts={})
+        near = self._choices.l3_folder or memory
+        with TemporaryDirectory(prefix="raydix-l3-", dir=near) as folder:
+            sections = self._on_two_ranks(streams.sections(folder), NUM_RANKS, {})
             async with expert_engine(self._options, model, sections) as llm:
                 figures = await through_all_tiers(llm, streams, vocab_size)
                 stats = await llm.stats()
+                figures += [
+                    Figure(name=f"balancedness, {way}", value=value, unit="1")
+                    for way, value in balancedness(stats).items()
+                ]
                 show("all tiers", stats)
                 for table in stats_tables(stats):
                     Console(stderr=True).print(table)
@@ -214,8 +255,14 @@ def beside(
     return Figure(name=name, value=value, unit=unit, baseline=baseline, baseline_name=than)
 
 
+def balancedness(stats: Mapping[str, Any]) -> dict[str, float]:
+    """Of the ranks' loads, in both ways in which it is counted."""
+    ways = ("mean_of_layers", "ratio_of_sums")
+    return {way.replace("_", " "): stats["scheduler"][f"expert_balance_{way}"] for way in ways}
+
+
 def show(name: str, stats: Mapping[str, Any]) -> None:
-    """Print what an engine counts of its experts, and what it has measured of two halves."""
+    """Print what an engine counts of its experts, and what it has measured of overlap."""
     names = ("expert", "overlap", "num_halved")
     for actor, figures in stats.items():
         if isinstance(figures, Mapping):
@@ -224,10 +271,14 @@ def show(name: str, stats: Mapping[str, Any]) -> None:
                 print(f"{name}, {actor}: {found}", file=sys.stderr, flush=True)
 
 
-def main(options: Options, whole_model: str, parts: list[str]) -> int:
+def main(options: Options, choices: Choices, parts: list[str]) -> int:
     """Measure and report, one part after the other; 1 below a bar."""
-    bench = Bench(options, whole_model)
-    config = {"batches": asdict(bench.batches), "streams": asdict(bench.streams)}
+    bench = Bench(options, choices)
+    config = {
+        "dispatch": choices.dispatch,
+        "batches": asdict(bench.batches),
+        "streams": asdict(bench.streams),
+    }
     works: Mapping[str, Callable[[], Coroutine[Any, Any, list[Figure]]]] = {
         "speed": bench.speed,
         "overlap": bench.overlap,
@@ -237,7 +288,7 @@ def main(options: Options, whole_model: str, parts: list[str]) -> int:
     statuses = []
     for part in parts:
         figures = asyncio.run(works[part]())
-        model = {"balance": "biased_moe_l12", "whole": whole_model}.get(part, "moe_l12")
+        model = {"balance": "biased_moe_l12", "whole": choices.whole_model}.get(part, "moe_l12")
         statuses.append(options.report(f"experts_{part}", {"model": model, **config}, figures))
     return max(statuses)
 
@@ -246,6 +297,15 @@ if __name__ == "__main__":
     command_line = make_parser(__doc__)
     add_options(command_line, Options(repeats=3))
     command_line.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    command_line.add_argument("--model", choices=SHAPES, default="qwen3-30b-a3b", help="whole")
+    command_line.add_argument("--model", choices=SHAPES, default=Choices.whole_model, help="whole")
+    command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
+    command_line.add_argument("--l3-folder", type=Path, help="whole: where L3's files are")
     read = command_line.parse_args()
-    sys.exit(main(options_of(read), read.model, read.parts))
+    chosen = Choices(whole_model=read.model, dispatch=read.dispatch, l3_folder=read.l3_folder)
+    # One for all engines: each would start its own.
+    cluster = PrivateCluster()
+    try:
+        status = main(options_of(read), chosen, read.parts)
+    finally:
+        cluster.stop()
+    sys.exit(status)

@@ -41,9 +41,7 @@ def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: T
     return physical_TK
 
 
-def _check(
-    ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor
-) -> tuple[int, int]:
+def _check(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: Tensor) -> tuple[int, int]:
     if ids_TK.dim() != 2 or not ids_TK.is_contiguous():
         raise ValueError(f"ids have strides {ids_TK.stride()}; expected contiguous [T, K].")
     if ids_TK.dtype not in (torch.int32, torch.int64):

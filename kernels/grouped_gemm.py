@@ -3,8 +3,8 @@
 
 The sum is over each token's choices. Weights come through tensor maps. With few rows per expert
 they are the left operand: a tensor core's tile is 64 wide on that side, and as narrow as the rows
-on the other. Tiles of the same columns of an expert's blocks follow one another, so that its
-weights are read from memory once.
+on the other. Tiles of an expert's blocks follow one another, so that its weights are read from
+memory once; those of a large one by columns, as L2 has no room for all of it.
 
 Legend: T tokens, K experts per token, X = T x K slots, C hidden, I intermediate, E experts, B
 blocks.
@@ -26,9 +26,10 @@ from raydix.kernels.moe_permute import ExpertBlocks, permute_by_expert
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """From this many rows in a block they are the left operand."""
 _SUM_BLOCK = 1024
+_LARGE_EXPERT_BYTES = 16 << 20
+"""From this many bytes on one expert's weights do not stay in L2 until its next block's turn."""
 _BLOCKS_TOGETHER = 8
-"""An expert's blocks whose tiles of the same columns follow one another: their rows and these
-columns' weights stay in L2, however large the expert is."""
+"""A large expert's blocks whose tiles of the same columns follow one another."""
 
 
 def fused_experts(
@@ -85,6 +86,12 @@ def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> i
     return min(capacity, num_sms * shape.programs_per_sm)
 
 
+def _num_together(weights: Tensor) -> int:
+    """How many blocks share the weights of a tile's columns while these are in L2."""
+    is_large = weights[0].numel() * weights.element_size() >= _LARGE_EXPERT_BYTES
+    return _BLOCKS_TOGETHER if is_large else 1
+
+
 def _precision(dtype: torch.dtype) -> str | None:
     return "ieee" if dtype == torch.float32 else None
 
@@ -131,7 +138,7 @@ def _gate_up(
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
-        TOGETHER=_BLOCKS_TOGETHER,
+        TOGETHER=_num_together(gate_up_EIC),
         KIND=kind,
         SLOPE=slope,
         LIMIT=limit,
@@ -171,7 +178,7 @@ def _down(
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
-        TOGETHER=_BLOCKS_TOGETHER,
+        TOGETHER=_num_together(down_ECI),
         PRECISION=_precision(x_XI.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
@@ -197,14 +204,18 @@ def _sum_over_choices(choices_TKC: Tensor, expert_ids_TK: Tensor, num_experts: i
 @triton.jit
 def _place_of(tile, firsts_ptr, counts_ptr, tiles_per_block: tl.constexpr, TOGETHER: tl.constexpr):
     """The block of a tile, and which of the block's tiles it is."""
-    any_block = tile // tiles_per_block
-    first_block = tl.load(firsts_ptr + any_block)
-    tile -= first_block * tiles_per_block
+    block = tile // tiles_per_block
+    column_tile = tile % tiles_per_block
+    if TOGETHER > 1:
+        first_block = tl.load(firsts_ptr + block)
+        own_tile = tile - first_block * tiles_per_block
+        first_together = own_tile // (tiles_per_block * TOGETHER) * TOGETHER
+        num_together = tl.minimum(tl.load(counts_ptr + block) - first_together, TOGETHER)
 
-    first_together = tile // (tiles_per_block * TOGETHER) * TOGETHER
-    num_together = tl.minimum(tl.load(counts_ptr + any_block) - first_together, TOGETHER)
-    tile -= first_together * tiles_per_block
-    return first_block + first_together + tile % num_together, tile // num_together
+        own_tile -= first_together * tiles_per_block
+        block = first_block + first_together + own_tile % num_together
+        column_tile = own_tile // num_together
+    return block, column_tile
 
 
 @triton.jit

@@ -14,9 +14,7 @@ def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, loads_E: T
     """
     ids_TK = ids_TK.long()
     is_sent_TK = ids_TK >= 0
-    loads_E.scatter_add_(
-        0, ids_TK.clamp(min=0).flatten(), is_sent_TK.flatten().to(loads_E.dtype)
-    )
+    loads_E.scatter_add_(0, ids_TK.clamp(min=0).flatten(), is_sent_TK.flatten().to(loads_E.dtype))
 
     rows_T = torch.arange(ids_TK.shape[0], device=ids_TK.device)
     entries_TK = rows_T[:, None] % counts_E[ids_TK]

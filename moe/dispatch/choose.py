@@ -8,20 +8,25 @@ from collections.abc import Collection, Mapping
 
 from raydix.moe.dispatch.protocol import DispatchForm
 
-MEASURED_US: Mapping[DispatchForm, Mapping[int, Mapping[str, float]]] = {
+_BACKENDS = ("symmetric", "nccl", "deepep", "nixl_ep", "mooncake_ep")
+_TIMES_US = {
     DispatchForm.LOW_LATENCY: {
-        1: {"symmetric": 11.0, "nccl": 38.6},
-        16: {"symmetric": 13.0, "nccl": 43.3},
-        64: {"symmetric": 17.4, "nccl": 58.6},
-        128: {"symmetric": 24.5, "nccl": 78.9},
-        512: {"symmetric": 63.8, "nccl": 151.6},
+        1: (11.0, 38.6, 59.5, 34.1, 41.9),
+        16: (12.9, 43.3, 62.9, 37.7, 47.4),
+        64: (17.4, 58.6, 70.8, 58.5, 75.8),
+        128: (24.7, 78.9, 84.8, 87.9, 118.3),
+        512: (63.0, 151.6, 156.5, 279.6, 381.6),
     },
     DispatchForm.NORMAL: {
-        128: {"symmetric": 35.6, "nccl": 88.4},
-        1024: {"symmetric": 126.6, "nccl": 256.4},
-        4096: {"symmetric": 438.1, "nccl": 753.4},
-        8192: {"symmetric": 848.3, "nccl": 1406.0},
+        128: (35.5, 88.4, 99.4, 272.6, 309.2),
+        1024: (125.3, 256.4, 255.8, 1679.0, 1922.0),
+        4096: (431.1, 753.4, 805.9, 6730.0, 7737.0),
+        8192: (834.7, 1406.0, 1537.0, 13420.0, 15520.0),
     },
+}
+MEASURED_US: Mapping[DispatchForm, Mapping[int, Mapping[str, float]]] = {
+    form: {most: dict(zip(_BACKENDS, times, strict=True)) for most, times in buckets.items()}
+    for form, buckets in _TIMES_US.items()
 }
 """By the tokens of a rank, and the backend's name in the configuration."""
 

@@ -51,7 +51,7 @@ def connect_library(
 
     dispatcher = adapter.connect(store, rank, shape, device)
     for form in DispatchForm:
-        if form is DispatchForm.NORMAL or shape.max_low_latency_tokens >= _NUM_TRIAL_TOKENS:
+        if form is DispatchForm.NORMAL or shape.max_low_latency_tokens > 0:
             group.agree(backend, trial_obstacle(dispatcher, shape, form, device))
     return dispatcher
 
@@ -63,7 +63,9 @@ def trial_obstacle(
 
     Every rank calls it. Kernels are loaded by then, too, so that graphs can hold them.
     """
-    num_tokens = min(_NUM_TRIAL_TOKENS, shape.max_tokens)
+    is_normal = form is DispatchForm.NORMAL
+    most = shape.max_tokens if is_normal else shape.max_low_latency_tokens
+    num_tokens = min(_NUM_TRIAL_TOKENS, most)
     x_TC = torch.linspace(-1, 1, num_tokens * shape.hidden_size, device=device)
     x_TC = x_TC.view(num_tokens, shape.hidden_size).to(shape.dtype)
     choices_K = torch.arange(shape.experts_per_token, device=device)

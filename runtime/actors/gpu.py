@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,6 +124,7 @@ class GpuActor:
         self._num_steps = 0
         self._num_links = 0
         self._compute_s = 0.0
+        self._load_s = 0.0
 
     def __repr__(self) -> str:
         return f"GpuActor({self._name}, rank {self._rank}, {self._config.model.device})"
@@ -136,7 +138,9 @@ class GpuActor:
 
         Raises CheckpointError or ConfigError.
         """
+        began_s = time.monotonic()
         self._loaded = await asyncio.to_thread(self._build_model, self._config, self._place)
+        self._load_s = time.monotonic() - began_s
         return self._loaded.report
 
     async def prepare(self, num_pages: tuple[int, ...]) -> None:
@@ -193,6 +197,7 @@ class GpuActor:
             "num_links": self._num_links,
             "num_steps": self._num_steps,
             "compute_s": self._compute_s,
+            "load_s": self._load_s,
             "num_running": len(self._slots),
             **self._reports.stats(),
             **({} if self._model is None else self._model.stats()),

@@ -76,8 +76,8 @@ class ParallelSection(Section):
     def _experts_are_on_all_ranks(self) -> Self:
         if self.ep not in (1, self.num_ranks):
             raise ValueError(
-                f"parallel.ep is {self.ep}; expected 1 or dp x tp = {self.num_ranks}. Set parallel.ep "
-                f"to {self.num_ranks}, or change parallel.dp or parallel.tp."
+                f"parallel.ep is {self.ep}; expected 1 or dp x tp = {self.num_ranks}. Set "
+                f"parallel.ep to {self.num_ranks}, or change parallel.dp or parallel.tp."
             )
         return self
 

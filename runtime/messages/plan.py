@@ -198,7 +198,10 @@ class TransfersDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsCopied:
-    """Copies of experts that are complete on one rank: every later step may use them. Never stale."""
+    """Copies of experts that are complete on one rank: every later step may use them.
+
+    Never stale.
+    """
 
     rank: int
     copy_ids: Int32Array

@@ -42,7 +42,7 @@ def step_times(
     exchange = BareExchange(experts, decoder.spec.hidden_size, decoder.dtype)
     own = measure(measured_sizes(max_tokens), runner, exchange, cuda_elapsed_s)
     times = agree(file, experts.ranks.rank, experts.ranks.size, own)
-    # Nobody has asked for what has been computed so far.
+    # What padding asked for is nobody's load.
     experts.routes.take_loads()
 
     if experts.ranks.rank == 0:

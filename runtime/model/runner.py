@@ -5,7 +5,6 @@ Scheduler has not seen yet. Lengths are known on the host; nothing here waits fo
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from raydix.errors import AccountingError
 from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
 from raydix.moe.sent_rows import SentRows
-from raydix.runtime.messages.plan import DeviceSampling, StepPlan
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
@@ -37,20 +36,8 @@ from raydix.runtime.model.step_rows import (
     step_columns,
 )
 from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
-
-GREEDY = DeviceSampling(seed=0)
-CUTTING = DeviceSampling(seed=0, temperature=1.0, top_k=50, top_p=0.9, min_p=0.001)
-ASKING_FOR_ALL = replace(
-    CUTTING,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    min_tokens=1,
-    masked_until_min_tokens=(0,),
-    num_logprobs=20,
-)
-"""All that a row may ask of sampling at once: warm-up tries this and the two before."""
 
 
 Part = tuple[StepRows, Sequence[int]]
@@ -104,12 +91,8 @@ class ModelRunner:
     def warm_up(self, max_prefill_tokens: int) -> None:
         """Run steps of all kinds up to this size, on padding, so that every kernel is compiled."""
         longest = min(max_prefill_tokens, self.slots.max_model_len)
-        sizes = {size - less for size in _powers_of_two(16, longest) for less in (0, 1)} | {longest}
-        for num_tokens in sorted(sizes):
-            self._run_padding(num_tokens, 0)
-        for context in _powers_of_two(1, self.slots.max_model_len):
-            for num_tokens in {1, min(16, context)}:
-                self._run_padding(num_tokens, context - num_tokens)
+        for num_tokens, start in warm_up_rows(longest, self.slots.max_model_len):
+            self._run_padding(num_tokens, start)
 
         # The largest batch, with all that rows may ask for at once: the memory that takes must be
         # known.
@@ -117,6 +100,9 @@ class ModelRunner:
             self.slots.sampling.put(self.slots.scratch_slot, sampling)
             self._run_padding(longest, self.slots.max_model_len - longest, self.slots.max_slots)
         self.slots.sampling.put(self.slots.scratch_slot, GREEDY)
+        if self._decoder.experts is not None:
+            # What padding asked for is nobody's load.
+            self._decoder.experts.routes.take_loads()
 
     @torch.inference_mode()
     def run_whole(self, num_tokens: int) -> None:
@@ -355,12 +341,6 @@ def _step_group(decoder: Decoder) -> StepGroup | None:
         return None
     ranks = decoder.experts.ranks
     return StepGroup(rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size)
-
-
-def _powers_of_two(start: int, stop: int) -> list[int]:
-    return [
-        1 << bit for bit in range(start.bit_length() - 1, stop.bit_length()) if 1 << bit <= stop
-    ]
 
 
 def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:

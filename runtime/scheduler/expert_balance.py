@@ -4,7 +4,7 @@ Legend: L layers with experts, E experts, P slots of all ranks.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,7 +27,7 @@ _STALLED_STEPS = 512
 class ExpertOrders:
     """What the plans of one step say of experts, to all ranks alike."""
 
-    copies: ExpertCopies = ExpertCopies()
+    copies: ExpertCopies = field(default_factory=ExpertCopies)
     change: PlacementChange | None = None
 
 

@@ -83,7 +83,7 @@ class InFlight:
     @property
     def num_row_steps(self) -> int:
         """Steps in which some lane of the step group has rows."""
-        return sum(step.most_tokens > 0 for step in self.steps.values())
+        return sum([step.most_tokens > 0 for step in self.steps.values()])
 
     @property
     def oldest_step(self) -> StepInFlight | None:

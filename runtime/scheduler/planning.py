@@ -37,8 +37,11 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     if not group.is_attached:
         return []
     lanes = replica.lanes_of(group)
-    drafts = [Draft(budget_tokens=replica.settings.prefill_budget_tokens) for _ in lanes]
     num_row_steps = max([lane.in_flight.num_row_steps for lane in lanes])
+    if num_row_steps >= _STEPS_AHEAD and not any(lane.in_flight.ready_loads for lane in lanes):
+        return []
+
+    drafts = [Draft(budget_tokens=replica.settings.prefill_budget_tokens) for _ in lanes]
     if num_row_steps < _STEPS_AHEAD:
         for lane, draft in zip(lanes, drafts, strict=True):
             draft_rows(replica, lane, draft, now_s)

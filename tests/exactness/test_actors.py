@@ -1,4 +1,4 @@
-"""The ranks of a lane as processes: what threads cannot show is how they meet and sum there."""
+"""Ranks that step together, as processes: what threads cannot show is how they meet there."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,9 @@ PROMPTS = make_prompts(71, [100, 49, 1, 130])
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 @pytest.mark.parametrize("family", [Family.QWEN3_MOE])
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp": 2, "ep": 2}], ids=["tp2", "dp2-ep2"])
 async def test_ranks_in_processes_generate_the_tokens_of_transformers(
+    parallel: dict[str, int],
     family: Family,
     device: str,
     references: References,
@@ -30,7 +32,7 @@ async def test_ranks_in_processes_generate_the_tokens_of_transformers(
         reference.folder,
         tmp_path,
         model={"device": device, "dtype": "float32"},
-        parallel={"tp": 2},
+        parallel=parallel,
     )
 
     async with await AsyncLLM.start(config, name="exact") as engine:

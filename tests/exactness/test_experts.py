@@ -1,5 +1,7 @@
 """Experts that are divided among ranks answer as the whole model does, whoever has them."""
 
+import asyncio
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,12 @@ from raydix.runtime.actors.gpu_model import (
     build_torch_model,
 )
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.runner import ModelRunner
+from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.testing.engine import in_process_engine
+from raydix.runtime.tiers.transfers import WaitLayer
 from tests.checkpoints import make_checkpoint
 from tests.exactness.engines import (
     assert_all_exact,
@@ -31,11 +36,14 @@ from tests.exactness.engines import (
 from tests.exactness.reference import Reference, References
 from tests.exactness.states import State, reach
 from tests.runtime.model.uncaptured_steps import UncapturedSteps, without_graphs
+from tests.runtime.testing.rank_groups import Groups
 
 FAMILIES = [Family.QWEN3_MOE, Family.GPT_OSS, Family.DEEPSEEK_V3]
 PLACES = [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}]
 FOUR_RANKS = {"dp": 2, "tp": 2, "ep": 4}
 NUM_TOKENS = 16
+LONG = 60
+WAIT_S = 60
 PROMPTS = make_prompts(61, [100, 70, 3, 49, 1])
 Places = Mapping[str, int]
 
@@ -214,6 +222,63 @@ async def test_all_tokens_may_go_to_one_expert(
         outputs = await run(engine, PROMPTS, NUM_TOKENS)
 
         await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
+async def test_ranks_may_take_any_copies_of_experts_in_any_step(
+    family: Family, places: Places, references: References
+) -> None:
+    """Routes of several versions at once: each rank draws its own before each step."""
+    reference = references(family)
+    ranks = Ranks(take_random_copies)
+    config = engine_config(reference.folder, parallel=places, experts={"redundant_per_rank": 2})
+    async with in_process_engine(config, ranks.build) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        await engine.check()
+
+
+def take_random_copies(runner: ModelRunner) -> None:
+    """Send rows to one copy or the other of each expert, by chance, from the next step on."""
+    experts, execute = runner._decoder.experts, runner.execute
+    assert experts is not None
+    rng, placement = random.Random(experts.ranks.rank), experts.placement
+    assert placement.num_replicas_LE.max() > 1
+
+    def execute_elsewhere(plan: StepPlan, wait_layer: WaitLayer) -> StepOutput:
+        experts.routes.counts_LE.fill_(2)
+        for layer in range(placement.num_layers):
+            for expert in range(placement.num_experts):
+                copies = rng.choices(placement.replicas(layer, expert), k=2)
+                experts.routes.table_LER[layer, expert, :2] = torch.tensor(copies)
+        return execute(plan, wait_layer)
+
+    runner.execute = execute_elsewhere  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_requests_go_on_with_the_same_tokens_when_a_rank_is_lost(
+    family: Family, lost: int, references: References
+) -> None:
+    reference = references(family)
+    config = engine_config(reference.folder, parallel={"dp": 2, "ep": 2})
+    groups = Groups(config, build_torch_model)
+    async with groups.engine() as engine:
+        streams = asyncio.create_task(run(engine, PROMPTS[:4], LONG))
+        while (await engine.stats())["scheduler"].get("generation_tokens", 0) < LONG:
+            await asyncio.sleep(0.001)
+
+        groups.spawner.ranks[lost, 1].kill()
+        async with asyncio.timeout(WAIT_S):
+            outputs = await streams
+            await groups.supervisor.wait_all_serving()
+
+        await assert_all_exact(engine, reference.expect(PROMPTS[:4]), outputs)
+        assert await groups.incarnations() == [2, 2]
+        await engine.check()
 
 
 async def test_pages_serve_engines_with_and_without_divided_experts(

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels import grouped_gemm
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.expert_tiles import choose_tiles
 from raydix.kernels.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
@@ -77,6 +78,20 @@ def test_biased_experts_of_every_form_match_the_twin(
 
     expected = reference.fused_experts(*tensors, form=form, biases=biases)
     torch.testing.assert_close(out, expected, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(20, 64, 40, 8, 2), (300, 40, 72, 2, 1)])
+def test_experts_too_large_for_l2_match_the_twin(
+    device: torch.device, shape: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_gemm, "_LARGE_EXPERT_BYTES", 1)
+    tensors = Layer(shape, device, torch.float32).tensors()
+
+    out = fused_experts(*tensors, form=SiluGlu(), biases=None)
+
+    torch.testing.assert_close(
+        out, reference.fused_experts(*tensors, form=SiluGlu(), biases=None), atol=2e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.gpu

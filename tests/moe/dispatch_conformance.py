@@ -6,6 +6,7 @@ pass over all experts.
 """
 
 import random
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -231,6 +232,10 @@ def on_threads(
         try:
             with torch.inference_mode():
                 body(dispatcher, rank)
+        except BaseException as error:
+            # The frames of a failure keep its exchange, and what the other ranks wait for, alive.
+            traceback.clear_frames(error.__traceback__)
+            raise
         finally:
             dispatcher.close()
 

@@ -49,12 +49,10 @@ def lanes_know_their_own_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan says nothing of the other lanes' tokens: their ranks choose another form or shape."""
     write = planning._write
 
-    def write_own(lane: Any, draft: Any, step: int, *columns: Any) -> Any:
-        own = [
-            int32_array(value if index == lane.index else 0 for index, value in enumerate(column))
-            for column in columns
-        ]
-        return write(lane, draft, step, *own)
+    def write_own(lane: Any, draft: Any, shared: Any) -> Any:
+        tokens = enumerate(shared.group_tokens.tolist())
+        own = int32_array([number if index == lane.index else 0 for index, number in tokens])
+        return write(lane, draft, replace(shared, group_tokens=own))
 
     monkeypatch.setattr(planning, "_write", write_own)
 

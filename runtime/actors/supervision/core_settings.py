@@ -19,6 +19,11 @@ _LAUNCH_S = {"cuda": 0.005, "cpu": 0.0}
 2026-11-21.
 """
 
+_START_LOAD_BYTES_PER_S = {"cuda": 50e9, "cpu": 10e9}
+"""As fast as links are: only loads teach how fast this one is, so a belief that is too high is soon
+put right, and one that is too low would let everything be computed, for ever.
+"""
+
 _MIN_PART_BYTES = {"cuda": 8 << 20, "cpu": 0}
 """Copies by the host are no faster for being large."""
 
@@ -78,6 +83,7 @@ def scheduler_settings(
         has_host_memory=config.has_l2,
         launch_s=_LAUNCH_S[config.model.device],
         lookup_deadline_s=_LOOKUP_DEADLINE_S[config.model.device],
+        start_load_bytes_per_s=_START_LOAD_BYTES_PER_S[config.model.device],
         min_part_bytes=_MIN_PART_BYTES[config.model.device],
         load=cache.load,
         write_policy=cache.write_policy,

@@ -1,7 +1,5 @@
 """Ranks fill the node's store while they load, and later ones fill their slots from there."""
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +12,10 @@ from raydix.moe.bank import ExpertBank
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.dummy import make_dummy_model
-from raydix.runtime.model.expert_names import is_of_experts
 from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.tiers.expert_store import ExpertMemory
+from tests.checkpoint_damage import zero_experts
 from tests.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -54,21 +52,6 @@ def _same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
     )
 
 
-def _zero_experts(folder: Path) -> None:
-    """In place, and as if nothing had happened to the files."""
-    for path in folder.glob("*.safetensors"):
-        before = path.stat()
-        with path.open("r+b") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            for name, entry in header.items():
-                if is_of_experts(name):
-                    start, stop = entry["data_offsets"]
-                    file.seek(8 + length + start)
-                    file.write(bytes(stop - start))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rank_that_is_made_again_takes_experts_from_the_store(
     tmp_path: Path, memory: ExpertMemory, family: Family
@@ -78,7 +61,7 @@ def test_a_rank_that_is_made_again_takes_experts_from_the_store(
     plain = _load(tmp_path, 1, None)
     assert _same(_weights(first[1]), _weights(plain))
 
-    _zero_experts(tmp_path)
+    zero_experts(tmp_path)
     again = _load(tmp_path, 1, memory)
 
     assert _same(_weights(again), _weights(plain))

@@ -4,23 +4,20 @@ Those of a lane, and with experts over ranks those of all lanes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.gpu_model import BuildModel, LoadedGpuModel, RankPlace
+from raydix.runtime.actors.gpu_model import LoadedGpuModel, RankPlace
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
-from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import InProcessEngine
 from raydix.runtime.testing.sleeping_runner import build_sleeping_model
-from raydix.runtime.testing.spawner import InProcessActor, InProcessSpawner
+from raydix.runtime.testing.spawner import InProcessActor
+from tests.runtime.testing.rank_groups import Groups
 
 CONFIG = load_config(
     {
@@ -39,57 +36,6 @@ SHARING_EXPERTS = load_config(
 BUILD = partial(build_sleeping_model, step_s=0.002)
 NUM_TOKENS = 100
 WAIT_S = 20
-
-
-class RankSpawner:
-    """A `Spawner` that notes every incarnation of every rank."""
-
-    def __init__(self, build_model: BuildModel) -> None:
-        self.inner = InProcessSpawner(build_model)
-        self.ranks: dict[tuple[int, int], InProcessActor] = {}
-        """By rank and incarnation."""
-
-    async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
-        """See `Spawner`."""
-        running = await self.inner.spawn(kind, name, **arguments)
-        if kind is ActorKind.GPU:
-            assert isinstance(running, InProcessActor)
-            self.ranks[arguments["rank"], arguments["incarnation"]] = running
-        return running
-
-
-class Groups:
-    """An engine of four ranks, in two groups by default, with its Supervisor."""
-
-    def __init__(
-        self,
-        build_model: BuildModel = BUILD,
-        supervision: Supervision | None = None,
-        config: EngineConfig = CONFIG,
-    ) -> None:
-        self.spawner = RankSpawner(build_model)
-        self.supervisor = SupervisorActor(
-            name="groups",
-            config=config,
-            spawner=self.spawner,
-            supervision=supervision or Supervision(first_backoff_s=0.01),
-        )
-
-    @asynccontextmanager
-    async def engine(self) -> AsyncIterator[InProcessEngine]:
-        facts = await self.supervisor.start()
-        engine = InProcessEngine(self.supervisor, self.spawner.inner, facts)
-        try:
-            await engine.connect()
-            yield engine
-        finally:
-            await engine.close()
-            await self.supervisor.shutdown()
-
-    async def incarnations(self) -> list[int]:
-        """Of ranks 0 to 3."""
-        health = await self.supervisor.health()
-        return [health[f"gpu{rank}"]["incarnation"] for rank in range(4)]
 
 
 async def generate(engine: InProcessEngine, first_token: int) -> list[int]:
@@ -112,7 +58,7 @@ async def wait_running(engine: InProcessEngine, num_requests: int) -> None:
 
 
 async def test_lanes_of_two_ranks_serve() -> None:
-    async with Groups().engine() as engine:
+    async with Groups(CONFIG, BUILD).engine() as engine:
         answers = await asyncio.gather(*(generate(engine, 100 * n) for n in range(4)))
         stats = await engine.check()
 
@@ -138,7 +84,7 @@ async def break_link(rank: InProcessActor) -> None:
 async def test_a_group_whose_one_rank_is_lost_is_restarted_and_its_requests_go_on(
     end: Callable[[InProcessActor], Awaitable[None]], rank: int
 ) -> None:
-    groups = Groups()
+    groups = Groups(CONFIG, BUILD)
     async with groups.engine() as engine:
         requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(4)]
         await wait_running(engine, 4)
@@ -159,7 +105,7 @@ async def test_a_group_whose_one_rank_is_lost_is_restarted_and_its_requests_go_o
 
 
 async def test_a_group_is_lost_again_and_again() -> None:
-    groups = Groups()
+    groups = Groups(CONFIG, BUILD)
     async with groups.engine() as engine:
         for generation in range(1, 4):
             requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(4)]
@@ -183,7 +129,7 @@ async def test_a_rank_that_never_comes_up_ends_the_engine_after_max_crashes(lost
             raise RuntimeError("no such device")
         return BUILD(config, place)
 
-    groups = Groups(build, Supervision(first_backoff_s=0.0, max_crashes=3))
+    groups = Groups(CONFIG, build, Supervision(first_backoff_s=0.0, max_crashes=3))
 
     with pytest.raises(EngineDead, match="ended 4 times: no such device"):
         await groups.supervisor.start()
@@ -201,11 +147,11 @@ async def test_what_one_rank_refuses_ends_the_engine_at_once() -> None:
         return BUILD(config, place)
 
     with pytest.raises(ConfigError, match="no room for a page"):
-        await Groups(build).supervisor.start()
+        await Groups(CONFIG, build).supervisor.start()
 
 
 async def test_ranks_that_share_experts_do_the_same_steps_idle_ones_too() -> None:
-    async with Groups(config=SHARING_EXPERTS).engine() as engine:
+    async with Groups(SHARING_EXPERTS, BUILD).engine() as engine:
         answers = await asyncio.gather(*(generate(engine, 100 * n) for n in range(2)))
         stats = await engine.check()
 
@@ -219,7 +165,7 @@ async def test_ranks_that_share_experts_do_the_same_steps_idle_ones_too() -> Non
 async def test_all_ranks_that_share_experts_are_restarted_when_one_is_lost(
     end: Callable[[InProcessActor], Awaitable[None]],
 ) -> None:
-    groups = Groups(config=SHARING_EXPERTS)
+    groups = Groups(SHARING_EXPERTS, BUILD)
     async with groups.engine() as engine:
         for generation in (1, 2):
             requests = [asyncio.create_task(generate(engine, 100 * n)) for n in range(6)]
@@ -247,7 +193,7 @@ async def test_ranks_of_a_group_meet_by_one_file(config: EngineConfig, meetings:
         places[place.rank] = place
         return BUILD(config, place)
 
-    async with Groups(build, config=config).engine():
+    async with Groups(config, build).engine():
         pass
 
     files = [places[rank].meeting for rank in range(4)]

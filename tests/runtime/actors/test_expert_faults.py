@@ -1,0 +1,119 @@
+"""Ranks that share experts are killed, while experts move, and so is their Scheduler."""
+
+import asyncio
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import EngineDead
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.launch import start_engine
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.model.families.table import Family
+from tests.checkpoint_damage import zero_experts
+from tests.checkpoints import make_checkpoint
+from tests.ray_cluster import IMPATIENT, SharedEngine
+from tests.runtime.actors.test_faults import generate, generate_all, send, settle
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+GROUP_BACK_S = 60.0
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
+def group(
+    request: pytest.FixtureRequest,
+    ray_cluster: PrivateCluster,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SharedEngine]:
+    """An engine of two ranks that share experts, which move all the time."""
+    folder = tmp_path_factory.mktemp("experts")
+    make_checkpoint(folder, Family.QWEN3_MOE, seed=3, max_position_embeddings=2048)
+    config = load_config(
+        {
+            "model": {"path": str(folder), "device": request.param, "dtype": "float32"},
+            "parallel": {"dp": 2, "ep": 2},
+            "experts": {
+                "rebalance": "deepseek",
+                "rebalance_interval_steps": 8,
+                "load_interval_steps": 4,
+                "redundant_per_rank": 1,
+            },
+            "cache": {
+                "page_size": 16,
+                "l1": {"num_pages": 256},
+                "l2": {"bytes_per_node": "16MiB"},
+                "load": "always",
+            },
+        }
+    )
+    handle = start_engine(config, "experts", supervision=IMPATIENT)
+    yield SharedEngine(handle, config)
+    asyncio.run(handle.shutdown())
+    shutil.rmtree(folder)
+
+
+async def _version(group: SharedEngine) -> int:
+    return int((await group.handle.call("stats"))["scheduler"]["expert_placement_version"])
+
+
+async def _until_moved(group: SharedEngine, engine: AsyncLLM) -> None:
+    """Until experts have moved under the Scheduler that there is now."""
+    before = await _version(group)
+    async with asyncio.timeout(60):
+        while await _version(group) <= before:
+            await generate(engine, 1)
+
+
+@pytest.mark.parametrize("lost", ["gpu0", "gpu1"])
+async def test_tokens_survive_sigkill_of_a_rank_whose_experts_come_back_from_the_store(
+    group: SharedEngine, lost: str
+) -> None:
+    async with await AsyncLLM.connect(group.name) as engine:
+        expected = await generate_all(engine, range(80, 84))
+        await _until_moved(group, engine)
+        zero_experts(Path(group.config.model.path))
+        before = await group.handle.call("health")
+        killed_s: list[float] = []
+
+        async def kill() -> None:
+            await send(group, lost, signal.SIGKILL)()
+            killed_s.append(time.monotonic())
+            await group.handle.call("wait_all_serving")
+
+        assert await generate_all(engine, range(80, 84), kill) == expected
+        print(f"{time.monotonic() - killed_s[0]:.1f} s from the kill to the last token")
+        assert time.monotonic() - killed_s[0] < GROUP_BACK_S
+
+        health = await group.handle.call("health")
+        for rank in ("gpu0", "gpu1"):
+            assert health[rank]["incarnation"] == before[rank]["incarnation"] + 1
+        await _until_moved(group, engine)
+        assert await generate_all(engine, range(80, 84)) == expected
+        await settle(group)
+
+
+async def test_tokens_survive_a_new_scheduler_that_knows_experts_from_the_start_alone(
+    group: SharedEngine,
+) -> None:
+    async with await AsyncLLM.connect(group.name) as engine:
+        expected = await generate_all(engine, range(90, 94))
+        await _until_moved(group, engine)
+        before = await group.handle.call("health")
+        with pytest.raises(EngineDead):
+            await generate(engine, 90, send(group, "scheduler", signal.SIGKILL))
+
+        async with asyncio.timeout(60):
+            while (await group.handle.call("health"))["scheduler"]["incarnation"] == before[
+                "scheduler"
+            ]["incarnation"]:
+                await asyncio.sleep(0.05)
+        await settle(group)
+        assert await generate_all(engine, range(90, 94)) == expected
+        await _until_moved(group, engine)
+        assert await generate_all(engine, range(90, 94)) == expected
