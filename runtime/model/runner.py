@@ -39,7 +39,6 @@ from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension
 from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
-
 Part = tuple[StepRows, Sequence[int]]
 """Rows that go through the layers together, and how many tokens each lane has beside them."""
 
