@@ -262,7 +262,7 @@ def balancedness(stats: Mapping[str, Any]) -> dict[str, float]:
 
 
 def show(name: str, stats: Mapping[str, Any]) -> None:
-    """Print what an engine counts of its experts, and what it has measured of two halves."""
+    """Print what an engine counts of its experts, and what it has measured of overlap."""
     names = ("expert", "overlap", "num_halved")
     for actor, figures in stats.items():
         if isinstance(figures, Mapping):
