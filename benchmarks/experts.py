@@ -262,12 +262,11 @@ def balancedness(stats: Mapping[str, Any]) -> dict[str, float]:
 
 
 def show(name: str, stats: Mapping[str, Any]) -> None:
-    """Print what an engine counts of its experts and their overlap."""
+    """Print what an engine counts of its experts, and what it has measured of overlap."""
+    names = ("expert", "overlap", "num_halved")
     for actor, figures in stats.items():
         if isinstance(figures, Mapping):
-            found = {
-                key: figures[key] for key in figures if str(key).startswith(("expert", "overlap"))
-            }
+            found = {key: figures[key] for key in figures if str(key).startswith(names)}
             if found:
                 print(f"{name}, {actor}: {found}", file=sys.stderr, flush=True)
 

@@ -200,6 +200,7 @@ class GpuActor:
             "load_s": self._load_s,
             "num_running": len(self._slots),
             **self._reports.stats(),
+            **({} if self._model is None else self._model.stats()),
         }
 
     async def shutdown(self) -> None:
