@@ -50,7 +50,8 @@ def sampled(rows: StepRows) -> list[tuple[int, int, int]]:
 def test_both_parts_together_are_the_step(
     described: list[tuple[int, int, bool]], wanted: int
 ) -> None:
-    lengths, starts, samples = ([each[i] for each in described] for i in range(3))
+    lengths, starts = [each[0] for each in described], [each[1] for each in described]
+    samples = [each[2] for each in described]
     rows = make_rows(lengths, starts, samples)
     num_first = min(wanted, sum(lengths))
 
