@@ -201,6 +201,7 @@ class GpuActor:
             "load_s": self._load_s,
             "num_running": len(self._slots),
             **self._reports.stats(),
+            **({} if self._model is None else self._model.stats()),
         }
 
     async def shutdown(self) -> None:
@@ -245,6 +246,8 @@ class GpuActor:
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
         self._model.enter_thread()
+        # Forget what warming up has counted, and load the kernels that this takes.
+        self._experts.restore()
         try:
             while (link := redial(dial, self._stop)) is not None:
                 self._follow_watched(link)

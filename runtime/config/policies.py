@@ -66,3 +66,11 @@ class Rebalance(StrEnum):
     OFF = "off"
     INCREMENTAL = "incremental"
     DEEPSEEK = "deepseek"
+
+
+class Overlap(StrEnum):
+    """Whether one half of a step computes while the other's rows travel."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"

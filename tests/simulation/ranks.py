@@ -8,8 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from raydix.runtime.config.kv_layout import GroupKind
-from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.arrays import empty, int32_array
+from raydix.runtime.messages.plan import (
+    ExpertsCopied,
+    PageCopies,
+    StepPlan,
+    StepResult,
+    TransfersDone,
+)
+from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.links import End, Link
 
 if TYPE_CHECKING:
@@ -102,6 +109,9 @@ class SimulatedRank:
         """By load: the peers whose shares of latent pages are all in this rank's pages."""
         self._copied_loads: dict[int, partial[None]] = {}
         """Those of which this rank has copied its own share, and how they end."""
+        shared = cluster.settings.experts
+        width = cluster.settings.ranks_per_group
+        self.experts = None if shared is None else SimulatedExperts(shared, rank % width)
         self._dial()
 
     def _dial(self) -> None:
@@ -147,13 +157,20 @@ class SimulatedRank:
             return
         for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
+        self._restore_experts()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
+
+    def _restore_experts(self) -> None:
+        """The next Scheduler knows only where they were at the start."""
+        if self.experts is not None:
+            self.experts.restore()
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         # Loads overtake the steps that are queued before them; backups see what those have
         # computed.
         self._start_copies(plan.loads, is_load=True)
+        self._copy_experts(plan)
         if not self.is_stepping:
             self._next()
 
@@ -168,7 +185,23 @@ class SimulatedRank:
         self._start_copies(plan.backups, is_load=False)
         self._wait_for_loads(plan)
 
+    def _copy_experts(self, plan: StepPlan) -> None:
+        for copy in [] if self.experts is None else self.experts.begin_copies(plan.expert_copies):
+            self._num_copying += 1
+            delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
+            self.cluster.after(delay_s, partial(self._copied_expert, copy))
+
+    def _copied_expert(self, copy: ExpertCopy) -> None:
+        if not self.is_alive or self.experts is None:
+            return
+        self.experts.end_copy(copy)
+        done = ExpertsCopied(rank=self.rank, copy_ids=int32_array((copy.copy_id,)))
+        late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
+        self.cluster.after(late_s, lambda: self._report(done))
+
     def _apply(self, plan: StepPlan) -> None:
+        if self.experts is not None and plan.placement is not None:
+            self.experts.put(plan.placement)
         for slot in plan.removed_slots.tolist():
             del self.tokens[slot], self.hashes[slot], self.tables[slot]
         for added in plan.added:
@@ -291,7 +324,7 @@ class SimulatedRank:
         late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
         self.cluster.after(late_s, lambda: self._report(done))
 
-    def _report(self, done: TransfersDone) -> None:
+    def _report(self, done: TransfersDone | ExpertsCopied) -> None:
         if not self.is_alive:
             return
         self._send(done)
@@ -324,9 +357,23 @@ class SimulatedRank:
 
     def _run(self, plan: StepPlan) -> None:
         """The ranks that step together have all begun."""
+        self._send_rows_to_experts(plan)
         has_tokens = len(plan.row_slots) > 0 or self.is_met(plan)
         duration_s = self.cluster.clock.draw(self.cluster.faults.step_s) if has_tokens else 0.0
         self.cluster.after(duration_s, lambda: self._compute(plan, duration_s))
+
+    def _send_rows_to_experts(self, plan: StepPlan) -> None:
+        if self.experts is None or not self.is_alive:
+            return
+        columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        hashes = [
+            value
+            for slot, start, count in rows
+            for value in self.hashes[slot][start : start + count]
+        ]
+        peers = self.cluster.experts_of_group(self.rank)
+        self.experts.send_rows(plan.step, hashes, peers, self.cluster.now_s)
 
     def _compute(self, plan: StepPlan, duration_s: float) -> None:
         if not self.is_alive:
@@ -347,8 +394,15 @@ class SimulatedRank:
                 self.tokens[slot].append(token)
                 self.hashes[slot].append(hash((self.hashes[slot][-1], token)))
                 sampled.append(token)
+        is_met = self.is_met(plan)
         result = StepResult(
-            rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
+            rank=self.rank,
+            step=plan.step,
+            token_ids=int32_array(sampled),
+            compute_s=duration_s,
+            expert_loads=empty()
+            if self.experts is None
+            else self.experts.end_step(plan.step, is_met),
         )
         self._send(result)
         self._next()
@@ -379,6 +433,6 @@ class SimulatedRank:
                     content = kv_of(self.hashes[slot][position], group)
                     self.pages[group][page][position % size] = content
 
-    def _send(self, message: StepResult | TransfersDone) -> None:
+    def _send(self, message: StepResult | TransfersDone | ExpertsCopied) -> None:
         if self._link is not None:
             self._link.send(End.ACCEPTOR, message)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from raydix.errors import ConfigError
@@ -61,6 +62,12 @@ def test_rebalancing_is_refused_without_what_it_needs(tmp_path: Path, missing: d
     with pytest.raises(ConfigError, match=rf"experts\.{name}.*experts\.rebalance to off"):
         load_config(tmp_path, {"experts": missing})
     load_config(tmp_path, {"experts": {**missing, "rebalance": "off"}})
+
+
+@pytest.mark.parametrize(("text", "overlap"), [("on", "on"), ("off", "off"), ("auto", "auto")])
+def test_on_and_off_need_no_quotes(tmp_path: Path, text: str, overlap: str) -> None:
+    read = yaml.safe_load(f"{{overlap: {text}}}")
+    assert load_config(tmp_path, {"experts": read}).experts.overlap == overlap
 
 
 def test_the_documentation_describes_every_key_and_no_other() -> None:
