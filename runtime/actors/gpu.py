@@ -257,7 +257,7 @@ class GpuActor:
             self._reports.close()
 
     def _follow_watched(self, link: BlockingLink) -> None:
-        """Follow, and end all that the link brought: the next Scheduler must find nothing under way.
+        """Follow, then end all that the link brought: the next Scheduler must find nothing moving.
 
         If a peer has not heard of the last plan, and so never ends its copies, nor comes to its
         step, all ranks that step together start afresh.
