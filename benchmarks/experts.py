@@ -11,7 +11,8 @@ model of 48 layers; streams through all tiers, and through the SIGKILL of a rank
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,7 +82,7 @@ class Bench:
         self.batches = TINY_BATCHES if options.is_tiny else FULL_BATCHES
         self.streams = TINY_STREAMS if options.is_tiny else FULL_STREAMS
         self._whole_model = MOE_TINY if options.is_tiny else SHAPES[choices.whole_model]
-        self._speeds: dict[str, tuple[float, float]] = {}
+        self._prefills: dict[str, float] = {}
 
     def _on_two_ranks(
         self, sections: Mapping[str, Any], ep: int, experts: Mapping[str, Any]
@@ -90,26 +91,27 @@ class Bench:
         experts = {"dispatch": self._choices.dispatch, **experts}
         return on_two_ranks(sections, ep=ep, experts=experts)
 
-    async def _speed(self, name: str, ep: int, **experts: str) -> tuple[float, float]:
-        """Of two ranks: time per token in ms, and prompt tokens per second."""
-        if name not in self._speeds:
-            options = self._options
-            model = MOE_TINY if options.is_tiny else MOE_L12
-            # What moves no experts needs no store of them, which would take seconds to fill.
-            experts = {"rebalance": "none", "host_store": False, **experts}
-            sections = self._on_two_ranks(self.batches.sections, ep, experts)
-            async with expert_engine(options, model, sections) as llm:
-                asker = Asker(llm, self.batches, int(model["vocab_size"]))
-                prefill = await asker.prefill_tokens_per_s(options.repeats)
-                self._speeds[name] = await asker.tpot_ms(options.repeats), prefill
-                show(name, await llm.stats())
-        return self._speeds[name]
+    @asynccontextmanager
+    async def _batch_engine(self, name: str, ep: int, **experts: str) -> AsyncIterator[Asker]:
+        """Asks an engine of two ranks whose experts stay where they are."""
+        model = MOE_TINY if self._options.is_tiny else MOE_L12
+        # What moves no experts needs no store of them, which would take seconds to fill.
+        section = {"rebalance": "off", "host_store": False, **experts}
+        sections = self._on_two_ranks(self.batches.sections, ep, section)
+        async with expert_engine(self._options, model, sections) as llm:
+            yield Asker(llm, self.batches, int(model["vocab_size"]))
+            show(name, await llm.stats())
 
     async def speed(self) -> list[Figure]:
         """Shared experts beside whole models."""
-        alone_ms, alone_rate = await self._speed("each has all", 1)
-        shared_ms, shared_rate = await self._speed("shared", NUM_RANKS)
-        num_streams = NUM_RANKS * self.batches.batch
+        repeats, num_streams = self._options.repeats, NUM_RANKS * self.batches.batch
+        async with self._batch_engine("each has all", 1) as asker:
+            alone_rate = await asker.prefill_tokens_per_s(repeats)
+            alone_ms = await asker.tpot_ms(repeats)
+        async with self._batch_engine("shared", NUM_RANKS) as asker:
+            shared_rate = await asker.prefill_tokens_per_s(repeats)
+            shared_ms = await asker.tpot_ms(repeats)
+        self._prefills["auto"] = shared_rate
         return [
             Figure(
                 name="TPOT, experts shared over not",
@@ -122,11 +124,17 @@ class Bench:
             beside("prefill", shared_rate, alone_rate),
         ]
 
+    async def _prefill(self, overlap: str) -> float:
+        """Prompt tokens per second of ranks that share experts, by `experts.overlap`."""
+        if overlap not in self._prefills:
+            async with self._batch_engine(f"overlap {overlap}", NUM_RANKS, overlap=overlap) as each:
+                rate = await each.prefill_tokens_per_s(self._options.repeats)
+            self._prefills[overlap] = rate
+        return self._prefills[overlap]
+
     async def overlap(self) -> list[Figure]:
         """Micro-batches in turns. If they gain, the gate must let them; else it loses nothing."""
-        _, off = await self._speed("overlap off", NUM_RANKS, overlap="off")
-        _, on = await self._speed("overlap on", NUM_RANKS, overlap="on")
-        _, gated = await self._speed("shared", NUM_RANKS)
+        off, on, gated = [await self._prefill(overlap) for overlap in ("off", "on", "auto")]
         has_gain = on / off >= MIN_OVERLAP_GAIN
         return [
             Figure(name="prefill, overlap on over off", value=on / off, unit="1"),
@@ -254,10 +262,11 @@ def balancedness(stats: Mapping[str, Any]) -> dict[str, float]:
 
 
 def show(name: str, stats: Mapping[str, Any]) -> None:
-    """Print what an engine counts of its experts."""
+    """Print what an engine counts of its experts, and what it has measured of overlap."""
+    names = ("expert", "overlap", "num_halved")
     for actor, figures in stats.items():
         if isinstance(figures, Mapping):
-            found = {key: figures[key] for key in figures if str(key).startswith("expert")}
+            found = {key: figures[key] for key in figures if str(key).startswith(names)}
             if found:
                 print(f"{name}, {actor}: {found}", file=sys.stderr, flush=True)
 

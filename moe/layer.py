@@ -17,6 +17,7 @@ from raydix.kernels.weight_part import WeightPart
 from raydix.moe.bank import ExpertBank
 from raydix.moe.dispatch.loopback import LOOPBACK
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchSizes, Exchange
+from raydix.moe.dispatch.streamed import StreamedExchange
 from raydix.moe.router import Router
 from raydix.moe.routes import LayerRoutes
 from raydix.moe.sent_rows import SentRows
@@ -40,20 +41,35 @@ def own_experts(num_experts: int, share: RankShare) -> LayerExperts:
     return LayerExperts(held=tuple(map(LogicalExpertId, range(num_experts))), share=share)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ExpertsInFlight:
-    """A step's rows between the stages of a layer."""
+    """A step's rows between the stages of a layer, each of which is called once."""
 
-    exchange: Exchange
-    num_rows: int
-    sent: SentRows | None
+    def __init__(
+        self, experts: ExpertBank, exchange: Exchange, num_rows: int, sent: SentRows | None
+    ) -> None:
+        self._experts = experts
+        self._exchange = exchange
+        self._num_rows = num_rows
+        self._sent = sent
+
+    def run_experts(self) -> None:
+        """Finish the dispatch, compute what has come, and start the combine."""
+        received = self._exchange.receive()
+        out_NC = self._experts(received.x_NC, received.weights_NK, received.local_ids_NK)
+        self._exchange.send_back(out_NC)
+
+    def finish(self) -> Tensor:
+        """Finish the combine. Returns what `MoeLayer.forward` does."""
+        out_TC = self._exchange.combine()
+        sent = self._sent
+        return out_TC if sent is None else sent.among_lane(out_TC, self._num_rows)
 
 
 class MoeLayer(nn.Module):
     """Mixture-of-experts layer.
 
-    `forward` is `start`, `run_experts` and `finish`, between which other work finds room. Two steps
-    may be in flight at once; they end in the order in which they began.
+    `forward` is `start` and the two stages of what that returns, between which other work finds
+    room. Two batches may be in flight at once; they end in the order in which they began.
     """
 
     def __init__(
@@ -104,8 +120,8 @@ class MoeLayer(nn.Module):
         `sent`: the rows that this rank sends; None: all, where its experts are its lane's alone.
         """
         in_flight = self.start(x_TC, sent)
-        self.run_experts(in_flight)
-        return self.finish(in_flight)
+        in_flight.run_experts()
+        return in_flight.finish()
 
     def start(self, x_TC: Tensor, sent: SentRows | None) -> ExpertsInFlight:
         """Choose experts, and start the dispatch."""
@@ -120,21 +136,9 @@ class MoeLayer(nn.Module):
         if self._routes is not None:
             ids_TK = self._routes.physical_ids(ids_TK, self._ops)
 
-        sizes = DispatchSizes((num_rows,)) if sent is None else sent.sizes
-        exchange = self._dispatcher.send(x_TC, weights_TK, ids_TK, sizes)
-        return ExpertsInFlight(exchange, num_rows, sent)
-
-    def run_experts(self, in_flight: ExpertsInFlight) -> None:
-        """Finish the dispatch, compute what has come, and start the combine."""
-        received = in_flight.exchange.receive()
-        out_NC = self.experts(received.x_NC, received.weights_NK, received.local_ids_NK)
-        in_flight.exchange.send_back(out_NC)
-
-    def finish(self, in_flight: ExpertsInFlight) -> Tensor:
-        """Finish the combine. Returns what `forward` does."""
-        out_TC = in_flight.exchange.combine()
-        sent = in_flight.sent
-        return out_TC if sent is None else sent.among_lane(out_TC, in_flight.num_rows)
+        return ExpertsInFlight(
+            self.experts, self._send(x_TC, weights_TK, ids_TK, sent), num_rows, sent
+        )
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
@@ -142,3 +146,20 @@ class MoeLayer(nn.Module):
             **{f"router.{name}": each for name, each in self.router.weights().items()},
             **{f"experts.{name}": each for name, each in self.experts.weights().items()},
         }
+
+    def _send(
+        self, x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor, sent: SentRows | None
+    ) -> Exchange:
+        if sent is None:
+            sizes = DispatchSizes((x_TC.shape[0],))
+            return self._dispatcher.send(x_TC, weights_TK, ids_TK, sizes)
+        if sent.stream is None:
+            return self._dispatcher.send(x_TC, weights_TK, ids_TK, sent.sizes)
+        return StreamedExchange(
+            self._dispatcher,
+            sent.stream,
+            x_TC=x_TC,
+            weights_TK=weights_TK,
+            physical_ids_TK=ids_TK,
+            sizes=sent.sizes,
+        )

@@ -26,6 +26,8 @@ class SentRows:
     sizes: DispatchSizes
     is_padding_T: Tensor | None = None
     """Bool, of the lane's rows: those that go nowhere; None: none of them."""
+    stream: torch.cuda.Stream | None = None
+    """On which they travel while the current one computes; None: on that one."""
 
     def own(self, x_TC: Tensor) -> Tensor:
         """The slice, [X, C], with zeros where the lane has no more rows."""

@@ -6,7 +6,7 @@ Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
@@ -184,6 +184,11 @@ def _no_experts(on_copied: OnCopied, on_error: OnError) -> Experts:
     return NoExperts()
 
 
+def _no_figures() -> dict[str, Any]:
+    """What a model has to tell of itself that counts nothing."""
+    return {}
+
+
 def _nothing() -> None:
     """What is left to do at the end of a model that waits for nobody."""
 
@@ -200,6 +205,8 @@ class GpuModel:
     """To be called once in each thread that drives the model."""
     make_experts: Callable[[OnCopied, OnError], Experts] = _no_experts
     """May be called once."""
+    stats: Callable[[], dict[str, Any]] = _no_figures
+    """What it adds to the actor's; may be called from any thread."""
     close: Callable[[], None] = _nothing
     """To be called at the end, from any thread: a step in flight may fail, but waits no longer for
     other ranks.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.memory_limit import available_memory_bytes
+from raydix.runtime.config.policies import Overlap
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
 from raydix.runtime.model.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.checkpoint_config import read_checkpoint_config
@@ -30,7 +32,9 @@ from raydix.runtime.model.collectives.meeting import meet
 from raydix.runtime.model.dispatchers import connect_dispatcher
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.expert_ranks import ExpertRanks
+from raydix.runtime.model.halving import Halving
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
+from raydix.runtime.model.overlap_times import step_times
 from raydix.runtime.model.rank_experts import RankExperts
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.model.step_shapes import max_captured_tokens
@@ -107,12 +111,14 @@ def load_gpu_model(
 
     layout = loaded.kv_layout(config.cache.page_size, config.model.dtype, config.cache.codec)
     shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
-    step_bytes = _warm_up(config, loaded, shard, device) if device.type == "cuda" else 0
+    step_bytes, halving = 0, Halving(config.experts.overlap)
+    if device.type == "cuda":
+        step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
     num_pages = _num_pages(config, shard, step_bytes, device)
 
     return LoadedGpuModel(
         report=_report(loaded, shard, num_pages),
-        prepare=partial(_prepare, config, loaded, shard, device, place),
+        prepare=partial(_prepare, config, loaded, shard, device, place, halving=halving),
     )
 
 
@@ -164,6 +170,8 @@ def _prepare(
     device: torch.device,
     place: RankPlace,
     num_pages: tuple[int, ...],
+    *,
+    halving: Halving,
 ) -> GpuModel:
     """See `LoadedGpuModel`."""
     # The thread may be another one than that which loaded.
@@ -172,7 +180,7 @@ def _prepare(
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
-    runner = _make_runner(config, loaded, made.pools, max_model_len, device)
+    runner = _make_runner(config, loaded, made.pools, max_model_len, device, halving=halving)
     runner.capture_graphs()
 
     def make_transfers(arena: HostArena, on_done: OnDone, on_error: OnError) -> TransferEngine:
@@ -197,8 +205,13 @@ def _prepare(
         make_transfers=make_transfers,
         make_experts=partial(_make_experts, config, loaded),
         enter_thread=partial(_enter_thread, device),
+        stats=partial(_stats, runner, halving),
         close=loaded.decoder.close,
     )
+
+
+def _stats(runner: ModelRunner, halving: Halving) -> dict[str, Any]:
+    return {"num_halved_steps": runner.num_halved_steps, "overlap": halving.stats()}
 
 
 def _make_experts(
@@ -235,6 +248,8 @@ def _make_runner(
     pools: tuple[torch.Tensor, ...],
     max_model_len: int,
     device: torch.device,
+    *,
+    halving: Halving,
 ) -> ModelRunner:
     return ModelRunner(
         loaded.decoder,
@@ -243,15 +258,21 @@ def _make_runner(
         max_slots=config.scheduler.max_running_requests,
         max_model_len=max_model_len,
         device=device,
+        is_halved=halving.includes,
     )
 
 
 def _warm_up(
-    config: EngineConfig, loaded: LoadedModel, shard: KvShard, device: torch.device
-) -> int:
+    config: EngineConfig,
+    loaded: LoadedModel,
+    shard: KvShard,
+    device: torch.device,
+    meeting: str,
+) -> tuple[int, Halving]:
     """Run the largest steps over a pool of padding, so that every kernel is compiled.
 
-    Returns the bytes that steps need beside weights and pages, captured graphs included.
+    Returns the bytes that steps need beside weights and pages, captured graphs included, and which
+    steps are to be halved. `meeting`: the file of `step_times`.
     """
     max_positions = loaded.max_position_embeddings
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
@@ -262,8 +283,12 @@ def _warm_up(
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_reserved(device)
     pools = make_pools(shard, [1] * len(shard.layout.groups), device)
-    runner = _make_runner(config, loaded, pools, max_model_len, device)
+    overlap = config.experts.overlap
+    halving = Halving(overlap)
+    runner = _make_runner(config, loaded, pools, max_model_len, device, halving=halving)
     runner.warm_up(chunk)
+    if overlap is not Overlap.OFF and loaded.decoder.experts is not None:
+        halving = Halving(overlap, step_times(runner, loaded.decoder, chunk, Path(meeting)))
     torch.cuda.synchronize(device)
     # Reserved, not allocated, memory counts, because steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
@@ -273,7 +298,7 @@ def _warm_up(
     before_bytes = torch.cuda.memory_reserved(device)
     runner.capture_graphs()
     torch.cuda.empty_cache()
-    return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes
+    return peak_bytes + torch.cuda.memory_reserved(device) - before_bytes, halving
 
 
 def _num_pages(

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from raydix.runtime.config.policies import DispatchBackend, Rebalance
+from raydix.runtime.config.policies import DispatchBackend, Overlap, Rebalance
 from raydix.runtime.config.values import Choice, Count, Section
 
 
@@ -17,6 +17,12 @@ class ExpertsSection(Section):
         "(kernels that write other GPUs' memory); `deepep`, `nixl_ep`, `mooncake_ep` or `mori`, "
         "libraries of others that docs/dispatch.md describes; or `auto`, the fastest that needs "
         "none of these.",
+    )
+    overlap: Choice[Overlap] = Field(
+        Overlap.AUTO,
+        description="Whether steps with prompts are computed in two halves, so that one computes "
+        "while the other's tokens travel. auto: those that gain by it, as is measured at the start "
+        "on cuda; none on cpu. on: all that can be halved.",
     )
     host_store: bool = Field(
         True,

@@ -71,3 +71,11 @@ class Rebalance(StrEnum):
     NONE = "none"
     INCREMENTAL = "incremental"
     DEEPSEEK = "deepseek"
+
+
+class Overlap(StrEnum):
+    """Whether one half of a step computes while the other's rows travel."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"

@@ -39,7 +39,15 @@ def parse_size(value: object) -> object:
 
 _Names = TypeVar("_Names", bound=StrEnum)
 
-Choice = Annotated[_Names, Field(strict=False)]
+
+def _on_or_off(value: object) -> object:
+    """YAML reads a bare on or off as a boolean."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
+
+
+Choice = Annotated[_Names, Field(strict=False), BeforeValidator(_on_or_off)]
 """One of an enum's names: YAML has text for it, which strict models refuse elsewhere."""
 Count = Annotated[int, Field(ge=1)]
 _SizeText = Annotated[str, Field(pattern=_SIZE_TEXT)]

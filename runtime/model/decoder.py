@@ -4,7 +4,7 @@ Legend: T tokens of the step, R sampled rows, C hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import assert_never, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,15 @@ from raydix.kernels.attention_rows import PrefillRow
 from raydix.kernels.ops import ModelOps, choose_ops
 from raydix.kernels.rank_share import RankShare
 from raydix.kernels.weight_part import WeightPart, cut
-from raydix.moe.layer import LayerExperts
-from raydix.moe.sent_rows import SentRows
 from raydix.runtime.config.kv_layout import KvGroup
-from raydix.runtime.model.attention import Attention, AttentionBatch, RmsNorm
+from raydix.runtime.model.attention import RmsNorm
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.decoder_layer import DecoderLayer
 from raydix.runtime.model.expert_ranks import ExpertRanks, ModelExperts, place_experts
-from raydix.runtime.model.kv_groups import KvGrouping, KvPlace, derive_kv_groups, kv_places
-from raydix.runtime.model.latent_attention import LatentAttention, pays_to_expand
-from raydix.runtime.model.mlp import make_mlp
+from raydix.runtime.model.in_turns import MicroBatch, run_in_turns
+from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups, kv_places
+from raydix.runtime.model.latent_attention import pays_to_expand
 from raydix.runtime.model.rope import RotaryEmbedding
 from raydix.runtime.model.rope_spec import Rope
 from raydix.runtime.model.spec import (
@@ -32,93 +31,6 @@ from raydix.runtime.model.spec import (
     ModelSpec,
     MoeMlpSpec,
 )
-
-
-class DecoderLayer(nn.Module):
-    """Normed attention and feed-forward with residual connections. `group`: its KV group."""
-
-    def __init__(
-        self,
-        spec: LayerSpec,
-        hidden_size: int,
-        place: KvPlace,
-        ops: ModelOps,
-        *,
-        rope: int,
-        collectives: Collectives,
-        experts: LayerExperts | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        self.group = place.group
-        self._collectives = collectives
-        share = RankShare(collectives.rank, collectives.size)
-
-        self.attention_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.attention = _make_attention(
-            spec.attention,
-            hidden_size,
-            place.layer_in_group,
-            ops,
-            rope=rope,
-            share=share,
-            device=device,
-            dtype=dtype,
-        )
-        self.mlp_norm = RmsNorm(spec.norm, hidden_size, ops, device=device, dtype=dtype)
-        self.mlp = make_mlp(
-            spec.mlp, hidden_size, ops, share=share, experts=experts, device=device, dtype=dtype
-        )
-
-        self.attention_post_norm: RmsNorm | None = None
-        self.mlp_post_norm: RmsNorm | None = None
-        if spec.post_norm is not None:
-            norm = spec.post_norm
-            self.attention_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
-            self.mlp_post_norm = RmsNorm(norm, hidden_size, ops, device=device, dtype=dtype)
-
-    def forward(
-        self,
-        x_TC: Tensor | None,
-        residual_TC: Tensor,
-        batch: AttentionBatch,
-        before_cache: Callable[[], None] | None,
-        sent: SentRows | None,
-    ) -> Tensor:
-        """Return the feed-forward's output [T, C], which the next norm is to add to `residual_TC`.
-
-        `x_TC`: what the layer before returned, and is now added to `residual_TC`, in place; None
-        in the first layer. For `before_cache` see `Attention`, for `sent` `MoeLayer`.
-        """
-        normed_TC = (
-            self.attention_norm(residual_TC)
-            if x_TC is None
-            else self.attention_norm(x_TC, residual_TC)
-        )
-
-        part_TC = self.attention(normed_TC, batch, batch.groups[self.group], before_cache)
-        x_TC = self._collectives.sum(part_TC)
-        if self.attention_post_norm is not None:
-            x_TC = self.attention_post_norm(x_TC)
-
-        out_TC = self._collectives.sum(self.mlp(self.mlp_norm(x_TC, residual_TC), sent))
-        return out_TC if self.mlp_post_norm is None else self.mlp_post_norm(out_TC)
-
-    def weights(self) -> dict[str, WeightPart]:
-        """Parts of all tensors that a checkpoint has."""
-        norms = {
-            "attention_norm": self.attention_norm,
-            "attention_post_norm": self.attention_post_norm,
-            "mlp_norm": self.mlp_norm,
-            "mlp_post_norm": self.mlp_post_norm,
-        }
-        whole = {name: WeightPart(norm.weight) for name, norm in norms.items() if norm is not None}
-        return {
-            **{f"{name}.weight": part for name, part in whole.items()},
-            **{f"attention.{name}": each for name, each in self.attention.weights().items()},
-            **{f"mlp.{name}": each for name, each in self.mlp.weights().items()},
-        }
 
 
 class Decoder(nn.Module):
@@ -172,24 +84,20 @@ class Decoder(nn.Module):
         """The distinct ones, in the order of their first layers."""
 
     def forward(
-        self,
-        token_ids_T: Tensor,
-        batch: AttentionBatch,
-        on_layer: Callable[[int], None] | None = None,
-        sent: SentRows | None = None,
-    ) -> Tensor:
-        """Run a step and return the final hidden states [T, C].
+        self, batches: Sequence[MicroBatch], on_layer: Callable[[int], None] | None = None
+    ) -> list[Tensor]:
+        """Run a step, whole or as two micro-batches, and return their final hidden states [T, C].
 
-        `token_ids_T`: int. Keys and values go to the pools of `batch`. `on_layer(i)` is called
-        before layer i reads or writes cached KV. For `sent` see `MoeLayer`.
+        Keys and values go to the pools of the batches. `on_layer(i)` is called before layer i
+        reads or writes cached KV, once for each batch.
         """
-        residual_TC = self._embed(token_ids_T)
-        x_TC: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            x_TC = layer(x_TC, residual_TC, batch, _bind(on_layer, index), sent)
-        assert x_TC is not None, "a decoder has layers"
-        hidden_TC: Tensor = self.norm(x_TC, residual_TC)
-        return hidden_TC
+        residuals = [self._embed(batch.token_ids_T) for batch in batches]
+        layers = cast("list[DecoderLayer]", list(self.layers))
+        outputs = run_in_turns(layers, batches, residuals, on_layer)
+        return [
+            self.norm(x_TC, residual_TC)
+            for x_TC, residual_TC in zip(outputs, residuals, strict=True)
+        ]
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has, by name.
@@ -307,44 +215,6 @@ def make_decoder(
     )
 
 
-def _make_attention(
-    spec: AttentionSpec | LatentAttentionSpec,
-    hidden_size: int,
-    layer_in_group: int,
-    ops: ModelOps,
-    *,
-    rope: int,
-    share: RankShare,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Attention | LatentAttention:
-    match spec:
-        case AttentionSpec():
-            return Attention(
-                spec,
-                hidden_size,
-                layer_in_group,
-                ops,
-                rope=rope,
-                share=share,
-                device=device,
-                dtype=dtype,
-            )
-        case LatentAttentionSpec():
-            return LatentAttention(
-                spec,
-                hidden_size,
-                layer_in_group,
-                ops,
-                rope=rope,
-                share=share,
-                device=device,
-                dtype=dtype,
-            )
-        case _:
-            assert_never(spec)
-
-
 def _head_counts(spec: ModelSpec) -> tuple[int, int]:
     """Query and KV heads, of which all layers have as many: they use one choice of operations."""
     (counts,) = {_head_counts_of(each.attention) for each in spec.layers}
@@ -383,7 +253,3 @@ def _expert_sizes(spec: ModelSpec, share: RankShare) -> tuple[int, ...]:
         if isinstance(layer.mlp, MoeMlpSpec)
     }
     return (spec.hidden_size, *sizes) if sizes else ()
-
-
-def _bind(on_layer: Callable[[int], None] | None, index: int) -> Callable[[], None] | None:
-    return None if on_layer is None else lambda: on_layer(index)

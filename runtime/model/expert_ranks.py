@@ -44,6 +44,7 @@ class ModelExperts:
     """With which it starts."""
     routes: DeviceRoutes
     dispatcher: Dispatcher
+    experts_per_token: int
     by_layer: dict[int, LayerExperts]
     """Of the layers that have experts, by their index in the model."""
 
@@ -91,6 +92,7 @@ def place_experts(
         placement=placement,
         routes=device_routes,
         dispatcher=dispatcher,
+        experts_per_token=experts_per_token,
         by_layer={
             layer: LayerExperts(
                 held=_held(placement, index, ranks.rank),

@@ -4,7 +4,7 @@ Legend: T tokens of the step, C hidden, I twice the intermediate size.
 """
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,30 @@ from raydix.moe.layer import ExpertsInFlight, LayerExperts, MoeLayer, own_expert
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.model.attention import linear_parameters
 from raydix.runtime.model.spec import DenseMlpSpec, MoeMlpSpec
+
+
+class InFlight(Protocol):
+    """A batch of rows between the stages of a feed-forward, each of which is called once."""
+
+    def run_experts(self) -> None:
+        """Compute, with this rank's experts, what other ranks have sent here."""
+
+    def finish(self) -> Tensor:
+        """What this rank adds to the sum over ranks, [T, C]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseInFlight:
+    """Is `InFlight`: nothing travels."""
+
+    out_TC: Tensor
+
+    def run_experts(self) -> None:
+        """See `InFlight`."""
+
+    def finish(self) -> Tensor:
+        """See `InFlight`."""
+        return self.out_TC
 
 
 class DenseMlp(nn.Module):
@@ -45,11 +69,12 @@ class DenseMlp(nn.Module):
         )
         self.down = linear_parameters(hidden_size, size, bias=bias, device=device, dtype=dtype)
 
-    def forward(self, x_TC: Tensor, sent: SentRows | None = None) -> Tensor:
-        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C].
+    def start(self, x_TC: Tensor, sent: SentRows | None) -> DenseInFlight:
+        """See `MoeLayer`. `sent` is for experts; here every rank of the lane computes all rows."""
+        return DenseInFlight(self(x_TC))
 
-        `sent` is for experts; here every rank of the lane computes all rows.
-        """
+    def forward(self, x_TC: Tensor) -> Tensor:
+        """[T, C] in; out comes what this rank adds to the sum over ranks, [T, C]."""
         gate_up_TI = self._ops.linear(x_TC, self.gate_up.weight, self.gate_up.bias)
         hidden_TI = self._ops.glu(gate_up_TI, self._glu)
         return self._ops.linear(hidden_TI, self.down.weight, self.down.bias)
@@ -70,16 +95,24 @@ class DenseMlp(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedInFlight:
-    """A step's rows between the stages of the layer."""
+    """Is `InFlight`."""
 
     routed: ExpertsInFlight
     shared_TC: Tensor
+
+    def run_experts(self) -> None:
+        """See `InFlight`."""
+        self.routed.run_experts()
+
+    def finish(self) -> Tensor:
+        """See `InFlight`."""
+        return self.routed.finish() + self.shared_TC
 
 
 class SharedExpertsMlp(nn.Module):
     """Routed experts, and those that every token visits: their outputs are added.
 
-    The stages are those of `MoeLayer`; the shared experts run while rows are dispatched.
+    The shared ones run while rows are dispatched.
     """
 
     def __init__(self, routed: MoeLayer, shared: DenseMlp) -> None:
@@ -87,24 +120,10 @@ class SharedExpertsMlp(nn.Module):
         self.routed = routed
         self.shared = shared
 
-    def forward(self, x_TC: Tensor, sent: SentRows | None = None) -> Tensor:
-        """See `MoeLayer`."""
-        in_flight = self.start(x_TC, sent)
-        self.run_experts(in_flight)
-        return self.finish(in_flight)
-
     def start(self, x_TC: Tensor, sent: SentRows | None) -> SharedInFlight:
         """See `MoeLayer`."""
         routed = self.routed.start(x_TC, sent)
         return SharedInFlight(routed, self.shared(x_TC))
-
-    def run_experts(self, in_flight: SharedInFlight) -> None:
-        """See `MoeLayer`."""
-        self.routed.run_experts(in_flight.routed)
-
-    def finish(self, in_flight: SharedInFlight) -> Tensor:
-        """See `MoeLayer`."""
-        return self.routed.finish(in_flight.routed) + in_flight.shared_TC
 
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""

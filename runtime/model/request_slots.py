@@ -54,6 +54,12 @@ class RequestSlots:
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
         self.is_taken = np.zeros(max_slots, dtype=np.bool_)
 
+    def vary_padding(self, vocab_size: int) -> None:
+        """Give padding the tokens 0, 1, 2 and so on, whose experts differ as those of text do."""
+        self.tokens_XL[self.scratch_slot] = (
+            torch.arange(self.tokens_per_slot, device=self.tokens_XL.device) % vocab_size
+        )
+
     def remove(self, slots: NDArray[np.int32]) -> None:
         """Free slots. Raises AccountingError if one is not taken."""
         if not self.is_taken[slots].all():

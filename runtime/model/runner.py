@@ -4,60 +4,56 @@ Sampled tokens are written to the slot's tokens on the device, so the next plan 
 Scheduler has not seen yet. Lengths are known on the host; nothing here waits for the device.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows
-from raydix.kernels.rotation import RopeTables
-from raydix.kernels.sampling_columns import NUM_COLUMNS, SamplingColumns, as_sampling_columns
+from raydix.kernels.attention_rows import AttentionRows
+from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.adjusted_sampling import sample_adjusted
-from raydix.runtime.model.attention import AttentionBatch, GroupBatch
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
+from raydix.runtime.model.in_turns import MicroBatch
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
+from raydix.runtime.model.micro_batches import halves, split_rows
 from raydix.runtime.model.request_slots import RequestSlots
-from raydix.runtime.model.slot_sampling import SamplingRows
+from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.step_group import StepGroup, choose_shape, read_lane_sizes
+from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
 from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.model.step_rows import (
     StepRows,
     idle_row,
     padding_columns,
     padding_row,
+    prompts_of_padding,
     read_rows,
     step_columns,
-    token_columns,
 )
 from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
 from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
+Part = tuple[StepRows, Sequence[int]]
+"""Rows that go through the layers together, and how many tokens each lane has beside them."""
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _StepInputs:
-    """A step that is not captured, on the device."""
 
-    token_ids_T: Tensor
-    batch: AttentionBatch
-    sampled_R: Tensor
-    """Index in T of each sampling row's last token."""
-    next_index_R: Tensor
-    """Where in the slots' tokens, seen as one dimension, the sampled one goes."""
-    columns: SamplingColumns
+def never(num_tokens: int) -> bool:
+    """Every step is one batch."""
+    return False
 
 
 class ModelRunner:
     """Runs plans on one device, in order. Owns: the request slots. The pools belong to the caller.
 
-    `pools`: one zeroed tensor per KV group, as of `make_pools`; page 0 is padding.
+    `pools`: one zeroed tensor per KV group, as of `make_pools`; page 0 is padding. `is_halved`:
+    whether a step that is not captured goes through the layers as two micro-batches, by the tokens
+    of the busiest lane; the same on all ranks that share experts, and asked for them alone.
     """
 
     def __init__(
@@ -69,13 +65,12 @@ class ModelRunner:
         max_slots: int,
         max_model_len: int,
         device: torch.device,
+        is_halved: Callable[[int], bool] = never,
     ) -> None:
         self._decoder = decoder
         self._pools = pools
         self._device = device
-
-        positions_X = torch.arange(max_model_len, device=device)
-        self._ropes = [rotary.tables(positions_X, decoder.dtype) for rotary in decoder.rotaries]
+        self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
         self._group = _step_group(decoder)
         self.slots = RequestSlots(
@@ -85,6 +80,11 @@ class ModelRunner:
             max_model_len=max_model_len,
             device=device,
         )
+        self._inputs = InputMaker(decoder, pools, self.slots, device)
+        # First in line for what is free of the device: while rows travel others compute.
+        self._stream = torch.cuda.Stream(priority=-1) if device.type == "cuda" else None
+        self.num_halved_steps = 0
+        """Steps that went through the layers as two micro-batches."""
 
     @torch.inference_mode()
     def warm_up(self, max_prefill_tokens: int) -> None:
@@ -102,6 +102,25 @@ class ModelRunner:
         if self._decoder.experts is not None:
             # What padding asked for is nobody's load.
             self._decoder.experts.routes.take_loads()
+
+    @torch.inference_mode()
+    def run_whole(self, num_tokens: int) -> None:
+        """Enqueue a step of so many tokens of padding in each lane, as one batch."""
+        rows = prompts_of_padding(num_tokens, self.slots)
+        self._run([(rows, self._same_on_all_lanes(num_tokens))], SAMPLES_NOTHING)
+
+    @torch.inference_mode()
+    def run_halved(self, num_tokens: int) -> None:
+        """The same as two micro-batches."""
+        assert self._group is not None, "others share the experts"
+        rows = prompts_of_padding(num_tokens, self.slots)
+        parts = _halves(rows, self._same_on_all_lanes(num_tokens), self._group)
+        self._run(parts, SAMPLES_NOTHING)
+
+    def sent_rows(self, num_tokens: int) -> SentRows:
+        """What this rank sends in each layer of a step of so many tokens in each lane."""
+        assert self._group is not None, "others share the experts"
+        return self._group.exact(self._same_on_all_lanes(num_tokens))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -161,12 +180,8 @@ class ModelRunner:
             columns = step_columns(rows, sampling, self.slots, shape)
             return self._replay(self._captured, columns, shape, sampling)
 
-        inputs = self._inputs(rows if len(rows.slots) else idle_row(self.slots), sampling)
-        sent = None if self._group is None else self._group.exact(sizes.tokens)
-        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, on_layer, sent)
-        if not len(sampling.slots):
-            return self._nothing()
-        return self._sample(hidden_TC[inputs.sampled_R], inputs, sampling)
+        hidden_RC, inputs = self._run(self._parts(rows, sizes.tokens), sampling, on_layer)
+        return self._sample(hidden_RC, inputs, sampling) if len(hidden_RC) else self._nothing()
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page outside its pool. The host waits."""
@@ -180,77 +195,43 @@ class ModelRunner:
                     f"has {pool.shape[0]}."
                 )
 
-    def _inputs(self, rows: StepRows, sampling: SamplingRows) -> _StepInputs:
-        """All that the step needs on the device, by one copy."""
-        tokens = token_columns(rows, self.slots)
-        is_decode = rows.num_tokens == 1
-        prefill, expanded = self._decoder.divide_rows(rows.prefill_rows())
-        tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
+    def _parts(self, rows: StepRows, tokens: Sequence[int]) -> list[Part]:
+        """The step whole, or its two halves. `tokens`: of each lane."""
+        group, most = self._group, max(tokens)
+        # Of a step of single tokens the second half would be empty on every rank.
+        if group is None or most < 2 or not self._is_halved(most):
+            return [(rows, tokens)]
+        self.num_halved_steps += 1
+        return _halves(rows, tokens, group)
 
-        columns = self.slots.copies.to_device(
-            [
-                tokens.token_index_T,
-                tokens.page_index_T,
-                tokens.page_offset_T,
-                tokens.positions_T,
-                rows.last_tokens[rows.sampling],
-                sampling.slots * self.slots.tokens_per_slot + sampling.ends,
-                *sampling.columns,
-                tiles_X4.reshape(-1).view(np.int64),
-                rows.slots[is_decode],
-                rows.last_tokens[is_decode],
-                rows.ends[is_decode],
-                *extensions_4Y,
-            ]
-        )
-        token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
-        sampled_R, next_index_R, *others = others
-        sampling_columns, others = others[:NUM_COLUMNS], others[NUM_COLUMNS:]
-        tiles, slots_B, tokens_B, contexts_B, *extension_columns = others
-
-        singles = DecodeRows(
-            rows_B=slots_B,
-            tokens_B=tokens_B,
-            context_tokens_B=contexts_B,
-            max_context_tokens=int(rows.ends[is_decode].max(initial=0)),
-        )
-        extensions = _tiles(
-            extension_columns,
-            self._decoder.ops.extension_tokens,
-            int(extensions_4Y[3].max(initial=0)),
-        )
-        attention_rows = AttentionRows(
-            prefill=prefill,
-            expanded=expanded,
-            decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
-            tiles_X4=tiles.view(torch.int32).view(-1, 4),
-        )
-
-        batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
-        return _StepInputs(
-            token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
-            batch=batch,
-            sampled_R=sampled_R,
-            next_index_R=next_index_R,
-            columns=as_sampling_columns(sampling_columns),
-        )
-
-    def _attention_batch(
-        self, rows: AttentionRows, positions_T: Tensor, page_index_T: Tensor, page_offset_T: Tensor
-    ) -> AttentionBatch:
-        groups = []
-        for pool, table_XN in zip(self._pools, self.slots.tables_XN, strict=True):
-            pages_T = table_XN.view(-1)[page_index_T]
-            slot_mapping_T = torch.add(page_offset_T, pages_T, alpha=self.slots.page_size)
-            groups.append(
-                GroupBatch(pool=pool, block_tables_RN=table_XN, slot_mapping_T=slot_mapping_T)
+    def _run(
+        self,
+        parts: Sequence[Part],
+        sampling: SamplingRows,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> tuple[Tensor, BatchInputs]:
+        """The hidden states [R, C] of the rows that sample, and what sampling needs besides."""
+        # Nothing is sampled before both halves have been run.
+        of_part = [*(SAMPLES_NOTHING for _ in parts[1:]), sampling]
+        inputs = [
+            self._inputs.batch(rows if len(rows.slots) else idle_row(self.slots), sampled)
+            for (rows, _), sampled in zip(parts, of_part, strict=True)
+        ]
+        stream = self._stream if len(parts) > 1 else None
+        batches = [
+            MicroBatch(
+                token_ids_T=each.token_ids_T,
+                attention=each.attention,
+                sent=None if self._group is None else self._group.exact(tokens, stream),
             )
+            for each, (_, tokens) in zip(inputs, parts, strict=True)
+        ]
 
-        ropes = tuple(
-            RopeTables(cos_XD=cos_XD, sin_XD=sin_XD, positions_T=positions_T)
-            for cos_XD, sin_XD in self._ropes
-        )
-        return AttentionBatch(rows=rows, ropes=ropes, groups=tuple(groups))
+        hidden = [
+            hidden_TC[each.sampled_R]
+            for hidden_TC, each in zip(self._decoder(batches, on_layer), inputs, strict=True)
+        ]
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden), inputs[-1]
 
     def _replay(
         self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows
@@ -269,11 +250,16 @@ class ModelRunner:
         columns = split_columns(packed, shape.lengths)
         token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
         *tile_columns, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
-        tiles = _tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
+        tiles = decode_tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
         attention_rows = AttentionRows(prefill=(), decode=(tiles,))
-        batch = self._attention_batch(attention_rows, positions_T, page_index_T, page_offset_T)
-        tokens = self.slots.tokens_XL.view(-1)
-        hidden_TC = self._decoder(tokens[token_index_T], batch, sent=self._padded(token_index_T))
+        batch = MicroBatch(
+            token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
+            attention=self._inputs.attention(
+                attention_rows, positions_T, page_index_T, page_offset_T
+            ),
+            sent=self._padded(token_index_T),
+        )
+        [hidden_TC] = self._decoder([batch])
 
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
@@ -299,7 +285,7 @@ class ModelRunner:
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)
 
-    def _sample(self, hidden_RC: Tensor, inputs: _StepInputs, sampling: SamplingRows) -> StepOutput:
+    def _sample(self, hidden_RC: Tensor, inputs: BatchInputs, sampling: SamplingRows) -> StepOutput:
         """As in captured steps, one operation after another."""
         logits_RV = self._decoder.logits(hidden_RC)
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, inputs.columns)
@@ -335,13 +321,17 @@ class ModelRunner:
         """Run a row of padding, and sample `num_samples` tokens of it as the scratch slot asks."""
         rows = padding_row(num_tokens, start, self.slots)
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
-        inputs = self._inputs(rows, sampling)
-        # Every rank of a group warms up with the same sizes.
-        sent = (
-            None if self._group is None else self._group.exact(self._group.num_lanes * [num_tokens])
-        )
-        hidden_TC = self._decoder(inputs.token_ids_T, inputs.batch, sent=sent)
-        self._sample(hidden_TC[inputs.sampled_R.expand(num_samples)], inputs, sampling)
+        hidden_RC, inputs = self._run([(rows, self._same_on_all_lanes(num_tokens))], sampling)
+        self._sample(hidden_RC.repeat(num_samples, 1), inputs, sampling)
+
+    def _same_on_all_lanes(self, num_tokens: int) -> tuple[int, ...]:
+        """Every rank of a group warms up with the same sizes."""
+        return (num_tokens,) * (1 if self._group is None else self._group.num_lanes)
+
+
+def _halves(rows: StepRows, tokens: Sequence[int], group: StepGroup) -> list[Part]:
+    first, second = halves(tokens)
+    return list(zip(split_rows(rows, first[group.lane]), (first, second), strict=True))
 
 
 def _step_group(decoder: Decoder) -> StepGroup | None:
@@ -350,19 +340,6 @@ def _step_group(decoder: Decoder) -> StepGroup | None:
         return None
     ranks = decoder.experts.ranks
     return StepGroup(rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size)
-
-
-def _tiles(columns_4Y: list[Tensor], tokens_per_tile: int, max_context_tokens: int) -> DecodeRows:
-    """Columns in the order of `ModelOps.plan_tiles`."""
-    rows_Y, first_tokens_Y, counts_Y, contexts_Y = columns_4Y
-    return DecodeRows(
-        rows_B=rows_Y,
-        tokens_B=first_tokens_Y,
-        context_tokens_B=contexts_Y,
-        max_context_tokens=max_context_tokens,
-        num_tokens_B=None if tokens_per_tile == 1 else counts_Y,
-        tokens_per_tile=tokens_per_tile,
-    )
 
 
 def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:

@@ -45,6 +45,17 @@ class SamplingRows:
     """Does one of the rows want logprobs?"""
 
 
+SAMPLES_NOTHING = SamplingRows(
+    slots=_NONE,
+    ends=_NONE,
+    output_positions=_NONE,
+    columns=(_NONE,) * NUM_COLUMNS,
+    adjusted=_NONE,
+    has_cuts=False,
+    has_logprobs=False,
+)
+
+
 class SlotSampling:
     """Owns: the sampling parameters of each slot."""
 

@@ -7,6 +7,7 @@ Whatever all ranks have to choose alike follows from the sizes of all lanes, whi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from raydix.errors import AccountingError
@@ -42,21 +43,30 @@ class StepGroup:
         """That of this rank."""
         return self.rank // self.ranks_per_lane
 
-    def exact(self, tokens: Sequence[int]) -> SentRows:
-        """What this rank sends in a step with so many tokens in each lane."""
+    def exact(self, tokens: Sequence[int], stream: torch.cuda.Stream | None = None) -> SentRows:
+        """What this rank sends of a batch with so many tokens in each lane.
+
+        For `stream` see `SentRows`.
+        """
         sizes = tuple(
             length for each in tokens for length in _slice_lengths(each, self.ranks_per_lane)
         )
-        return self._sent(-(-tokens[self.lane] // self.ranks_per_lane), DispatchSizes(sizes))
+        length = -(-tokens[self.lane] // self.ranks_per_lane)
+        return self._sent(length, DispatchSizes(sizes), stream=stream)
 
     def padded(self, num_tokens: int, is_padding_T: Tensor) -> SentRows:
         """What this rank sends in a captured step of so many tokens, padding included."""
         length = -(-num_tokens // self.ranks_per_lane)
         sizes = DispatchSizes((length,) * self.num_ranks, DispatchForm.LOW_LATENCY)
-        return self._sent(length, sizes, is_padding_T)
+        return self._sent(length, sizes, is_padding_T=is_padding_T)
 
     def _sent(
-        self, length: int, sizes: DispatchSizes, is_padding_T: Tensor | None = None
+        self,
+        length: int,
+        sizes: DispatchSizes,
+        *,
+        is_padding_T: Tensor | None = None,
+        stream: torch.cuda.Stream | None = None,
     ) -> SentRows:
         """A slice of the lane's rows, which its ranks cut into slices of this length."""
         return SentRows(
@@ -64,6 +74,7 @@ class StepGroup:
             num_rows=sizes.tokens_R[self.rank],
             sizes=sizes,
             is_padding_T=is_padding_T,
+            stream=stream,
         )
 
 

@@ -198,6 +198,19 @@ def padding_row(num_tokens: int, start: int, slots: RequestSlots) -> StepRows:
     )
 
 
+def prompts_of_padding(num_tokens: int, slots: RequestSlots) -> StepRows:
+    """Rows of so many tokens in the scratch slot, as long as may be. They sample nothing."""
+    starts = np.arange(0, num_tokens, slots.max_model_len)
+    lengths = np.minimum(num_tokens - starts, slots.max_model_len)
+    return StepRows(
+        slots=np.full(len(starts), slots.scratch_slot),
+        starts=np.zeros(len(starts), dtype=np.int64),
+        num_tokens=lengths,
+        write_starts=lengths,
+        output_positions=np.full(len(starts), -1),
+    )
+
+
 def idle_row(slots: RequestSlots) -> StepRows:
     """A row for a step in which only other lanes have some. It samples nothing."""
     return replace(padding_row(1, 0, slots), output_positions=np.array([-1]))

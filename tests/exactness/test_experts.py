@@ -130,6 +130,56 @@ async def test_a_rank_without_requests_serves_its_experts(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
+async def test_steps_in_two_halves_give_the_same_tokens(
+    family: Family, places: Places, references: References
+) -> None:
+    """Prompts that are computed in chunks, decodes, and what has come back from the arena."""
+    reference = references(family)
+    config = engine_config(reference.folder, parallel=places, experts={"overlap": "on"})
+    async with in_process_engine(config) as engine:
+        await reach(engine, config, State.L2, PROMPTS)
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        assert count_tokens(outputs, "l2") == sum(map(cacheable_tokens, PROMPTS))
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        stats = await engine.check()
+        halved = {figures["num_halved_steps"] for name, figures in stats.items() if "gpu" in name}
+        assert len(halved) == 1, "all ranks halve the same steps"
+        assert min(halved) > len(PROMPTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_an_idle_rank_takes_part_in_both_halves(
+    family: Family, references: References
+) -> None:
+    reference = references(family)
+    parallel = {"dp": 2, "ep": 2}
+    config = engine_config(reference.folder, parallel=parallel, experts={"overlap": "on"})
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS[:1], NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS[:1]), outputs)
+        stats = await engine.check()
+        assert min(stats[rank]["num_halved_steps"] for rank in ("gpu0", "gpu1")) > 0
+
+
+@pytest.mark.parametrize("overlap", ["auto", "off"])
+async def test_steps_stay_whole_on_the_cpu_unless_told_otherwise(
+    overlap: str, references: References
+) -> None:
+    reference = references(Family.QWEN3_MOE)
+    parallel = {"dp": 2, "ep": 2}
+    config = engine_config(reference.folder, parallel=parallel, experts={"overlap": overlap})
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        stats = await engine.check()
+        assert max(stats[rank]["num_halved_steps"] for rank in ("gpu0", "gpu1")) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("places", [*PLACES, FOUR_RANKS], ids=place_id)
 async def test_steps_of_fixed_shapes_give_the_same_tokens(
     family: Family, places: Places, references: References
 ) -> None:

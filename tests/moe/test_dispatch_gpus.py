@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, Store
 
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape, DispatchSizes
+from raydix.moe.dispatch.streamed import StreamedExchange
 from tests.moe.dispatch_conformance import Setting, check_round, check_two_open, rounds
 from tests.moe.gpu_ranks import Body, run_on_gpus
 
@@ -73,6 +74,29 @@ class Layers:
             )
             x_TC = exchange.combine()
         return x_TC
+
+    def in_turns(
+        self, batches: "list[Batch]", sizes: list[DispatchSizes], stream: torch.cuda.Stream
+    ) -> list[Tensor]:
+        """Each batch computes while the others' rows travel. Nothing outlives its last use."""
+        exchanges: list[StreamedExchange | None] = [None] * len(batches)
+        for _ in range(_NUM_LAYERS):
+            for index, batch in enumerate(batches):
+                before = exchanges[index]
+                exchanges[index] = StreamedExchange(
+                    self._dispatcher,
+                    stream,
+                    x_TC=batch.x_TC if before is None else before.combine(),
+                    weights_TK=batch.weights_TK,
+                    physical_ids_TK=batch.ids_TK,
+                    sizes=sizes[index],
+                )
+            for exchange in exchanges:
+                assert exchange is not None
+                received = exchange.receive()
+                columns = received.x_NC, received.weights_NK, received.local_ids_NK
+                exchange.send_back(self._scaled(*columns, self._rank))
+        return [exchange.combine() for exchange in exchanges if exchange is not None]
 
     def expected(self, x_TC: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The same bits, without any other rank."""
@@ -157,6 +181,23 @@ def replay(
     dispatcher.close()
 
 
+def take_turns(connect: Connect, store: Store, rank: int, device: torch.device) -> None:
+    """Two batches whose rows travel on a stream of their own, in memory that others want, too."""
+    dispatcher = connect(store, rank, WIDE, device)
+    layers = Layers(dispatcher, rank, WIDE)
+    stream = torch.cuda.Stream(priority=-1)
+    torch.manual_seed(rank)
+
+    order = random.Random(0)
+    for _ in range(_NUM_STEPS):
+        sizes = [DispatchSizes((order.randint(0, 1000), order.randint(1, 1000))) for _ in "AB"]
+        batches = [Batch(each.tokens_R[rank], WIDE, device).draw() for each in sizes]
+        outputs = layers.in_turns(batches, sizes, stream)
+        for batch, out_TC in zip(batches, outputs, strict=True):
+            assert torch.equal(out_TC, layers.expected(*batch.columns()))
+    dispatcher.close()
+
+
 def symmetric(store: Store, rank: int, shape: DispatchShape, device: torch.device) -> Dispatcher:
     # Imported here: Triton is there on machines with a GPU alone.
     from raydix.moe.dispatch.symmetric import connect_symmetric
@@ -180,6 +221,14 @@ def replay_nccl(store: Store, rank: int, device: torch.device) -> None:
     replay(NcclDispatcher, store, rank, device)
 
 
+def take_turns_symmetric(store: Store, rank: int, device: torch.device) -> None:
+    take_turns(symmetric, store, rank, device)
+
+
+def take_turns_nccl(store: Store, rank: int, device: torch.device) -> None:
+    take_turns(NcclDispatcher, store, rank, device)
+
+
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("body", [conform_symmetric, conform_nccl])
 def test_tokens_come_back_from_their_experts(body: Body, tmp_path: Path) -> None:
@@ -189,6 +238,14 @@ def test_tokens_come_back_from_their_experts(body: Body, tmp_path: Path) -> None
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("body", [replay_symmetric, replay_nccl])
 def test_graphs_replay_between_eager_steps(body: Body, tmp_path: Path) -> None:
+    run_on_gpus(tmp_path / "meeting", 2, body)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("body", [take_turns_symmetric, take_turns_nccl])
+def test_rows_travel_on_another_stream_while_others_are_computed(
+    body: Body, tmp_path: Path
+) -> None:
     run_on_gpus(tmp_path / "meeting", 2, body)
 
 

@@ -25,6 +25,7 @@ from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.client_links import Answer, ClientLink
 from tests.simulation.clock import Clock
+from tests.simulation.experts import SimulatedExperts
 from tests.simulation.faults import Faults
 from tests.simulation.host_process import HostProcess
 from tests.simulation.links import Link
@@ -203,6 +204,17 @@ class Cluster:
     def cache_salt(self, sampling: DeviceSampling) -> str | None:
         """The salt of the request that a rank knows by this."""
         return self._salts[sampling.seed]
+
+    def experts_of_group(self, rank: int) -> list[SimulatedExperts]:
+        """Those of the ranks that it steps with, in order, itself included."""
+        width = self.settings.ranks_per_group
+        first = rank // width * width
+        ranks = [self.ranks[each] for each in range(first, first + width)]
+        return [
+            each.experts
+            for each in ranks
+            if isinstance(each, SimulatedRank) and each.experts is not None
+        ]
 
     def start_rank(self, rank: int) -> None:
         """Create a GPU actor."""

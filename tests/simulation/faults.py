@@ -14,6 +14,9 @@ class Faults:
     copy_s: float = 0.020
     report_s: float = 0.001
     """From the end of a copy to its report."""
+    planner_s: float = 0.050
+    """To find places for experts."""
+    planner_failure_fraction: float = 0.1
     storage_s: float = 0.030
     storage_failure_fraction: float = 0.0
     storage_full_fraction: float = 0.0

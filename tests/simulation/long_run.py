@@ -24,7 +24,13 @@ from tests.simulation.checks import sources_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import draw_layout, pool_sizes
-from tests.simulation.workload import STORAGE, Workload, draw_workload, run_workload
+from tests.simulation.workload import (
+    STORAGE,
+    Workload,
+    draw_workload,
+    run_workload,
+    with_experts,
+)
 
 _REQUESTS_PER_S = 12.0
 _CHECK_INTERVAL = 25
@@ -38,6 +44,7 @@ _SCHEDULER_COUNTERS = (
     "stale_loads",
     "repeated_lookups",
 )
+_EXPERT_FIGURES = ("moves", "placement_version")
 _REQUESTS_PER_FAULT = {
     "num_rank_kills": 80,
     "num_rank_flaps": 80,
@@ -77,7 +84,9 @@ def make_workload(
         load=LoadPolicy.ALWAYS,
         lookup_deadline_s=0.05,
     )
-    settings = replace(settings, num_pages=pool_sizes(draw, settings, [40]))
+    settings = replace(settings, experts=None, num_pages=pool_sizes(draw, settings, [40]))
+    if lanes_per_group > 1:
+        settings = with_experts(draw, settings)
     num_faults = {name: -(-num_requests // each) for name, each in _REQUESTS_PER_FAULT.items()}
     return replace(
         drawn,
@@ -109,6 +118,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "ranks_per_lane": settings.ranks_per_lane,
         "lanes_per_group": settings.lanes_per_group,
         "steps_on_padding": cluster.meetings.num_idle,
+        "experts": {name: cluster.count(f"expert_{name}") for name in _EXPERT_FIGURES},
         "groups": [str(group.window or group.kind) for group in settings.layout.groups],
         "num_pages": settings.num_pages,
         "requests": len(cluster.history),

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.plan import PageCopies, StepPlan, StepResult, TransfersDone
+from raydix.runtime.messages.plan import (
+    ExpertsCopied,
+    PageCopies,
+    StepPlan,
+    StepResult,
+    TransfersDone,
+)
+from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.links import End, Link
+from tests.simulation.modelled_tokens import WrongHit, kv_of, next_token, prefix_hashes
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
-VOCABULARY = 7
 _DRAIN_S = 0.5
 """How long a rank without a link waits for the copies of its peers before it ends."""
-
-
-class WrongHit(AssertionError):
-    """A rank read keys and values that are not those of its request's tokens."""
-
-
-def prefix_hashes(token_ids: list[int], cache_salt: str | None = None) -> list[int]:
-    """The modelled keys and values: entry i stands for tokens [0, i] under this salt."""
-    hashes: list[int] = []
-    value = 0 if cache_salt is None else zlib.crc32(cache_salt.encode())
-    for token in token_ids:
-        value = hash((value, token))
-        hashes.append(value)
-    return hashes
-
-
-def kv_of(prefix_hash: int, group: int) -> int:
-    """The modelled keys and values of the last token of a prefix in one KV group."""
-    return hash((prefix_hash, group))
 
 
 class PageCopy(NamedTuple):
@@ -46,21 +34,6 @@ class PageCopy(NamedTuple):
     page: int
     host_page: int
     generation: int
-
-
-def next_token(prefix_hash: int) -> int:
-    """The modelled greedy choice after a prefix."""
-    return prefix_hash % VOCABULARY
-
-
-def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None = None) -> list[int]:
-    """What a request must answer in every cache state."""
-    value = prefix_hashes(prompt, cache_salt)[-1]
-    tokens: list[int] = []
-    for _ in range(num_tokens):
-        tokens.append(next_token(value))
-        value = hash((value, tokens[-1]))
-    return tokens
 
 
 class SimulatedRank:
@@ -102,6 +75,9 @@ class SimulatedRank:
         """By load: the peers whose shares of latent pages are all in this rank's pages."""
         self._copied_loads: dict[int, partial[None]] = {}
         """Those of which this rank has copied its own share, and how they end."""
+        shared = cluster.settings.experts
+        width = cluster.settings.ranks_per_group
+        self.experts = None if shared is None else SimulatedExperts(shared, rank % width)
         self._dial()
 
     def _dial(self) -> None:
@@ -147,13 +123,20 @@ class SimulatedRank:
             return
         for kept in (self.tokens, self.hashes, self.tables, self.stale, self._shares):
             kept.clear()
+        self._restore_experts()
         self.cluster.after(self.cluster.draw_redial_s(), self._dial)
+
+    def _restore_experts(self) -> None:
+        """The next Scheduler knows only where they were at the start."""
+        if self.experts is not None:
+            self.experts.restore()
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         # Loads overtake the steps that are queued before them; backups see what those have
         # computed.
         self._start_copies(plan.loads, is_load=True)
+        self._copy_experts(plan)
         if not self.is_stepping:
             self._next()
 
@@ -168,7 +151,23 @@ class SimulatedRank:
         self._start_copies(plan.backups, is_load=False)
         self._wait_for_loads(plan)
 
+    def _copy_experts(self, plan: StepPlan) -> None:
+        for copy in [] if self.experts is None else self.experts.begin_copies(plan.expert_copies):
+            self._num_copying += 1
+            delay_s = self.cluster.clock.draw(self.cluster.faults.copy_s)
+            self.cluster.after(delay_s, partial(self._copied_expert, copy))
+
+    def _copied_expert(self, copy: ExpertCopy) -> None:
+        if not self.is_alive or self.experts is None:
+            return
+        self.experts.end_copy(copy)
+        done = ExpertsCopied(rank=self.rank, copy_ids=int32_array((copy.copy_id,)))
+        late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
+        self.cluster.after(late_s, lambda: self._report(done))
+
     def _apply(self, plan: StepPlan) -> None:
+        if self.experts is not None and plan.placement is not None:
+            self.experts.put(plan.placement)
         for slot in plan.removed_slots.tolist():
             del self.tokens[slot], self.hashes[slot], self.tables[slot]
         for added in plan.added:
@@ -291,7 +290,7 @@ class SimulatedRank:
         late_s = self.cluster.clock.draw(self.cluster.faults.report_s)
         self.cluster.after(late_s, lambda: self._report(done))
 
-    def _report(self, done: TransfersDone) -> None:
+    def _report(self, done: TransfersDone | ExpertsCopied) -> None:
         if not self.is_alive:
             return
         self._send(done)
@@ -324,9 +323,23 @@ class SimulatedRank:
 
     def _run(self, plan: StepPlan) -> None:
         """The ranks that step together have all begun."""
+        self._send_rows_to_experts(plan)
         has_tokens = len(plan.row_slots) > 0 or self.is_met(plan)
         duration_s = self.cluster.clock.draw(self.cluster.faults.step_s) if has_tokens else 0.0
         self.cluster.after(duration_s, lambda: self._compute(plan, duration_s))
+
+    def _send_rows_to_experts(self, plan: StepPlan) -> None:
+        if self.experts is None or not self.is_alive:
+            return
+        columns = (plan.row_slots, plan.row_starts, plan.row_num_tokens)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        hashes = [
+            value
+            for slot, start, count in rows
+            for value in self.hashes[slot][start : start + count]
+        ]
+        peers = self.cluster.experts_of_group(self.rank)
+        self.experts.send_rows(plan.step, hashes, peers, self.cluster.now_s)
 
     def _compute(self, plan: StepPlan, duration_s: float) -> None:
         if not self.is_alive:
@@ -350,6 +363,9 @@ class SimulatedRank:
         result = StepResult(
             rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
         )
+        if self.experts is not None:
+            loads = self.experts.end_step(plan.step, self.is_met(plan))
+            result = replace(result, expert_loads=loads)
         self._send(result)
         self._next()
 
@@ -379,6 +395,6 @@ class SimulatedRank:
                     content = kv_of(self.hashes[slot][position], group)
                     self.pages[group][page][position % size] = content
 
-    def _send(self, message: StepResult | TransfersDone) -> None:
+    def _send(self, message: StepResult | TransfersDone | ExpertsCopied) -> None:
         if self._link is not None:
             self._link.send(End.ACCEPTOR, message)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from raydix.ids import ClientId, ConnectionId
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.links import End, Link, Turns
 
@@ -176,8 +177,21 @@ class SchedulerProcess:
                     client.add_tokens(effect.askings.tolist(), effect.token_ids.tolist())
             case events.KillRank():
                 self._cluster.after(0.0, partial(self._cluster.kill_condemned, effect))
+            case events.PlanExperts():
+                self._plan_experts(effect)
             case _:
                 assert_never(effect)
+
+    def _plan_experts(self, effect: events.PlanExperts) -> None:
+        """Another process works it out in its own time, or fails."""
+        experts, cluster, turns = self._cluster.settings.experts, self._cluster, self._turns
+        assert experts is not None, "only lanes that share experts ask"
+        wanted = effect.wanted
+        plan = None
+        if cluster.random.random() >= cluster.faults.planner_failure_fraction:
+            plan = plan_experts(wanted.current, wanted.rows_per_step_LE, experts.facts)
+        planned = events.ExpertsPlanned(group=effect.group, number=wanted.number, plan=plan)
+        cluster.after(cluster.clock.draw(cluster.faults.planner_s), lambda: turns.post(planned))
 
     def _send(self, connection: ConnectionId, message: object) -> None:
         link = self.link_of(connection)

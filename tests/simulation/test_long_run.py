@@ -40,6 +40,7 @@ def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
     assert figures["storage"]["l3_pages_written"] > 0
     assert figures["prompt_tokens_by_source"]["l2"] > 0
     assert (figures["steps_on_padding"] > 0) == (lanes_per_group > 1)
+    assert (figures["experts"]["moves"] > 0) == (lanes_per_group > 1)
 
 
 def test_layout_of_the_long_run_has_groups_of_all_kinds() -> None:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from raydix.errors import ConfigError
@@ -74,6 +75,12 @@ def test_rebalancing_can_be_turned_off_as_the_documentation_writes_it(tmp_path: 
     file = tmp_path / "engine.yaml"
     file.write_text(f"model: {{path: {tmp_path}}}\nexperts: {{rebalance: none, host_store: false}}")
     assert not load_config(file).experts.host_store
+
+
+@pytest.mark.parametrize(("text", "overlap"), [("on", "on"), ("off", "off"), ("auto", "auto")])
+def test_on_and_off_need_no_quotes(tmp_path: Path, text: str, overlap: str) -> None:
+    read = yaml.safe_load(f"{{overlap: {text}}}")
+    assert load_config(tmp_path, {"experts": read}).experts.overlap == overlap
 
 
 def test_the_documentation_describes_every_key_and_no_other() -> None:
