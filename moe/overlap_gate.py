@@ -4,12 +4,15 @@ While one half computes, the tokens of the other travel, so that a step of compu
 communication time X takes no less than max(C, X) instead of C + X. But each half reads the weights
 of the experts that it hits, waits for its own kernels to start, and shares the device with what
 carries the other. Small steps lose by it.
+
+Legend: X numbers of tokens that were measured.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 MIN_GAIN = 0.02
 """By which the prediction must be shorter: less is within what a measurement may be off."""
@@ -52,38 +55,41 @@ def slowest(of_ranks: Sequence[Sequence[StepTimes]]) -> tuple[StepTimes, ...]:
     )
 
 
-def gains(times: Sequence[StepTimes], num_tokens: int) -> bool:
-    """Is a step faster in halves, if its busiest lane has so many tokens?
+class OverlapGate:
+    """Which steps gain by two halves, as far as the measured ones tell.
 
-    `times`: by rising number of tokens. A step whose halves are smaller than anything measured
-    stays whole; one that is larger than all goes by the largest.
+    Between two of these, times are on a straight line.
     """
-    if not times or num_tokens < 2 * times[0].num_tokens:
-        return False
-    num_tokens = min(num_tokens, times[-1].num_tokens)
-    whole_s = _compute_s(times, num_tokens) + _communication_s(times, num_tokens)
-    return predicted_halved_s(times, num_tokens) < (1 - MIN_GAIN) * whole_s
 
+    def __init__(self, times: Sequence[StepTimes]) -> None:
+        """`times`: by rising number of tokens."""
+        self._tokens_X = np.array([each.num_tokens for each in times], dtype=np.float64)
+        self._compute_X = np.array([each.compute_s for each in times])
+        self._communication_X = np.array([each.communication_s for each in times])
+        # What halves took beyond the ideal.
+        self._overhead_X = np.array(
+            [each.halved_s - self._ideal_s(each.num_tokens) for each in times]
+        )
 
-def predicted_halved_s(times: Sequence[StepTimes], num_tokens: float) -> float:
-    """max(C', X') + overhead. C' and X' are those of both halves, which what was measured at half
-    the tokens says; the overhead is what the steps that were measured took beyond that.
-    """
-    overheads_s = [each.halved_s - _ideal_s(times, each.num_tokens) for each in times]
-    overhead_s = np.interp(num_tokens, [each.num_tokens for each in times], overheads_s)
-    return _ideal_s(times, num_tokens) + float(overhead_s)
+    def opens(self, num_tokens: int) -> bool:
+        """Is a step faster in halves, if its busiest lane has so many tokens?
 
+        One whose halves are smaller than anything measured stays whole; one that is larger than
+        all goes by the largest.
+        """
+        if not len(self._tokens_X) or num_tokens < 2 * self._tokens_X[0]:
+            return False
+        tokens = min(float(num_tokens), self._tokens_X[-1])
+        whole_s = self._at(tokens, self._compute_X) + self._at(tokens, self._communication_X)
+        return self.predicted_halved_s(tokens) < (1 - MIN_GAIN) * whole_s
 
-def _ideal_s(times: Sequence[StepTimes], num_tokens: float) -> float:
-    half = num_tokens / 2
-    return 2 * max(_compute_s(times, half), _communication_s(times, half))
+    def predicted_halved_s(self, num_tokens: float) -> float:
+        """max(C', X') + overhead. C' and X' are twice those of half the tokens."""
+        return self._ideal_s(num_tokens) + self._at(num_tokens, self._overhead_X)
 
+    def _ideal_s(self, num_tokens: float) -> float:
+        half = num_tokens / 2
+        return 2 * max(self._at(half, self._compute_X), self._at(half, self._communication_X))
 
-def _compute_s(times: Sequence[StepTimes], num_tokens: float) -> float:
-    tokens = [each.num_tokens for each in times]
-    return float(np.interp(num_tokens, tokens, [each.compute_s for each in times]))
-
-
-def _communication_s(times: Sequence[StepTimes], num_tokens: float) -> float:
-    tokens = [each.num_tokens for each in times]
-    return float(np.interp(num_tokens, tokens, [each.communication_s for each in times]))
+    def _at(self, num_tokens: float, times_X: NDArray[np.float64]) -> float:
+        return float(np.interp(num_tokens, self._tokens_X, times_X))
