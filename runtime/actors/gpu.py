@@ -245,6 +245,8 @@ class GpuActor:
     def _launch(self, dial: Dial) -> None:
         assert self._model is not None
         self._model.enter_thread()
+        # Forget what warming up has counted, and load the kernels that this takes.
+        self._experts.restore()
         try:
             while (link := redial(dial, self._stop)) is not None:
                 self._follow(link)

@@ -18,6 +18,9 @@ _HALF_BYTES = 4 << 20
 class ExpertCopier(Protocol):
     """Copies whole experts. For one thread at a time."""
 
+    def wait_for_device(self) -> None:
+        """Wait for all that other streams do, which may still write slots."""
+
     def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
         """From host memory into a slot's tensors. Returns once they are there for every stream."""
 
@@ -49,6 +52,9 @@ def _aligned(tensor: Tensor) -> int:
 
 class HostCopier:
     """An `ExpertCopier` for slots in host memory."""
+
+    def wait_for_device(self) -> None:
+        """See `ExpertCopier`."""
 
     def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
         """See `ExpertCopier`."""
@@ -86,6 +92,10 @@ class BouncingCopier:
                 )
                 for _ in range(2)
             ]
+
+    def wait_for_device(self) -> None:
+        """See `ExpertCopier`."""
+        torch.cuda.synchronize(self._device)
 
     def to_slot(self, expert_B: Tensor, slot: Sequence[Tensor]) -> None:
         """See `ExpertCopier`."""

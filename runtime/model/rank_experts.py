@@ -80,16 +80,15 @@ class RankExperts:
 
     @torch.inference_mode()
     def restore(self) -> None:
-        """Go back to the placement at the start. No step may be in flight on any rank.
+        """Go back to the placement at the start, with no load counted; no step may be in flight.
 
         Whoever plans next knows no other. Returns once every expert is in its place.
         """
-        if self._mover is None:
-            return
-        # First what is ordered: it changes what slots hold.
-        self._mover.drain()
-        self._mover.start(self._moves_back())
-        self._mover.drain()
+        if self._mover is not None:
+            # First what is ordered: it changes what slots hold.
+            self._mover.drain()
+            self._mover.start(self._moves_back())
+            self._mover.drain()
 
         placement = self._experts.placement
         even_loads_LE = np.ones((placement.num_layers, placement.num_experts), np.int32)

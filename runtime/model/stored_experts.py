@@ -2,17 +2,23 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from raydix.ids import LogicalExpertId
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.expert_bytes import expert_bytes, make_copier
+from raydix.runtime.model.expert_bytes import ExpertCopier, expert_bytes, make_copier
 from raydix.runtime.tiers.expert_store import ExpertStore, StoreContent
 
 logger = logging.getLogger(__name__)
+
+_NUM_THREADS = {"cpu": 1, "cuda": 4}
+"""That copy while a rank loads."""
+_Place = tuple[int, int, LogicalExpertId]
+"""Layer, slot, and the expert that it holds or is to hold."""
 
 
 class StoredExperts:
@@ -26,14 +32,14 @@ class StoredExperts:
     ) -> None:
         self._banks = banks
         self._store = store
-        self._copier = make_copier(device)
+        # Beside steps one is enough, and takes least from them.
+        self._copiers = [make_copier(device) for _ in range(_NUM_THREADS[device.type])]
 
     @property
     def weight_fingerprint(self) -> bytes | None:
         """That of the whole checkpoint, if the store holds all of its experts."""
         return self._store.weight_fingerprint if self._store.is_complete else None
 
-    @torch.inference_mode()
     def fill_slot(self, layer: int, slot: int, expert: LogicalExpertId) -> None:
         """Bring an expert from the store into a slot that no rank routes to.
 
@@ -42,27 +48,17 @@ class StoredExperts:
         bank = self._banks[layer]
         # Neither the one nor the other until it is all there.
         bank.hold(slot, None)
-        stored_B = torch.from_numpy(self._store.expert(layer, expert))
-        self._copier.to_slot(stored_B, bank.tensors(slot).all())
+        self._load(self._copiers[0], (layer, slot, expert))
         bank.hold(slot, expert)
 
     def fill_slots(self) -> None:
-        """Bring every expert that is to be in a slot."""
-        for layer, bank in enumerate(self._banks):
-            for slot, expert in enumerate(bank.held):
-                if expert is not None:
-                    self.fill_slot(layer, slot, expert)
+        """Bring every expert that is to be in a slot, before any step."""
+        self._each(self._held(), self._load)
 
-    @torch.inference_mode()
     def fill_store(self, weight_fingerprint: bytes) -> None:
         """Put in what slots hold, as it was loaded, and the store lacks."""
-        for layer, bank in enumerate(self._banks):
-            for slot, expert in enumerate(bank.held):
-                if expert is None or self._store.is_filled(layer, expert):
-                    continue
-                stored_B = torch.from_numpy(self._store.expert(layer, expert))
-                self._copier.from_slot(bank.tensors(slot).all(), stored_B)
-                self._store.mark_filled(layer, expert)
+        held = [each for each in self._held() if not self._store.is_filled(each[0], each[2])]
+        self._each(held, self._keep)
         self._store.set_weight_fingerprint(weight_fingerprint)
 
     def held(self, layer: int) -> tuple[LogicalExpertId | None, ...]:
@@ -72,6 +68,39 @@ class StoredExperts:
     def close(self) -> None:
         """Drop the mapping."""
         self._store.close()
+
+    def _held(self) -> list[_Place]:
+        return [
+            (layer, slot, expert)
+            for layer, bank in enumerate(self._banks)
+            for slot, expert in enumerate(bank.held)
+            if expert is not None
+        ]
+
+    def _each(self, places: list[_Place], copy: Callable[[ExpertCopier, _Place], None]) -> None:
+        """Copy all of these, in several threads: one alone cannot fill the bus."""
+        # Slots were just made: they may not have been cleared, or filled, yet.
+        self._copiers[0].wait_for_device()
+        num_threads = len(self._copiers)
+
+        def copy_some(thread: int) -> None:
+            for place in places[thread::num_threads]:
+                copy(self._copiers[thread], place)
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            for _ in pool.map(copy_some, range(num_threads)):
+                pass
+
+    def _load(self, copier: ExpertCopier, place: _Place) -> None:
+        layer, slot, expert = place
+        stored_B = torch.from_numpy(self._store.expert(layer, expert))
+        copier.to_slot(stored_B, self._banks[layer].tensors(slot).all())
+
+    def _keep(self, copier: ExpertCopier, place: _Place) -> None:
+        layer, slot, expert = place
+        stored_B = torch.from_numpy(self._store.expert(layer, expert))
+        copier.from_slot(self._banks[layer].tensors(slot).all(), stored_B)
+        self._store.mark_filled(layer, expert)
 
 
 def open_stored_experts(decoder: Decoder, source: bytes) -> StoredExperts | None:

@@ -145,6 +145,8 @@ class SchedulerCore:
         replica = self._replica
         for lane in replica.lanes:
             lane.check()
+        for group in replica.step_groups:
+            group.check([lane.l1.last_step for lane in replica.lanes_of(group)])
         waiting = {name for lane in replica.lanes for name in lane.waiting.requests}
         running = [name for lane in replica.lanes for name in lane.running]
         placed = [*running, *waiting, *replica.hashing]

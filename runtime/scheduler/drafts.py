@@ -44,11 +44,6 @@ class Draft:
         """Rows of the decode batch and others."""
         return len(self.rows) + (0 if self.decodes is None else len(self.decodes.slots))
 
-    @property
-    def is_empty(self) -> bool:
-        """There is nothing to compute and nothing to copy."""
-        return not (self.has_rows or self.loads or self.backups)
-
     def add_copies(self, loads: list[Load], backups: list[Backup]) -> None:
         """The plan starts these, too."""
         self.loads += loads

@@ -42,6 +42,8 @@ class Lane:
         self.index = index
         self.settings = settings
         self.group = group
+        width = settings.ranks_per_lane
+        self.ranks = range(index * width, (index + 1) * width)
         self.waiting = WaitingQueue(settings)
 
         self._host = host
@@ -66,12 +68,6 @@ class Lane:
         self._removed_slots: list[int] = []
         """Slots that the device is to forget with the next plan."""
         self._free_slots = [Slot(slot) for slot in range(num_slots)]
-
-    @property
-    def ranks(self) -> range:
-        """The ranks of this lane."""
-        width = self.settings.ranks_per_lane
-        return range(self.index * width, (self.index + 1) * width)
 
     @property
     def is_attached(self) -> bool:

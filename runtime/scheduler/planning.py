@@ -38,31 +38,36 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
         return []
     lanes = replica.lanes_of(group)
     num_row_steps = max([lane.in_flight.num_row_steps for lane in lanes])
-    if num_row_steps >= _STEPS_AHEAD and not any(lane.in_flight.ready_loads for lane in lanes):
+    has_loads = [lane for lane in lanes if lane.in_flight.ready_loads]
+    if num_row_steps >= _STEPS_AHEAD and not has_loads:
         return []
 
-    drafts = [Draft(budget_tokens=replica.settings.prefill_budget_tokens) for _ in lanes]
+    drafts = [(lane, Draft(budget_tokens=replica.settings.prefill_budget_tokens)) for lane in lanes]
+    has_rows = False
     if num_row_steps < _STEPS_AHEAD:
-        for lane, draft in zip(lanes, drafts, strict=True):
+        for lane, draft in drafts:
             draft_rows(replica, lane, draft, now_s)
             if draft.has_rows:
+                has_rows = True
                 # Not when idle: two tiers that are both full would copy pages to and fro for ever.
                 lane.backups.clean_ahead(lane.l1.tree, num_free=lane.l1.num_free())
 
-    has_rows = any(draft.has_rows for draft in drafts)
-    for lane, draft in zip(lanes, drafts, strict=True):
+    has_copies = False
+    for lane, draft in drafts:
         loads = _take_loads(replica, lane)
         # While rows are in flight, backups wait for the next rows: they need no plan of their own.
         backups = _take_backups(lane) if has_rows or not num_row_steps else []
-        draft.add_copies(loads, backups)
-    if all(draft.is_empty for draft in drafts):
+        if loads or backups:
+            has_copies = True
+            draft.add_copies(loads, backups)
+    if not has_rows and not has_copies:
         return []
 
     if not group.alarm.is_set(now_s):
         deadline_s = now_s + replica.settings.step_deadline_s
         group.alarm.advance(deadline_s, now_s)
         replica.wake_at(deadline_s)
-    return _send(group, lanes, drafts, now_s)
+    return _send(group, drafts, now_s)
 
 
 def _take_loads(replica: Replica, lane: Lane) -> list[Load]:
@@ -121,11 +126,11 @@ def _table_changes(draft: Draft) -> tuple[TableChanges, ...]:
 
 
 def _send(
-    group: StepGroup, lanes: list[Lane], drafts: list[Draft], now_s: float
+    group: StepGroup, drafts: list[tuple[Lane, Draft]], now_s: float
 ) -> list[tuple[Lane, StepPlan]]:
     """Enter the plans as in flight, under one number, and write them out."""
-    most_tokens = max([draft.num_tokens for draft in drafts])
-    steps = {
+    most_tokens = max([draft.num_tokens for _, draft in drafts])
+    steps = [
         lane.send(
             draft.decodes,
             draft.rows,
@@ -134,17 +139,17 @@ def _send(
             most_tokens=most_tokens,
             now_s=now_s,
         )
-        for lane, draft in zip(lanes, drafts, strict=True)
-    }
-    assert len(steps) == 1, "lanes of a step group count steps together"
+        for lane, draft in drafts
+    ]
+    step = steps[0]
+    assert steps.count(step) == len(steps), "lanes of a step group count steps together"
 
-    [step] = steps
-    group_rows, group_tokens = _group_columns(drafts)
+    group_rows, group_tokens = _group_columns([draft for _, draft in drafts])
     orders = ExpertOrders()
     if group.experts is not None:
         orders = group.experts.plan_step(step, now_s)
     shared = _Shared(step, group_rows, group_tokens, orders)
-    return [(lane, _write(lane, draft, shared)) for lane, draft in zip(lanes, drafts, strict=True)]
+    return [(lane, _write(lane, draft, shared)) for lane, draft in drafts]
 
 
 def _group_columns(drafts: Sequence[Draft]) -> tuple[Int32Array, Int32Array]:

@@ -48,6 +48,7 @@ class Replica:
         self.settings = settings
         self.counters = Counters()
         self.host = HostView(settings.num_groups)
+        assert settings.num_lanes % settings.lanes_per_group == 0, "every lane is in a step group"
         self.step_groups = [
             StepGroup(index, settings)
             for index in range(settings.num_lanes // settings.lanes_per_group)

@@ -89,7 +89,7 @@ class SchedulerSettings:
         """Tokens per page."""
         return self.layout.page_size
 
-    @property
+    @cached_property
     def ranks_per_group(self) -> int:
         """Ranks that step together, and live and die together."""
         return self.lanes_per_group * self.ranks_per_lane

@@ -1,7 +1,9 @@
 """Ranks that step together: those of one lane, or of several lanes that share experts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
 from raydix.runtime.scheduler.expert_balance import ExpertBalance
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -56,6 +58,20 @@ class StepGroup:
     def note_step(self, lane: int) -> None:
         """All ranks of a lane have done a step."""
         self._warm_lanes.add(lane)
+
+    def check(self, last_steps: Sequence[int]) -> None:
+        """Raise AccountingError unless the lanes count steps together and the ranks are its own.
+
+        last_steps: the number of each lane's last plan.
+        """
+        if len(last_steps) != len(self.lanes) or len(set(last_steps)) != 1:
+            raise AccountingError(f"lanes {self.lanes} step together, but count {last_steps}")
+        incarnations = {rank.incarnation for rank in self.attached.values()}
+        if not self.attached.keys() <= set(self.ranks) or len(incarnations) > 1:
+            raise AccountingError(
+                f"ranks {sorted(self.attached)} of incarnations {sorted(incarnations)} are in the "
+                f"group of ranks {self.ranks}"
+            )
 
     def oldest_generation(self) -> int:
         """The incarnation that a rank of several must have at least to step with the others."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation import (
     test_device,
+    test_expert_mutants,
     test_link_mutants,
     test_mutants,
     test_window_mutants,
@@ -20,7 +21,7 @@ ROWS = re.findall(
 
 @pytest.mark.parametrize(
     "module",
-    [test_mutants, test_window_mutants, test_link_mutants, test_device],
+    [test_mutants, test_window_mutants, test_link_mutants, test_expert_mutants, test_device],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_every_mutant_is_listed(module: ModuleType) -> None:

@@ -121,3 +121,25 @@ def test_a_model_with_windows_has_a_row_per_kv_group() -> None:
     assert "24 pages" in text
     without = {"kv_group_window_tokens_0": 0}
     assert "KV group" not in shown(*stats_tables({"scheduler": SCHEDULER | without, "host": HOST}))
+
+
+def test_experts_are_shown_where_ranks_share_them() -> None:
+    experts = {
+        "expert_balance_mean_of_layers": 0.9312,
+        "expert_balance_ratio_of_sums": 0.8765,
+        "expert_time_imbalance": 1.25,
+        "expert_time_imbalance_wanted": 1.03,
+        "expert_moves": 1234,
+        "expert_moves_left": 7,
+        "expert_migration_stalled": 0.0,
+        "expert_placement_version": 56,
+    }
+
+    text = shown(*stats_tables({"scheduler": {**SCHEDULER, **experts}}))
+    stalled = {**experts, "expert_migration_stalled": 1.0}
+    other = shown(*stats_tables({"scheduler": {**SCHEDULER, **stalled}}))
+
+    for part in ("0.931, of sums 0.876", "1.250, planned 1.030", "1,234", "7, on its way", "56"):
+        assert part in text
+    assert "7, stalled" in other
+    assert "Experts" not in shown(*stats_tables({"scheduler": SCHEDULER}))

@@ -326,3 +326,21 @@ def test_step_result_of_a_padding_step_brings_no_token() -> None:
     step = driver.plans[1].popleft().step
     with pytest.raises(AccountingError, match="0 rows sample"):
         driver.report(1, StepResult(rank=1, step=step, token_ids=int32_array((7,))))
+
+
+def test_check_finds_lanes_that_do_not_count_steps_together() -> None:
+    driver = group_driver()
+    driver.submit(PROMPT)
+    group = driver.core._replica.step_groups[0]
+    group.check([3, 3])
+    for last_steps in ([3, 4], [3]):
+        with pytest.raises(AccountingError, match="step together"):
+            group.check(last_steps)
+
+
+def test_check_finds_ranks_of_two_generations() -> None:
+    driver = group_driver()
+    group = driver.core._replica.step_groups[0]
+    group.attach(1, replace(group.attached[1], incarnation=2))
+    with pytest.raises(AccountingError, match="incarnations"):
+        driver.core.check()
