@@ -34,6 +34,7 @@ from raydix.runtime.actors.gpu_model import (
     StepTimer,
     build_torch_model,
 )
+from raydix.runtime.actors.link_watch import LinkWatch
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink, LinkClosed
 from raydix.runtime.actors.process import exit_process
@@ -249,11 +250,26 @@ class GpuActor:
         self._experts.restore()
         try:
             while (link := redial(dial, self._stop)) is not None:
-                self._follow(link)
+                self._follow_watched(link)
                 self._forget_requests()
         finally:
             self._steps.put(None)
             self._reports.close()
+
+    def _follow_watched(self, link: BlockingLink) -> None:
+        """Follow, then end all that the link brought: the next Scheduler must find nothing moving.
+
+        If a peer has not heard of the last plan, and so never ends its copies, nor comes to its
+        step, all ranks that step together start afresh.
+        """
+        is_alone = self._config.parallel.ranks_per_group == 1
+        watch = None if is_alone else LinkWatch(link, self._progress, 2 * FINISH_S, self._give_up)
+        try:
+            self._follow(link)
+            self._drain()
+        finally:
+            if watch is not None:
+                watch.end()
 
     def _follow(self, link: BlockingLink) -> None:
         """Carry out a Scheduler's plans until its link ends."""
@@ -309,21 +325,7 @@ class GpuActor:
             timer.resume()
 
     def _forget_requests(self) -> None:
-        """Drop every request, because the Scheduler that knew them is gone.
-
-        Its copies end first: the next Scheduler must find no page in motion. If a peer has not
-        heard of the last plan and so never ends them, nor comes to a step, all ranks that step
-        together start afresh.
-        """
-        is_alone = self._config.parallel.ranks_per_group == 1
-        stuck = None if is_alone else threading.Timer(2 * FINISH_S, self._give_up)
-        if stuck is not None:
-            stuck.start()
-        try:
-            self._drain()
-        finally:
-            if stuck is not None:
-                stuck.cancel()
+        """Drop every request, because the Scheduler that knew them is gone."""
         if self._slots:
             assert self._model is not None
             self._model.runner.apply(
@@ -333,6 +335,9 @@ class GpuActor:
         # The next Scheduler knows only where experts were at the start.
         self._experts.restore()
         self._next_step = None
+
+    def _progress(self) -> int:
+        return self._num_steps
 
     def _complete(self) -> None:
         assert self._model is not None

@@ -5,6 +5,7 @@ Legend: L layers with experts, E experts, P slots of all ranks.
 
 import dataclasses
 import io
+import zipfile
 from dataclasses import dataclass
 from typing import Any, BinaryIO, assert_never
 
@@ -140,5 +141,5 @@ def _unpack(data: bytes) -> dict[str, Any]:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return {name: array if array.ndim else array.item() for name, array in arrays.items()}
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{len(data)} bytes are no whole answer: {error}") from error

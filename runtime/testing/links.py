@@ -42,6 +42,11 @@ class ThreadInbox:
             self.num_bytes -= len(body)
             return body
 
+    def wait_ended(self) -> None:
+        """Return once nothing more will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ended)
+
     def end(self) -> None:
         """Nothing more will come."""
         with self._changed:
@@ -161,6 +166,10 @@ class InProcessBlockingLink:
     def receive(self) -> Message:
         """See `BlockingLink`."""
         return decode(self.inbox.take())
+
+    def wait_ended(self) -> None:
+        """See `BlockingLink`."""
+        self.inbox.wait_ended()
 
     def close(self) -> None:
         """See `BlockingLink`."""

@@ -103,11 +103,11 @@ class ExpertStore:
         fd = os.open(memory.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.fstat(fd).st_size == 0:
+            if not any(os.pread(fd, _CONTENT.size, 0)):
                 _require_memory(content.size_bytes)
-                # Header first: whoever finds bytes finds all of it.
-                os.pwrite(fd, _pack(content), 0)
                 os.ftruncate(fd, content.size_bytes)
+                # Last: a rank that ends before leaves memory that the next one may size again.
+                os.pwrite(fd, _pack(content), 0)
             else:
                 _require_content(fd, content)
             return cls(fd, content)

@@ -2,7 +2,7 @@
 
 from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
-from tests.simulation.ranks import expected_output
+from tests.simulation.modelled_tokens import expected_output
 
 _WAITS = (
     "leases_wanted",

@@ -25,7 +25,7 @@ from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import Direction, Transfer, TransferDone, TransferEngine
 from tests.simulation.cluster import Cluster
 from tests.simulation.links import End, Link
-from tests.simulation.ranks import VOCABULARY, WrongHit, next_token, prefix_hashes
+from tests.simulation.modelled_tokens import VOCABULARY, WrongHit, next_token, prefix_hashes
 
 _PATIENCE_S = 30.0
 _CPU_THREADS = 16

@@ -11,7 +11,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
 from tests.simulation.client_links import CUT_OFF, Answer, ClientLink
-from tests.simulation.ranks import VOCABULARY
+from tests.simulation.modelled_tokens import VOCABULARY
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster

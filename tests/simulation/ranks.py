@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from raydix.runtime.config.kv_layout import GroupKind
-from raydix.runtime.messages.arrays import empty, int32_array
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (
     ExpertsCopied,
     PageCopies,
@@ -18,32 +18,13 @@ from raydix.runtime.messages.plan import (
 )
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.links import End, Link
+from tests.simulation.modelled_tokens import WrongHit, kv_of, next_token, prefix_hashes
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
-VOCABULARY = 7
 _DRAIN_S = 0.5
 """How long a rank without a link waits for the copies of its peers before it ends."""
-
-
-class WrongHit(AssertionError):
-    """A rank read keys and values that are not those of its request's tokens."""
-
-
-def prefix_hashes(token_ids: list[int], cache_salt: str | None = None) -> list[int]:
-    """The modelled keys and values: entry i stands for tokens [0, i] under this salt."""
-    hashes: list[int] = []
-    value = 0 if cache_salt is None else zlib.crc32(cache_salt.encode())
-    for token in token_ids:
-        value = hash((value, token))
-        hashes.append(value)
-    return hashes
-
-
-def kv_of(prefix_hash: int, group: int) -> int:
-    """The modelled keys and values of the last token of a prefix in one KV group."""
-    return hash((prefix_hash, group))
 
 
 class PageCopy(NamedTuple):
@@ -53,21 +34,6 @@ class PageCopy(NamedTuple):
     page: int
     host_page: int
     generation: int
-
-
-def next_token(prefix_hash: int) -> int:
-    """The modelled greedy choice after a prefix."""
-    return prefix_hash % VOCABULARY
-
-
-def expected_output(prompt: list[int], num_tokens: int, cache_salt: str | None = None) -> list[int]:
-    """What a request must answer in every cache state."""
-    value = prefix_hashes(prompt, cache_salt)[-1]
-    tokens: list[int] = []
-    for _ in range(num_tokens):
-        tokens.append(next_token(value))
-        value = hash((value, tokens[-1]))
-    return tokens
 
 
 class SimulatedRank:
@@ -394,16 +360,12 @@ class SimulatedRank:
                 self.tokens[slot].append(token)
                 self.hashes[slot].append(hash((self.hashes[slot][-1], token)))
                 sampled.append(token)
-        is_met = self.is_met(plan)
         result = StepResult(
-            rank=self.rank,
-            step=plan.step,
-            token_ids=int32_array(sampled),
-            compute_s=duration_s,
-            expert_loads=empty()
-            if self.experts is None
-            else self.experts.end_step(plan.step, is_met),
+            rank=self.rank, step=plan.step, token_ids=int32_array(sampled), compute_s=duration_s
         )
+        if self.experts is not None:
+            loads = self.experts.end_step(plan.step, self.is_met(plan))
+            result = replace(result, expert_loads=loads)
         self._send(result)
         self._next()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import select
 import socket
 import threading
 import time
@@ -83,6 +84,16 @@ class BlockingSocketLink:
                 # Nothing that follows could be understood; the peer must not go on as if it were.
                 self._shut()
                 raise LinkClosed(f"the link broke: {error}") from error
+
+    def wait_ended(self) -> None:
+        """See `BlockingLink`."""
+        descriptor = self._connection.fileno()
+        if descriptor < 0:
+            return
+        ended = select.poll()
+        # Not that there is something to read: the launcher may be far from reading it.
+        ended.register(descriptor, select.POLLRDHUP)
+        ended.poll()
 
     def close(self) -> None:
         """See `BlockingLink`."""

@@ -97,5 +97,8 @@ class BlockingLink(Protocol):
     def receive(self) -> Message:
         """Wait for the next message. Raises LinkClosed as `Link.receive` does."""
 
+    def wait_ended(self) -> None:
+        """Return once an end has closed, though messages may be left to receive. Thread-safe."""
+
     def close(self) -> None:
         """End the link and wake those in `send` or `receive`. Thread-safe; may be called twice."""

@@ -79,6 +79,14 @@ async def test_a_process_that_fails_answers_without_a_plan(monkeypatch: pytest.M
     assert planned.number == 7
 
 
+async def test_an_answer_that_is_cut_short_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, sys; sys.stdin.buffer.read(); os.write(1, b'PK' + bytes([3, 4, 20]))"
+    monkeypatch.setattr(expert_planner, "_PROGRAM", program)
+    planned = await _ask(_wanted([1.0] * 8), _facts())
+    assert planned.plan is None
+    assert planned.number == 7
+
+
 async def test_who_stops_waits_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_planner, "_PROGRAM", "import time; time.sleep(600)")
     answered: asyncio.Queue[ExpertsPlanned] = asyncio.Queue()

@@ -159,11 +159,10 @@ class WaitingRunner:
         raise RuntimeError("the peer is gone")
 
 
-async def test_a_shutdown_ends_a_step_that_waits_for_a_peer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gpu, "FINISH_S", 0.0)
-    runner = WaitingRunner()
+async def waiting_rank(
+    runner: WaitingRunner, config: EngineConfig = CONFIG, on_fatal: Callable[[], None] = int
+) -> tuple[GpuActor, Link]:
+    """A rank that is in a step, and its Scheduler's end of the link."""
 
     def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
         loaded = build_sleeping_model(config, place, step_s=0.0)
@@ -175,17 +174,43 @@ async def test_a_shutdown_ends_a_step_that_waits_for_a_peer(
         return replace(loaded, prepare=prepare)
 
     actor = GpuActor(
-        config=CONFIG, name="t", rank=0, incarnation=1, build_model=build, on_fatal=lambda: None
+        config=config, name="t", rank=0, incarnation=1, build_model=build, on_fatal=on_fatal
     )
     await actor.prepare((await actor.load()).num_pages)
     link, blocking = in_process_blocking_pair(SCHEDULER, GPU)
     actor.serve(lambda stop: blocking)
     link.send(rows(1, [0]))
     assert await asyncio.to_thread(runner.has_begun.wait, WAIT_S)
+    return actor, link
+
+
+async def test_a_shutdown_ends_a_step_that_waits_for_a_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu, "FINISH_S", 0.0)
+    runner = WaitingRunner()
+    actor, _ = await waiting_rank(runner)
 
     await asyncio.wait_for(actor.shutdown(), WAIT_S)
 
     assert runner.is_closed.is_set()
+
+
+@pytest.mark.parametrize("sections", [{"tp": 2}, {"dp": 2, "ep": 2}])
+async def test_a_rank_in_a_step_to_which_no_peer_comes_ends_with_its_link(
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, int]
+) -> None:
+    monkeypatch.setattr(gpu, "FINISH_S", 0.01)
+    parallel = CONFIG.parallel.model_copy(update=sections)
+    died, runner = threading.Event(), WaitingRunner()
+    config = CONFIG.model_copy(update={"parallel": parallel})
+    actor, link = await waiting_rank(runner, config, died.set)
+
+    link.close()
+
+    assert await asyncio.to_thread(died.wait, WAIT_S / 2)
+    assert not runner.is_closed.is_set()
+    await actor.shutdown()
 
 
 async def test_its_pools_are_as_large_as_it_is_told(rank: Rank) -> None:

@@ -13,7 +13,7 @@ from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.simulation.checks import check_idle
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
-from tests.simulation.ranks import expected_output
+from tests.simulation.modelled_tokens import expected_output
 from tests.simulation.workload import BASE_SETTINGS, STORAGE
 
 PATIENT = PrefetchSettings(strategy=PrefetchStrategy.WAIT_COMPLETE)

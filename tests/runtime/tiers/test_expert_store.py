@@ -114,3 +114,21 @@ def test_nothing_is_left_once_maker_and_ranks_are_done():
 
 def _target(link):
     return os.readlink(link) if link.is_symlink() else ""
+
+
+@pytest.mark.parametrize("last_call", ["ftruncate", "pwrite"])
+def test_a_rank_that_dies_while_it_sizes_the_memory_leaves_the_next_one_free_to(memory, last_call):
+    child = os.fork()
+    if child == 0:
+        call = getattr(os, last_call)
+
+        def call_and_die(*arguments):
+            call(*arguments)
+            os._exit(0)
+
+        setattr(os, last_call, call_and_die)
+        ExpertStore.open(memory, CONTENT)
+    os.waitpid(child, 0)
+
+    ExpertStore.open(memory, CONTENT).mark_filled(0, 0)
+    assert ExpertStore.open(memory, CONTENT).is_filled(0, 0)

@@ -232,3 +232,27 @@ async def test_cancelling_a_receive_loses_no_message(pair: Pair) -> None:
     await far.send(numbered(7))
 
     assert await near.receive() == numbered(7)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_thread_hears_of_the_end_of_a_link_that_nobody_reads(
+    pair: Pair, is_own: bool
+) -> None:
+    near, far = pair
+    if not isinstance(far, ThreadedLink):
+        return
+    near.send(numbered(1))
+    ending = asyncio.create_task(asyncio.to_thread(far.blocking.wait_ended))
+    done, _ = await asyncio.wait([ending], timeout=0.05)
+    assert not done, "what is to be read is no end"
+
+    if is_own:
+        await far.close()
+    else:
+        near.close()
+
+    await asyncio.wait_for(ending, 20)
+    if not is_own:
+        assert await far.receive() == numbered(1)
+    await far.close()
+    await asyncio.wait_for(asyncio.to_thread(far.blocking.wait_ended), 20)
