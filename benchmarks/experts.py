@@ -96,7 +96,7 @@ class Bench:
         """Asks an engine of two ranks whose experts stay where they are."""
         model = MOE_TINY if self._options.is_tiny else MOE_L12
         # What moves no experts needs no store of them, which would take seconds to fill.
-        section = {"rebalance": "off", "host_store": False, **experts}
+        section = {"rebalance": "none", "host_store": False, **experts}
         sections = self._on_two_ranks(self.batches.sections, ep, section)
         async with expert_engine(self._options, model, sections) as llm:
             yield Asker(llm, self.batches, int(model["vocab_size"]))

@@ -176,6 +176,6 @@ def _require_memory(size_bytes: int) -> None:
     if size_bytes > available:
         raise ConfigError(
             f"all experts of the model take {size_bytes} bytes of host memory; {available} bytes "
-            "are available. Set experts.host_store to false and experts.rebalance to off: then a "
+            "are available. Set experts.host_store to false and experts.rebalance to none: then a "
             "rank that died reads its experts from the checkpoint again."
         )
