@@ -33,7 +33,8 @@ class ExpertsSection(Section):
     rebalance: Choice[Rebalance] = Field(
         Rebalance.INCREMENTAL,
         description="How experts follow their load. incremental: few moves, if they pay; "
-        "deepseek: a new plan from scratch; none: they stay where they are.",
+        "deepseek: a new plan from scratch, however little it gains; none: they stay where they "
+        "are.",
     )
     rebalance_interval_steps: Count = Field(
         1024, description="Steps from one look at the balance to the next."
