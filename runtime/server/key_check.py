@@ -50,7 +50,10 @@ def _refusal(verdict: Verdict) -> HttpFailure:
     kind, code = "authentication_error", "invalid_api_key"
     match verdict:
         case Verdict.NO_KEY:
-            text = "This route needs a key: send the header Authorization: Bearer KEY."
+            text = (
+                "This route needs one of the keys that the server was started with. Send it in the "
+                "header Authorization: Bearer KEY."
+            )
             return failure(401, text, kind, code=code, headers=challenge)
         case Verdict.UNKNOWN_KEY:
             return failure(401, "Nobody has this key.", kind, code=code, headers=challenge)
