@@ -7,7 +7,6 @@ from fastapi import FastAPI
 
 import raydix
 from raydix.runtime.server.admin import admin_routes
-from raydix.runtime.server.body_limit import BodyLimit
 from raydix.runtime.server.chat import chat_routes
 from raydix.runtime.server.completions import completion_routes
 from raydix.runtime.server.engine import ServedEngine
@@ -19,6 +18,9 @@ from raydix.runtime.server.responses import response_routes
 from raydix.runtime.server.served import Served
 from raydix.runtime.server.status import status_routes
 from raydix.runtime.server.tokens import token_routes
+
+_MAX_BODY_BYTES = 32 << 20
+"""A prompt of a million token ids has 8 MiB of JSON."""
 
 
 def build_app(
@@ -39,6 +41,7 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        max_body_size=_MAX_BODY_BYTES,
     )
 
     for routes in (completion_routes, chat_routes, response_routes, token_routes, status_routes):
@@ -48,7 +51,6 @@ def build_app(
     install_error_handlers(app)
 
     # The last one added sees a request first.
-    app.add_middleware(BodyLimit)
     app.add_middleware(KeyCheck, keys=keys)
     app.add_middleware(CountRequests, metrics=metrics)
     return app

@@ -146,6 +146,8 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 def _path(error: Mapping[str, Any]) -> str:
     """`messages.0.content`: the place in the body, without the types that a union tried."""
+    if error["type"] == "json_invalid":
+        return "body"
     names = [
         str(each)
         for each in error["loc"][1:]

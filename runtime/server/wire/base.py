@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from raydix.runtime.api.prompts import is_unicode
 
 T = TypeVar("T")
 
@@ -11,6 +13,15 @@ def is_none(value: object) -> bool:
     """Whether a field is left out of an answer."""
     return value is None
 
+
+def _require_unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise ValueError("It holds half of a surrogate pair, which is no Unicode text.")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_require_unicode)]
+"""A string that can be tokenised, and sent back: JSON can tell others."""
 
 OrAbsent = Annotated[T | None, Field(exclude_if=is_none)]
 """A field of an answer that is left out where it is None."""

@@ -6,16 +6,16 @@ from pydantic import Field
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
-from raydix.runtime.server.wire.base import OrAbsent, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message
 from raydix.runtime.server.wire.usage import Usage
 
-TemplateValue = bool | int | float | str
+TemplateValue = bool | int | float | Text
 _NOT_FOR_TEMPLATES = frozenset(
     {
-        *("chat_template", "conversation", "documents", "messages", "tokenize", "tools"),
+        *("chat_template", "conversation", "documents", "messages", "self", "tokenize", "tools"),
         *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
         *("return_assistant_tokens_mask", "tokenizer_kwargs"),
     }
@@ -40,7 +40,7 @@ class ChatRequest(GenerationFields):
     top_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    chat_template_kwargs: dict[str, TemplateValue] = Field(default_factory=dict)
+    chat_template_kwargs: dict[Text, TemplateValue] = Field(default_factory=dict)
 
     # Values that ask for nothing are taken, as clients send them.
     response_format: TextFormat | None = None

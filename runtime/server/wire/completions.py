@@ -7,7 +7,7 @@ from pydantic import Field
 from raydix.errors import BadRequest
 from raydix.runtime.api.outputs import CompletionOutput
 from raydix.runtime.api.prompts import Prompt
-from raydix.runtime.server.wire.base import OrAbsent, WireAnswer
+from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer
 from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.usage import Usage
@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(GenerationFields):
     """One prompt or several: text, or token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[int] | list[list[int]]
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     max_tokens: int = DEFAULT_MAX_TOKENS
     logprobs: int | None = None

@@ -1,19 +1,22 @@
 """The fields that every route which generates shares, and what they mean for the engine."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
-from raydix.runtime.server.wire.base import WireRequest
+from raydix.runtime.server.wire.base import Text, WireRequest
 
 MAX_SAMPLES = 128
 MAX_CHOICES = 1024
 """Of one HTTP request: prompts times samples."""
 _MAX_SEED = 2**63 - 1
+_MAX_STOPS = 64
+"""Every token of the output is searched for all of them, on the loop that serves everybody."""
+_MAX_STOP_IDS = 1024
 
-Word = Annotated[str, Field(min_length=1, max_length=512)]
+Word = Annotated[Text, Field(min_length=1, max_length=512)]
 """An id, or a salt: shorter than the engine allows, as the tenant's name is put before it."""
 
 
@@ -41,8 +44,8 @@ class GenerationFields(WireRequest):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -55,7 +58,7 @@ class GenerationFields(WireRequest):
 
     user: str | None = None
     """Names an end user; without effect, like `metadata`."""
-    metadata: dict[str, Any] | None = None
+    metadata: dict[Text, Text] | None = None
 
 
 _SAMPLING_NAMES = frozenset(

@@ -3,22 +3,22 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from raydix.runtime.server.wire.base import WireRequest
+from raydix.runtime.server.wire.base import Text, WireRequest
 
 
 class TextPart(WireRequest):
     """A part of a message. Raydix serves text alone."""
 
     type: Literal["text", "input_text", "output_text"]
-    text: str
+    text: Text
 
 
 class Message(WireRequest):
     """One turn. A `developer` speaks as `system`, the word that templates know."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+    content: Text | list[TextPart]
+    name: Text | None = None
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:

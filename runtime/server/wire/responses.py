@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from raydix.errors import BadRequest
-from raydix.runtime.server.wire.base import OrAbsent, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.chat import TextFormat
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message, TextPart
@@ -26,7 +26,7 @@ class InputMessage(WireRequest):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputPart]
+    content: Text | list[InputPart]
 
 
 class TextOptions(WireRequest):
@@ -38,8 +38,8 @@ class TextOptions(WireRequest):
 class ResponsesRequest(GenerationFields):
     """A conversation to go on with."""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1)]
-    instructions: str | None = None
+    input: Text | Annotated[list[InputMessage], Field(min_length=1)]
+    instructions: Text | None = None
     max_output_tokens: int | None = None
     prompt_cache_key: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """The same as `session_id`."""
@@ -92,7 +92,7 @@ class ResponseAnswer(WireAnswer):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field(default_factory=dict)
     model: str
     output: list[OutputMessage]
     parallel_tool_calls: bool = False

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydix.runtime.server.wire.base import WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Text, WireAnswer, WireRequest
 from raydix.runtime.server.wire.messages import Message
 
 
@@ -12,7 +12,7 @@ class TokenizeRequest(WireRequest):
     """Either text or a conversation."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
 
 
