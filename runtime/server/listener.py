@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.errors import ConfigError
 
@@ -64,7 +64,7 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     """
     listener = _bind(address)
     config = uvicorn.Config(
-        app,
+        _ended_quietly(app),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -77,6 +77,17 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     finally:
         server.should_exit = True
         await serving
+
+
+def _ended_quietly(app: ASGIApp) -> ASGIApp:
+    """The application, from which a request that is cut just returns."""
+
+    async def cut(scope: Scope, receive: Receive, send: Send) -> None:
+        # The server cancels what outlasts the drain, and would log a traceback for each.
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return cut
 
 
 def _bind(address: HttpAddress) -> socket.socket:

@@ -74,15 +74,14 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, keys: Keys | None = None, drain_s: float = 1.0, **cache: Any
+    folder: Path, keys: Keys | None = None, drain_s: float = 1.0, **sections: Any
 ) -> AsyncIterator[Server]:
-    """A server for the test; `cache`: that section of the configuration."""
-    config = load_config(
-        {
-            "model": {"path": str(folder), "max_model_len": 256},
-            "cache": {"l1": {"num_pages": 128}, "l2": None, "page_size": PAGE_SIZE, **cache},
-        }
-    )
+    """A server for the test; `sections`: of the configuration."""
+    base = {
+        "model": {"path": str(folder), "max_model_len": 256},
+        "cache": {"l1": {"num_pages": 128}, "l2": None, "page_size": PAGE_SIZE},
+    }
+    config = load_config(base, sections)
     tokenizer = load_tokenizer(folder)
     assert tokenizer is not None, "the checkpoint has one"
 

@@ -123,14 +123,14 @@ def expected_of(output: RequestOutput, way: object) -> Told:
 async def test_tokens_and_usage_equal_the_engines_own(
     checkpoint: Path, tmp_path: Path, state: State
 ) -> None:
-    async with serving(
-        checkpoint,
-        load="always",
-        l1={"num_pages": 512},
-        l2={"bytes_per_node": "32MiB"},
-        l3={"backend": "file", "path": str(tmp_path / "l3")},
-        prefetch={"strategy": "wait_complete", "min_tokens": 1},
-    ) as server:
+    cache = {
+        "load": "always",
+        "l1": {"num_pages": 512},
+        "l2": {"bytes_per_node": "32MiB"},
+        "l3": {"backend": "file", "path": str(tmp_path / "l3")},
+        "prefetch": {"strategy": "wait_complete", "min_tokens": 1},
+    }
+    async with serving(checkpoint, cache=cache) as server:
         prompts = [await server.llm.apply_chat_template(chat) for chat in CHATS]
         for ids in prompts:
             await server.direct(ids, max_tokens=NUM_TOKENS)

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from raydix.errors import EngineDead, Overloaded
+from raydix.errors import EngineDead
 from raydix.runtime.server.listener import HttpAddress, listening
 from tests.runtime.server.served_engine import MODEL, Server, serving
 
@@ -49,18 +49,19 @@ async def test_a_client_that_goes_before_the_answer_aborts_its_requests(
     assert figures.get("generation_tokens", 0) < 230 * n
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
 async def test_refusal_for_load_is_429_whole_and_streamed(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, is_stream: bool
 ) -> None:
-    async def refuse(*_: object, **__: object) -> Any:
-        raise Overloaded("The queue is full.", 2.5)
-        yield
+    scheduler = {"max_running_requests": 1, "max_waiting_requests": 1}
+    async with serving(checkpoint, scheduler=scheduler) as server:
+        # One runs, one waits; one of several that one HTTP request asks is enough to refuse it.
+        with pytest.raises(openai.RateLimitError, match="requests wait") as caught:
+            await server.client().completions.create(**LONG, n=8, stream=is_stream)
+        figures = await until_idle(server)
 
-    monkeypatch.setattr(server.llm, "generate", refuse)
-    for is_stream in (False, True):
-        with pytest.raises(openai.RateLimitError, match="queue is full") as caught:
-            await server.client().completions.create(**LONG, stream=is_stream)
-        assert caught.value.response.headers["Retry-After"] == "3"
+    assert int(caught.value.response.headers["Retry-After"]) >= 1
+    assert figures.get("generation_tokens", 0) < 230 * 2
 
 
 async def test_an_error_within_a_stream_is_told_by_an_event(
@@ -133,6 +134,29 @@ async def test_streams_may_finish_while_the_server_drains(checkpoint: Path) -> N
         await anext(chunks)
         reading = asyncio.create_task(_count(chunks))
     assert await reading > 0
+
+
+async def test_streams_that_outlast_the_drain_are_cut_and_aborted(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_left = asyncio.Event()
+    async with serving(checkpoint, drain_s=1.0) as server:
+        real = server.llm.generate
+
+        async def hang(*arguments: Any, **options: Any) -> Any:
+            try:
+                yield await anext(real(*arguments, **options))
+                await asyncio.Event().wait()
+            finally:
+                has_left.set()
+
+        monkeypatch.setattr(server.llm, "generate", hang)
+        stream = await server.client().completions.create(**LONG, stream=True)
+        reading = asyncio.create_task(_count(aiter(stream)))
+
+    assert has_left.is_set()
+    with pytest.raises(openai.APIConnectionError):
+        await reading
 
 
 async def _count(chunks: Any) -> int:
