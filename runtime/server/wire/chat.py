@@ -12,6 +12,7 @@ from raydix.runtime.server.wire.logprobs import finite, token_name
 from raydix.runtime.server.wire.messages import Message
 from raydix.runtime.server.wire.usage import Usage
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TemplateValue = bool | int | float | Text
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -55,7 +56,8 @@ class TopLogprob(WireAnswer):
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
+    """Of its text; None for a token that is no whole characters."""
 
 
 class TokenLogprob(TopLogprob):
@@ -180,4 +182,6 @@ def chat_logprobs(output: CompletionOutput, num_top: int | None) -> ChatLogprobs
 
 def _named(token_id: int, entry: Logprob) -> dict[str, object]:
     name = token_name(token_id, entry)
-    return {"token": name, "logprob": finite(entry.logprob), "bytes": list(name.encode())}
+    is_whole = _REPLACEMENT not in name
+    bytes_of_name = list(name.encode()) if is_whole else None
+    return {"token": name, "logprob": finite(entry.logprob), "bytes": bytes_of_name}

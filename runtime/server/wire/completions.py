@@ -1,5 +1,6 @@
 """JSON of `/v1/completions`."""
 
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -94,7 +95,7 @@ def _logprobs(output: CompletionOutput, text_offset: int) -> CompletionLogprobs 
     ]
 
     # Where each token begins, as far as the names of the tokens before it tell.
-    offsets = [text_offset + sum(map(len, names[:i])) for i in range(len(names))]
+    offsets = list(accumulate(map(len, names), initial=text_offset))[:-1]
     return CompletionLogprobs(
         tokens=names,
         token_logprobs=[

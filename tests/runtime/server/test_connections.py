@@ -49,6 +49,25 @@ async def test_a_client_that_goes_before_the_answer_aborts_its_requests(
     assert figures.get("generation_tokens", 0) < 230 * n
 
 
+async def test_a_stream_that_is_left_while_it_waits_never_runs(checkpoint: Path) -> None:
+    async with serving(checkpoint, scheduler={"max_running_requests": 1}) as server:
+        client = server.client()
+        first = asyncio.create_task(client.completions.create(**LONG))
+        await until_running(server)
+        second = asyncio.create_task(client.completions.create(**LONG, stream=True))
+        async with asyncio.timeout(20):
+            while not (await server.engine.stats())["scheduler"]["num_requests_waiting"]:
+                await asyncio.sleep(0.001)
+
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        answer = await first
+        figures = await until_idle(server)
+
+    assert answer.usage.completion_tokens == 230
+    assert figures["generation_tokens"] == 230
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_refusal_for_load_is_429_whole_and_streamed(
     checkpoint: Path, is_stream: bool

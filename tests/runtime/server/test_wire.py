@@ -144,16 +144,18 @@ def test_usage_counts_each_prompt_once_and_all_outputs() -> None:
 def test_logprobs_that_json_lacks_are_told_as_a_number() -> None:
     none = float("-inf")
     entry = {7: Logprob(none, 3, "é"), 8: Logprob(-0.5, 1, "b")}
-    new = CompletionOutput(text="é", token_ids=[7], logprobs=[entry])
+    new = CompletionOutput(text="éé", token_ids=[7, 7], logprobs=[entry, entry])
 
     told = chat_logprobs(new, 1)
     assert told is not None
     assert (told.content[0].logprob, told.content[0].bytes) == (-9999.0, [0xC3, 0xA9])
     assert [each.token for each in told.content[0].top_logprobs] == ["b"]
+    broken = CompletionOutput(text="", token_ids=[7], logprobs=[{7: Logprob(0.0, 1, "\ufffd")}])
+    assert chat_logprobs(broken, 0).content[0].bytes is None  # type: ignore[union-attr]
     columns = completion_choice(0, new, 10, with_token_ids=False).logprobs
     assert columns is not None
-    assert columns.top_logprobs == [{"é": -9999.0, "b": -0.5}]
-    assert columns.text_offset == [10]
+    assert columns.top_logprobs == [{"é": -9999.0, "b": -0.5}] * 2
+    assert columns.text_offset == [10, 11]
 
 
 @pytest.mark.parametrize(
