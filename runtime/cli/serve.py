@@ -27,6 +27,7 @@ def serve(
     settings: Settings = None,
     name: Name = "raydix",
     address: Address = None,
+    *,
     http: Http = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
@@ -37,20 +38,21 @@ def serve(
     """
     config = load_config(source, sections_of(settings))
     front = read_http_options(http, keys, model_name, config)
-    asyncio.run(serve_until_stopped(config, name, address, front, Console()))
+    asyncio.run(serve_until_stopped(config, name, address, _DRAIN_S, front, Console()))
 
 
 async def serve_until_stopped(
     config: EngineConfig,
     name: str,
     address: str | None,
+    drain_s: float,
     front: HttpFront | None,
     console: Console,
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly."""
     async with (
         await start_engine(config, name, address) as engine,
-        serving_http(front, engine, _DRAIN_S) as url,
+        serving_http(front, engine, drain_s) as url,
     ):
         console.print(
             f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   "

@@ -41,7 +41,13 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     cluster: Any, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, told = asyncio.Event(), io.StringIO()
-    monkeypatch.setattr(serve_verb, "until_stopped", stop.wait)
+
+    async def until_told(*ended: Any) -> None:
+        for each in ended:
+            each.close()
+        await stop.wait()
+
+    monkeypatch.setattr(serve_verb, "until_stopped", until_told)
     key_file = tmp_path / "keys.yaml"
     key_file.write_text(f"tenants: {{alice: {KEY}}}\n")
     key_file.chmod(0o600)
@@ -50,7 +56,7 @@ async def test_http_is_served_beside_the_engine_until_the_end(
 
     console = Console(file=told, width=200)
     serving = asyncio.create_task(
-        serve_verb.serve_until_stopped(config, "mine", None, front, console)
+        serve_verb.serve_until_stopped(config, "mine", None, 1.0, front, console)
     )
     async with asyncio.timeout(20):
         while "HTTP is ready" not in told.getvalue():
