@@ -131,8 +131,9 @@ def test_seeds_of_samples_wrap_around() -> None:
 
 def test_usage_counts_each_prompt_once_and_all_outputs() -> None:
     meter = UsageMeter(num_samples=2)
-    for index in range(4):
-        meter.add(index, output(2, l1=1 if index < 2 else 0, computed=2 if index < 2 else 3))
+    # The second sample of each prompt finds the pages of the first; that is not told.
+    for index, cached in enumerate((1, 3, 0, 3)):
+        meter.add(index, output(2, l1=cached, computed=3 - cached))
     meter.add(0, output(1, "stop", l1=1, computed=2))
 
     usage = meter.usage()
