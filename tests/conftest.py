@@ -12,9 +12,10 @@ pytest_plugins = ["tests.ray_cluster"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """For both see `tests/exactness/conftest.py`."""
+    """For the first two see `tests/exactness/conftest.py`."""
     parser.addoption("--split-kv-groups", action="store_true", help="two KV groups in every model")
     parser.addoption("--full-grid", action="store_true", help="4 ranks and every family, too")
+    parser.addoption("--http-cases", type=int, default=6, help="made-up requests per HTTP route")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

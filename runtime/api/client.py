@@ -148,14 +148,25 @@ class AsyncLLM:
         self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would send them. Raises BadRequest."""
-        await self._connected()
-        tokenizer = await self._tokenizer_of(await self._found())
-        if tokenizer is None:
-            raise BadRequest(
-                "The checkpoint has no tokenizer that this process can read; chat needs one. "
-                "Use token ids."
-            )
+        tokenizer = await self._tokenizer("chat")
         return await asyncio.to_thread(tokenizer.encode_chat, messages, **template_arguments)
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, as `generate` would send them. Raises BadRequest."""
+        tokenizer = await self._tokenizer("text")
+        return await asyncio.to_thread(tokenizer.encode, text)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens among it. Raises BadRequest."""
+        tokenizer = await self._tokenizer("text")
+        return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=False)
+
+    async def limits(self) -> ModelLimits:
+        """What the served model allows. Connects anew if the connection was lost.
+
+        Raises EngineDead if the engine does not answer.
+        """
+        return (await self._connected()).limits
 
     async def prefetch(self, prompt: Prompt, *, cache_salt: str | None = None) -> dict[str, int]:
         """Bring to L2 what L3 has of a prompt, ahead of the requests that will start with it.
@@ -286,6 +297,16 @@ class AsyncLLM:
             eos_token_ids=tuple(handle.eos_token_ids),
         )
         return EngineClient(link, limits, tokenizer)
+
+    async def _tokenizer(self, purpose: str) -> Tokenizer:
+        await self._connected()
+        tokenizer = await self._tokenizer_of(await self._found())
+        if tokenizer is None:
+            raise BadRequest(
+                f"The checkpoint has no tokenizer that this process can read; {purpose} needs one. "
+                "Use token ids."
+            )
+        return tokenizer
 
     async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
         if handle.model_path not in self._tokenizers:

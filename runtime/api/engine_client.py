@@ -87,6 +87,11 @@ class EngineClient:
         return self._is_closed
 
     @property
+    def limits(self) -> ModelLimits:
+        """What the served model allows."""
+        return self._limits
+
+    @property
     def num_requests(self) -> int:
         """Requests that the Scheduler has not ended yet."""
         return len(self._unanswered)

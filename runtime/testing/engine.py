@@ -18,6 +18,7 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.tokenizer import Tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.testing.spawner import InProcessSpawner
@@ -52,7 +53,7 @@ class InProcessEngine:
         """The client that was connected first."""
         return self._clients[0]
 
-    async def connect(self) -> EngineClient:
+    async def connect(self, tokenizer: Tokenizer | None = None) -> EngineClient:
         """Another client with a link of its own; closed with the engine at the latest."""
         facts = self.facts
         name = f"client{len(self._clients)}"
@@ -66,7 +67,7 @@ class InProcessEngine:
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
         )
-        client = EngineClient(link, limits, tokenizer=None)
+        client = EngineClient(link, limits, tokenizer)
         self._clients.append(client)
         return client
 

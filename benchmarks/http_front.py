@@ -1,0 +1,25 @@
+"""An HTTP server of its own process for a running engine: `python -m benchmarks.http_front NAME`.
+
+Prints its port, and serves until its standard input ends.
+"""
+
+import asyncio
+import sys
+
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.server.app import build_app
+from raydix.runtime.server.listener import HttpAddress, listening
+
+
+async def serve(engine_name: str) -> None:
+    """Serve until nobody wants it any more."""
+    async with (
+        await AsyncLLM.connect(engine_name) as engine,
+        listening(build_app(engine, engine_name, None), HttpAddress("127.0.0.1", 0), 1.0) as url,
+    ):
+        print(url.rpartition(":")[2], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1]))

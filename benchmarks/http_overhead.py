@@ -1,0 +1,200 @@
+"""Measure what HTTP costs, against `AsyncLLM` on the same engine.
+
+    python -m benchmarks.http_overhead
+
+All streams are read token by token. The server is a process of its own, as `raydix serve --http`
+is; the client, this process, speaks plain HTTP over sockets, so that no client library is measured.
+Rounds of the two alternate.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
+from statistics import median
+
+from benchmarks.actor_overhead import Service, tokens_per_s
+from benchmarks.engines import (
+    MOE_L12,
+    MOE_TINY,
+    Answer,
+    ModelConfig,
+    Options,
+    Prompts,
+    ask,
+    dummy_config,
+    median_ttft_ms,
+    parse_options,
+)
+from benchmarks.record import Figure
+from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
+from raydix.runtime.api.client import AsyncLLM
+
+ENGINE = "http-overhead"
+MAX_EXTRA_TTFT_MS = 5.0
+MIN_THROUGHPUT_FRACTION = 0.95
+_PAUSE_S = 0.2
+"""The pause between rounds, for what the last one left in flight."""
+
+Ask = Callable[[list[int], int], Awaitable[Answer]]
+"""Stream an answer of so many tokens to a prompt."""
+
+
+async def ask_http(port: int, prompt: list[int], num_tokens: int) -> Answer:
+    """Stream one completion over a connection of its own."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    content = json.dumps(body).encode()
+
+    sent_s = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
+    )
+    try:
+        return await _read_answer(reader, sent_s)
+    finally:
+        writer.close()
+
+
+async def _read_answer(reader: asyncio.StreamReader, sent_s: float) -> Answer:
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(f"{status!r}: {(await reader.read()).decode()}")
+
+    arrivals_s: list[float] = []
+    num_received = 0
+    by_source: dict[str, int] = {}
+    # Sizes of HTTP's chunks are lines, too; only those of events begin like this.
+    async for line in reader:
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[len(b"data: ") :])
+        if chunk["choices"]:
+            arrivals_s.append(time.monotonic())
+            num_received += len(chunk["choices"][0]["token_ids"])
+        if chunk["usage"] is not None:
+            by_source = chunk["usage"]["prompt_tokens_details"]["cached_tokens_by_source"]
+
+    return Answer(
+        sent_s=sent_s,
+        first_s=arrivals_s[0],
+        ended_s=arrivals_s[-1],
+        arrivals_s=tuple(arrivals_s),
+        num_tokens=num_received,
+        tokens_by_source=by_source,
+    )
+
+
+@contextlib.asynccontextmanager
+async def http_front() -> AsyncIterator[int]:
+    """A server for the engine, which runs; yields its port."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.http_front", ENGINE),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ,
+    )
+    assert process.stdin is not None, "both are pipes"
+    assert process.stdout is not None, "both are pipes"
+    try:
+        yield int(await process.stdout.readline())
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def measure(
+    options: Options, sizes: Batches, model: ModelConfig, stream_counts: tuple[int, ...]
+) -> list[Figure]:
+    """Both ways to ask, by number of streams."""
+    prompts = Prompts(int(model["vocab_size"]))
+    figures = []
+    async with (
+        dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config,
+        await AsyncLLM.start(config, name=ENGINE) as llm,
+        http_front() as port,
+    ):
+        ways: dict[str, Ask] = {
+            "direct": lambda prompt, num_tokens: ask(llm.generate, prompt, num_tokens),
+            "http": lambda prompt, num_tokens: ask_http(port, prompt, num_tokens),
+        }
+        for num_streams in stream_counts:
+            services = await _serve(ways, options, sizes, prompts, num_streams)
+            figures += compare(options, num_streams, services["direct"], services["http"])
+    return figures
+
+
+async def _serve(
+    ways: dict[str, Ask], options: Options, sizes: Batches, prompts: Prompts, num_streams: int
+) -> dict[str, Service]:
+    """Medians over the rounds after a warm-up."""
+    rounds: defaultdict[str, list[list[Answer]]] = defaultdict(list)
+    for _ in range(1 + options.repeats):
+        for name, way in ways.items():
+            drawn = [prompts.draw(sizes.prompt_tokens) for _ in range(num_streams)]
+            asking = [way(prompt, sizes.output_tokens) for prompt in drawn]
+            rounds[name].append(await asyncio.gather(*asking))
+            await asyncio.sleep(_PAUSE_S)
+
+    return {
+        name: Service(
+            ttft_ms=median(median_ttft_ms(answers) for answers in own[1:]),
+            tokens_per_s=median(tokens_per_s(answers) for answers in own[1:]),
+        )
+        for name, own in rounds.items()
+    }
+
+
+def compare(options: Options, num_streams: int, direct: Service, http: Service) -> list[Figure]:
+    """The figures of one number of streams; the time to the first token has a bar for one alone."""
+    streams = f"{num_streams} streams" if num_streams > 1 else "1 stream"
+    max_ttft_ms = options.bar(direct.ttft_ms + MAX_EXTRA_TTFT_MS) if num_streams == 1 else None
+
+    return [
+        Figure(
+            name=f"TTFT, {streams}",
+            value=http.ttft_ms,
+            unit="ms",
+            max_value=max_ttft_ms,
+            baseline=direct.ttft_ms,
+            baseline_name="AsyncLLM",
+        ),
+        Figure(
+            name=f"throughput, {streams}",
+            value=http.tokens_per_s,
+            unit="tokens/s",
+            min_value=options.bar(direct.tokens_per_s * MIN_THROUGHPUT_FRACTION),
+            baseline=direct.tokens_per_s,
+            baseline_name="AsyncLLM",
+        ),
+    ]
+
+
+def main(options: Options) -> int:
+    """Measure and report."""
+    sizes, model, stream_counts = (
+        (TINY_BATCHES, MOE_TINY, (1, 4))
+        if options.is_tiny
+        else (FULL_BATCHES, MOE_L12, (1, 32, 128))
+    )
+    figures = asyncio.run(measure(options, sizes, model, stream_counts))
+    config = {name: value for name, value in asdict(sizes).items() if name != "max_ms"}
+    return options.report("http_overhead", {"model": "moe_l12", **config}, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_options(__doc__)))

@@ -1,0 +1,45 @@
+"""The admin's routes: look into the cache, empty it, change its storage."""
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from raydix.runtime.server.answers import json_figures
+from raydix.runtime.server.errors import RequestRefused, failure
+from raydix.runtime.server.served import REFUSALS, Served
+from raydix.runtime.server.wire.admin import AttachRequest, FlushRequest
+
+
+def admin_routes(served: Served) -> APIRouter:
+    """The routes, all below `/admin/`."""
+    router = APIRouter(prefix="/admin/cache", responses=REFUSALS)
+
+    @router.get("/stats")
+    async def stats() -> Response:
+        """Figures of every actor."""
+        return json_figures(await served.engine.stats())
+
+    @router.post("/flush")
+    async def flush(body: FlushRequest) -> Response:
+        """Drop cached pages that no request uses; tells what was dropped."""
+        return json_figures(await served.engine.flush(body.l3))
+
+    @router.post("/attach")
+    async def attach(body: AttachRequest) -> Response:
+        """Use another L3 backend from now on."""
+        return json_figures(await served.engine.attach_storage(body.l3))
+
+    @router.post("/detach")
+    async def detach() -> Response:
+        """Go on without L3."""
+        return json_figures(await served.engine.detach_storage())
+
+    @router.get("/explain/{request_id}")
+    async def explain(request_id: str) -> Response:
+        """Where each range of a recent request's prompt came from."""
+        explanation = await served.engine.explain(request_id)
+        if explanation is None:
+            text = f"Request {request_id!r} is not among the last 1,024 of this engine."
+            raise RequestRefused(failure(404, text, "invalid_request_error", code="not_found"))
+        return json_figures(explanation)
+
+    return router

@@ -1,0 +1,17 @@
+"""JSON answers."""
+
+import json
+from typing import Any
+
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+
+def json_answer(value: BaseModel) -> Response:
+    """An answer by its model, written once: FastAPI would check and convert it again."""
+    return Response(value.model_dump_json(), media_type="application/json")
+
+
+def json_figures(values: dict[str, Any]) -> Response:
+    """Figures of the engine as they are; what JSON lacks is told as text."""
+    return Response(json.dumps(values, default=str), media_type="application/json")

@@ -1,0 +1,56 @@
+"""The HTTP interface of one engine, as an ASGI application."""
+
+import time
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+import raydix
+from raydix.runtime.server.admin import admin_routes
+from raydix.runtime.server.chat import chat_routes
+from raydix.runtime.server.completions import completion_routes
+from raydix.runtime.server.engine import ServedEngine
+from raydix.runtime.server.errors import install_error_handlers
+from raydix.runtime.server.http_metrics import CountRequests, HttpMetrics, metrics_routes
+from raydix.runtime.server.key_check import KeyCheck
+from raydix.runtime.server.keys import Keys
+from raydix.runtime.server.responses import response_routes
+from raydix.runtime.server.served import Served
+from raydix.runtime.server.status import status_routes
+from raydix.runtime.server.tokens import token_routes
+
+_MAX_BODY_BYTES = 32 << 20
+"""A prompt of a million token ids has 8 MiB of JSON."""
+
+
+def build_app(
+    engine: ServedEngine,
+    model_name: str,
+    keys: Keys | None,
+    wall_clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The application; whoever listens beyond loopback must give keys.
+
+    model_name: what clients call the model. keys: None leaves all routes open but the admin's.
+    """
+    served = Served(engine, model_name, int(wall_clock()), wall_clock)
+    metrics = HttpMetrics()
+    app = FastAPI(
+        title="Raydix",
+        version=raydix.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        max_body_size=_MAX_BODY_BYTES,
+    )
+
+    for routes in (completion_routes, chat_routes, response_routes, token_routes, status_routes):
+        app.include_router(routes(served))
+    app.include_router(admin_routes(served))
+    app.include_router(metrics_routes(served, metrics))
+    install_error_handlers(app)
+
+    # The last one added sees a request first.
+    app.add_middleware(KeyCheck, keys=keys)
+    app.add_middleware(CountRequests, metrics=metrics)
+    return app

@@ -1,0 +1,144 @@
+"""`/v1/chat/completions`."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from raydix.runtime.api.outputs import CompletionOutput
+from raydix.runtime.server.answers import json_answer
+from raydix.runtime.server.connection import while_connected
+from raydix.runtime.server.event_stream import DONE, EventStream, data_event
+from raydix.runtime.server.generation import Generation, choices_of, options_of
+from raydix.runtime.server.keys import Caller
+from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
+from raydix.runtime.server.wire.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    ChunkChoice,
+    Delta,
+    chat_logprobs,
+    max_tokens_of,
+    num_logprobs_of,
+    template_arguments,
+)
+from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
+from raydix.runtime.server.wire.messages import template_messages
+from raydix.runtime.server.wire.usage import Usage, UsageMeter
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One request's answer in the making."""
+
+    served: Served
+    request: ChatRequest
+    generation: Generation
+    created: int
+
+    @property
+    def id(self) -> str:
+        """The answer's name."""
+        return f"chatcmpl-{self.generation.request_id}"
+
+    async def whole(self) -> ChatCompletion:
+        """All choices, once they are finished."""
+        meter = UsageMeter(self.generation.num_samples)
+        choices = {}
+        async for index, output in choices_of(self.served.engine, self.generation):
+            meter.add(index, output)
+            choices[index] = self._choice(index, output.outputs[0])
+
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.served.model_name,
+            choices=[choices[index] for index in sorted(choices)],
+            usage=meter.usage(),
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The choices piece by piece; the first piece of each tells the role."""
+        options = check_stream_options(self.request, self.request.stream_options)
+        meter = UsageMeter(self.generation.num_samples)
+        begun: set[int] = set()
+
+        async for index, output in choices_of(self.served.engine, self.generation):
+            meter.add(index, output)
+            choice = self._chunk_choice(index, output.outputs[0], index not in begun)
+            begun.add(index)
+            usage = meter.usage() if options.continuous_usage_stats else None
+            yield data_event(self._chunk([choice], usage))
+
+        if options.include_usage:
+            yield data_event(self._chunk([], meter.usage()))
+        yield DONE
+
+    def _choice(self, index: int, output: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage(content=output.text),
+            logprobs=chat_logprobs(output, num_logprobs_of(self.request)),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self.request.return_token_ids else None,
+        )
+
+    def _chunk_choice(self, index: int, new: CompletionOutput, is_first: bool) -> ChunkChoice:
+        return ChunkChoice(
+            index=index,
+            delta=Delta(role="assistant" if is_first else None, content=new.text),
+            logprobs=chat_logprobs(new, num_logprobs_of(self.request)),
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            token_ids=new.token_ids if self.request.return_token_ids else None,
+        )
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
+        return ChatChunk(
+            id=self.id,
+            created=self.created,
+            model=self.served.model_name,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def chat_routes(served: Served) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=REFUSALS)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        served.check_model(body.model)
+        check_stream_options(body, body.stream_options)
+        generation = await _generation(served, body, caller_of(request))
+
+        answer = _Answer(served, body, generation, served.now())
+        if body.stream:
+            return EventStream(answer.events())
+        return json_answer(await while_connected(request.receive, answer.whole()))
+
+    return router
+
+
+async def _generation(served: Served, body: ChatRequest, caller: Caller) -> Generation:
+    """What the request asks of the engine. Raises BadRequest."""
+    params = sampling_of(body, max_tokens=max_tokens_of(body), logprobs=num_logprobs_of(body))
+    token_ids = await served.engine.apply_chat_template(
+        template_messages(body.messages), **template_arguments(body)
+    )
+    generation = Generation(
+        request_id=new_request_id(),
+        prompts=(token_ids,),
+        num_samples=body.n,
+        params=params,
+        options=options_of(body, caller, body.session_id),
+    )
+    generation.check()
+    return generation

@@ -1,0 +1,65 @@
+"""What the HTTP server needs of an engine."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from raydix.runtime.api.engine_client import ModelLimits
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.sampling_params import SamplingParams
+
+
+class ServedEngine(Protocol):
+    """The part of `AsyncLLM` that the server uses; its docstrings hold here, too."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        session_id: str | None = None,
+        routing_key: str | None = None,
+        deadline_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the outputs of one request."""
+        ...
+
+    async def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
+    ) -> list[int]:
+        """Token ids of a conversation."""
+        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+        ...
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        ...
+
+    async def limits(self) -> ModelLimits:
+        """What the model allows. Raises EngineDead if the engine cannot be reached."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """Figures of every actor."""
+        ...
+
+    async def flush(self, l3: bool = False) -> dict[str, Any]:
+        """Drop cached pages that no request uses."""
+        ...
+
+    async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Use another L3 backend from now on."""
+        ...
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """Go on without L3."""
+        ...
+
+    async def explain(self, request_id: str) -> dict[str, Any] | None:
+        """Where each range of a request's prompt came from."""
+        ...

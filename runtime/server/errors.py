@@ -1,0 +1,156 @@
+"""Errors as HTTP answers, in OpenAI's shape."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from raydix.errors import (
+    BadRequest,
+    Cancelled,
+    CheckpointError,
+    ConfigError,
+    DeadlineExceeded,
+    EngineDead,
+    Overloaded,
+    PromptTooLong,
+    RaydixError,
+)
+from raydix.runtime.server.connection import ClientGone
+from raydix.runtime.server.wire.errors import ErrorAnswer, ErrorDetails
+
+_RETRY_DEAD_S = 5.0
+"""About as long as the engine's parts take to come back."""
+_MAX_NAMED = 5
+_TYPE_NAMES = frozenset({"str", "int", "float", "bool"})
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpFailure:
+    """What an answer says of an error."""
+
+    status: int
+    details: ErrorDetails
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """The JSON, in ASCII: a message may quote what is no Unicode."""
+        answer = ErrorAnswer(error=self.details)
+        return json.dumps(answer.model_dump(mode="python")).encode()
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+class RequestRefused(Exception):
+    """An answer that the server gives without asking the engine."""
+
+    def __init__(self, failure: HttpFailure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+def failure(status: int, message: str, kind: str, **more: Any) -> HttpFailure:
+    """An error; `more`: its `param`, `code` and `headers`."""
+    headers = more.pop("headers", {})
+    return HttpFailure(status, ErrorDetails(message=message, type=kind, **more), headers)
+
+
+def failure_of(error: RaydixError) -> HttpFailure:
+    """What a client is told of an error of Raydix."""
+    text = str(error)
+    match error:
+        case PromptTooLong():
+            code = "context_length_exceeded"
+            return failure(400, text, "invalid_request_error", code=code)
+        case BadRequest() | ConfigError() | CheckpointError():
+            return failure(400, text, "invalid_request_error")
+        case Overloaded():
+            headers = _retry_after(error.retry_after_s)
+            return failure(429, text, "rate_limit_error", code="overloaded", headers=headers)
+        case DeadlineExceeded():
+            return failure(408, text, "timeout_error", code="deadline_exceeded")
+        case EngineDead() | Cancelled():
+            headers = _retry_after(_RETRY_DEAD_S)
+            return failure(503, text, "server_error", code="engine_unavailable", headers=headers)
+        case _:
+            return failure(500, text, "server_error")
+
+
+def failure_of_validation(errors: Sequence[Mapping[str, Any]]) -> HttpFailure:
+    """Names the fields that are not supported, or else those that are wrong."""
+    unknown = [_path(each) for each in errors if each["type"] == "extra_forbidden"]
+    if unknown:
+        named = ", ".join(map(repr, unknown[:_MAX_NAMED]))
+        text = f"Not supported: {named}. Leave out what is named."
+        return failure(
+            400, text, "invalid_request_error", param=unknown[0], code="unsupported_parameter"
+        )
+
+    wrong: dict[str, str] = {}
+    for each in errors:
+        wrong.setdefault(_path(each), str(each["msg"]))
+    text = "; ".join(f"{path}: {problem}" for path, problem in list(wrong.items())[:_MAX_NAMED])
+    return failure(400, text, "invalid_request_error", param=next(iter(wrong), None))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error in the one shape."""
+
+    @app.exception_handler(RaydixError)
+    async def on_raydix_error(_: Request, error: RaydixError) -> Response:
+        return failure_of(error).response()
+
+    @app.exception_handler(RequestRefused)
+    async def on_refused(_: Request, error: RequestRefused) -> Response:
+        return error.failure.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(_: Request, error: RequestValidationError) -> Response:
+        return failure_of_validation(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_exception(request: Request, error: HTTPException) -> Response:
+        text = f"{error.detail}: {request.method} {request.url.path}."
+        headers = dict(error.headers or {})
+        refused = failure(error.status_code, text, "invalid_request_error", headers=headers)
+        return refused.response()
+
+    @app.exception_handler(ClientGone)
+    async def on_client_gone(_: Request, __: ClientGone) -> Response:
+        # Nobody reads it; logs and metrics show the status that nginx uses for this.
+        return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def on_bug(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return failure(500, "The server failed; its log says why.", "server_error").response()
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    # The first is HTTP's, in whole seconds; OpenAI's clients prefer the second.
+    return {
+        "Retry-After": str(max(1, math.ceil(seconds))),
+        "Retry-After-Ms": str(max(1, math.ceil(1000 * seconds))),
+    }
+
+
+def _path(error: Mapping[str, Any]) -> str:
+    """`messages.0.content`: the place in the body, without the types that a union tried."""
+    if error["type"] == "json_invalid":
+        return "body"
+    names = [
+        str(each)
+        for each in error["loc"][1:]
+        if isinstance(each, int) or (each.isidentifier() and each not in _TYPE_NAMES)
+    ]
+    return ".".join(names) or "body"

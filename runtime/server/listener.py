@@ -1,0 +1,106 @@
+"""An application on a port, in this process."""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from raydix.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` for every interface. Raises ConfigError."""
+        host, separator, port = text.rpartition(":")
+        if not (separator and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+            raise ConfigError(
+                f"--http is {text!r}; expected HOST:PORT, such as 127.0.0.1:8000. Port 0 takes a "
+                "free one."
+            )
+        return cls(host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody on another host can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            # The name of a host: what it stands for may change.
+            return False
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the command."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> AsyncIterator[str]:
+    """Serve the application meanwhile; yields its URL.
+
+    At the end no connection is taken any more, and streams may go on for `drain_s` before they
+    are cut. Raises ConfigError if the port cannot be had.
+    """
+    listener = _bind(address)
+    config = uvicorn.Config(
+        _ended_quietly(app),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([listener]), name="raydix-http")
+    try:
+        yield _url(listener)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _ended_quietly(app: ASGIApp) -> ASGIApp:
+    """The application, from which a request that is cut just returns."""
+
+    async def cut(scope: Scope, receive: Receive, send: Send) -> None:
+        # The server cancels what outlasts the drain, and would log a traceback for each.
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return cut
+
+
+def _bind(address: HttpAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--http cannot listen at {address.host}:{address.port} ({error.strerror or error}). "
+            "Choose another port, or stop who has it."
+        ) from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

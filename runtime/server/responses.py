@@ -1,0 +1,93 @@
+"""`/v1/responses`, without stored state."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from raydix.runtime.server.answers import json_answer
+from raydix.runtime.server.connection import while_connected
+from raydix.runtime.server.errors import HttpFailure
+from raydix.runtime.server.event_stream import EventStream, named_event
+from raydix.runtime.server.generation import Generation, choices_of, options_of
+from raydix.runtime.server.keys import Caller
+from raydix.runtime.server.response_writer import ResponseWriter
+from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
+from raydix.runtime.server.wire.generation import sampling_of
+from raydix.runtime.server.wire.messages import template_messages
+from raydix.runtime.server.wire.responses import (
+    ResponseAnswer,
+    ResponsesRequest,
+    conversation_of,
+    session_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One request's answer in the making."""
+
+    served: Served
+    generation: Generation
+    writer: ResponseWriter
+
+    async def whole(self) -> ResponseAnswer:
+        """The answer, once it is finished."""
+        async for _, output in choices_of(self.served.engine, self.generation):
+            self.writer.add(output)
+        return self.writer.response()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer piece by piece."""
+        is_open = False
+        async for _, output in choices_of(self.served.engine, self.generation):
+            # Nothing is told of a request that the engine may still refuse.
+            if not is_open:
+                for event in self.writer.opening():
+                    yield named_event(event.type, event)
+                is_open = True
+            for event in self.writer.add(output):
+                yield named_event(event.type, event)
+        for event in self.writer.closing():
+            yield named_event(event.type, event)
+
+
+def response_routes(served: Served) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.post("/v1/responses", response_model=ResponseAnswer, responses=REFUSALS)
+    async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation, which the request brings as a whole."""
+        served.check_model(body.model)
+        generation = await _generation(served, body, caller_of(request))
+        writer = ResponseWriter(body, generation.request_id, served.model_name, served.now())
+
+        answer = _Answer(served, generation, writer)
+        if body.stream:
+            return EventStream(answer.events(), _failure_event)
+        return json_answer(await while_connected(request.receive, answer.whole()))
+
+    return router
+
+
+async def _generation(served: Served, body: ResponsesRequest, caller: Caller) -> Generation:
+    """What the request asks of the engine. Raises BadRequest."""
+    params = sampling_of(body, max_tokens=body.max_output_tokens)
+    options = options_of(body, caller, session_of(body))
+    token_ids = await served.engine.apply_chat_template(template_messages(conversation_of(body)))
+    generation = Generation(
+        request_id=new_request_id(),
+        prompts=(token_ids,),
+        num_samples=1,
+        params=params,
+        options=options,
+    )
+    generation.check()
+    return generation
+
+
+def _failure_event(failed: HttpFailure) -> bytes:
+    """The event `error`, which OpenAI's clients raise."""
+    return b"event: error\n" + b"data: " + failed.body() + b"\n\n"

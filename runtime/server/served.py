@@ -1,0 +1,53 @@
+"""What every route knows: the engine, and how this server calls its model."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from raydix.runtime.server.engine import ServedEngine
+from raydix.runtime.server.errors import RequestRefused, failure
+from raydix.runtime.server.keys import Caller
+from raydix.runtime.server.wire.errors import ErrorAnswer
+
+REFUSALS: dict[int | str, dict[str, object]] = {
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 408, 429, 503)
+}
+"""What the schema says of answers that any route may give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One engine behind one server."""
+
+    engine: ServedEngine
+    model_name: str
+    started_at: int
+    """Seconds since 1970: what `/v1/models` tells as `created`."""
+    wall_clock: Callable[[], float] = time.time
+
+    def now(self) -> int:
+        """Seconds since 1970."""
+        return int(self.wall_clock())
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse a request for another model; none is named where there is but one."""
+        if asked is not None and asked != self.model_name:
+            text = f"The model {asked!r} is not served here; expected {self.model_name!r}."
+            raise RequestRefused(
+                failure(404, text, "invalid_request_error", param="model", code="model_not_found")
+            )
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request, as `KeyCheck` found."""
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def new_request_id() -> str:
+    """A request id: no client chooses its own, which might be another's."""
+    return uuid.uuid4().hex

@@ -1,0 +1,19 @@
+"""JSON of the admin's routes."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from raydix.runtime.server.wire.base import WireRequest
+
+
+class FlushRequest(WireRequest):
+    """What is dropped: L1 and L2, and with `l3` this engine's stored objects, too."""
+
+    l3: bool = False
+
+
+class AttachRequest(WireRequest):
+    """The backend to use from now on, as `cache.l3` of a configuration."""
+
+    l3: Annotated[dict[str, Any], Field(min_length=1)]

@@ -1,0 +1,187 @@
+"""JSON of `/v1/chat/completions`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from raydix.errors import BadRequest
+from raydix.runtime.api.outputs import CompletionOutput, Logprob
+from raydix.runtime.server.wire.base import OrAbsent, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.generation import MAX_SAMPLES, GenerationFields, StreamOptions
+from raydix.runtime.server.wire.logprobs import finite, token_name
+from raydix.runtime.server.wire.messages import Message
+from raydix.runtime.server.wire.usage import Usage
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+TemplateValue = bool | int | float | Text
+_NOT_FOR_TEMPLATES = frozenset(
+    {
+        *("chat_template", "conversation", "documents", "messages", "self", "tokenize", "tools"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
+)
+"""Arguments of transformers' `apply_chat_template` that would do more than fill in a variable."""
+
+
+class TextFormat(WireRequest):
+    """The one format of output that is served."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationFields):
+    """A conversation to go on with."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    chat_template_kwargs: dict[Text, TemplateValue] = Field(default_factory=dict)
+
+    # Values that ask for nothing are taken, as clients send them.
+    response_format: TextFormat | None = None
+    store: Literal[False] = False
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+class TopLogprob(WireAnswer):
+    """One token and its natural log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Of its text; None for a token that is no whole characters."""
+
+
+class TokenLogprob(TopLogprob):
+    """The token that was sampled, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(WireAnswer):
+    """An entry per output token."""
+
+    content: list[TokenLogprob]
+
+
+class AnswerMessage(WireAnswer):
+    """The whole answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class Delta(WireAnswer):
+    """What is new of the answer."""
+
+    role: OrAbsent[Literal["assistant"]] = None
+    content: OrAbsent[str] = None
+
+
+class ChatChoice(WireAnswer):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: OrAbsent[int | str] = None
+    token_ids: OrAbsent[list[int]] = None
+
+
+class ChunkChoice(WireAnswer):
+    """The new part of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: OrAbsent[int | str] = None
+    token_ids: OrAbsent[list[int]] = None
+
+
+class ChatCompletion(WireAnswer):
+    """The answers to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(WireAnswer):
+    """A piece of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+def max_tokens_of(request: ChatRequest) -> int | None:
+    """The limit, by whichever of its two names it was given. Raises BadRequest if they differ."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise BadRequest(
+            f"max_tokens is {old} and max_completion_tokens is {new}; they name one limit. "
+            "Set one of them."
+        )
+    return old if new is None else new
+
+
+def num_logprobs_of(request: ChatRequest) -> int | None:
+    """How many of the likeliest tokens are told. Raises BadRequest if that contradicts itself."""
+    if not request.logprobs:
+        if request.top_logprobs is not None:
+            raise BadRequest("top_logprobs is set, but logprobs is not. Set logprobs to true.")
+        return None
+    return request.top_logprobs or 0
+
+
+def template_arguments(request: ChatRequest) -> dict[str, TemplateValue]:
+    """Variables of the chat template. Raises BadRequest for what is more than a variable."""
+    wrong = sorted(_NOT_FOR_TEMPLATES & set(request.chat_template_kwargs))
+    if wrong:
+        raise BadRequest(
+            f"chat_template_kwargs has {', '.join(map(repr, wrong))}; expected variables of the "
+            "checkpoint's template, such as 'enable_thinking'. Leave the others out."
+        )
+    return request.chat_template_kwargs
+
+
+def chat_logprobs(output: CompletionOutput, num_top: int | None) -> ChatLogprobs | None:
+    """Logprobs of an output's tokens, with the `num_top` likeliest of each place."""
+    if output.logprobs is None or num_top is None:
+        return None
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                **_named(token_id, entry[token_id]),
+                top_logprobs=[
+                    TopLogprob(**_named(other, each))
+                    for other, each in entry.items()
+                    if each.rank <= num_top
+                ],
+            )
+            for token_id, entry in zip(output.token_ids, output.logprobs, strict=True)
+        ]
+    )
+
+
+def _named(token_id: int, entry: Logprob) -> dict[str, object]:
+    name = token_name(token_id, entry)
+    is_whole = _REPLACEMENT not in name
+    bytes_of_name = list(name.encode()) if is_whole else None
+    return {"token": name, "logprob": finite(entry.logprob), "bytes": bytes_of_name}

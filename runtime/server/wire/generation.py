@@ -1,0 +1,103 @@
+"""The fields that every route which generates shares, and what they mean for the engine."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from raydix.errors import BadRequest
+from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.server.wire.base import Text, WireRequest
+
+MAX_SAMPLES = 128
+MAX_CHOICES = 1024
+"""Of one HTTP request: prompts times samples."""
+_MAX_SEED = 2**63 - 1
+_MAX_STOPS = 64
+"""Every token of the output is searched for all of them, on the loop that serves everybody."""
+_MAX_STOP_IDS = 1024
+
+Word = Annotated[Text, Field(min_length=1, max_length=512)]
+"""An id, or a salt: shorter than the engine allows, as the tenant's name is put before it."""
+
+
+class StreamOptions(WireRequest):
+    """What a stream tells besides text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Usage so far in every chunk; otherwise `include_usage` adds one chunk at the end."""
+
+
+class GenerationFields(WireRequest):
+    """Sampling by vLLM's names, and how the Scheduler should treat the request.
+
+    Ranges are checked by `SamplingParams`, which says what is wrong.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+
+    cache_salt: Word | None = None
+    session_id: Word | None = None
+    routing_key: Word | None = None
+    deadline_s: float | None = None
+
+    user: str | None = None
+    """Names an end user; without effect, like `metadata`."""
+    metadata: dict[Text, Text] | None = None
+
+
+_SAMPLING_NAMES = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+        *("frequency_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+        *("ignore_eos", "min_tokens", "skip_special_tokens"),
+    }
+)
+
+
+def sampling_of(
+    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None = None
+) -> SamplingParams:
+    """The sampling that a request asks for; streams bring what is new, others all at the end.
+
+    Raises BadRequest.
+    """
+    asked = fields.model_dump(include=set(_SAMPLING_NAMES), exclude_none=True)
+    kind = OutputKind.DELTA if fields.stream else OutputKind.FINAL
+    return SamplingParams(**asked, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
+
+
+def seed_of_sample(seed: int | None, sample: int) -> int | None:
+    """Samples of one prompt differ: each has a seed of its own, the first one the given one."""
+    return None if seed is None else (seed + sample) % (_MAX_SEED + 1)
+
+
+def check_stream_options(fields: GenerationFields, options: StreamOptions | None) -> StreamOptions:
+    """The options of a stream. Raises BadRequest if there is no stream to have them."""
+    if options is not None and not fields.stream:
+        raise BadRequest("stream_options is set, but stream is not. Set stream, or leave it out.")
+    return options or StreamOptions()
+
+
+def check_num_choices(num_prompts: int, num_samples: int) -> None:
+    """Raise BadRequest for more choices than one request may have, or for none."""
+    if not 0 < num_prompts * num_samples <= MAX_CHOICES:
+        raise BadRequest(
+            f"The request has {num_prompts} prompts and n is {num_samples}; expected 1 to "
+            f"{MAX_CHOICES} choices in all. Send several requests."
+        )

@@ -1,0 +1,34 @@
+"""Messages of a conversation, as the chat template takes them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from raydix.runtime.server.wire.base import Text, WireRequest
+
+
+class TextPart(WireRequest):
+    """A part of a message. Raydix serves text alone."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class Message(WireRequest):
+    """One turn. A `developer` speaks as `system`, the word that templates know."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    name: Text | None = None
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Dicts for the chat template; the parts of a message become lines."""
+    return [_template_message(each) for each in messages]
+
+
+def _template_message(message: Message) -> dict[str, str]:
+    content = message.content
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    role = "system" if message.role == "developer" else message.role
+    turn = {"role": role, "content": text}
+    return turn if message.name is None else {**turn, "name": message.name}

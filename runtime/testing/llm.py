@@ -1,0 +1,71 @@
+"""An in-process engine in the shape of `AsyncLLM`, for tests of what is built on that."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.outputs import RequestOutput
+from raydix.runtime.api.prompts import Prompt
+from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.tokenizer import Tokenizer
+from raydix.runtime.testing.engine import InProcessEngine
+
+
+class InProcessLLM:
+    """See `AsyncLLM`, whose methods these are. Belongs to the engine's loop."""
+
+    def __init__(self, engine: InProcessEngine, client: EngineClient, tokenizer: Tokenizer) -> None:
+        """`client` must have been connected with the same tokenizer."""
+        self._engine = engine
+        self._client = client
+        self._tokenizer = tokenizer
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """See `AsyncLLM`."""
+        return self._client.generate(prompt, sampling_params, request_id, RequestOptions(**options))
+
+    async def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any
+    ) -> list[int]:
+        """See `AsyncLLM`."""
+        return await asyncio.to_thread(self._tokenizer.encode_chat, messages, **template_arguments)
+
+    async def encode(self, text: str) -> list[int]:
+        """See `AsyncLLM`."""
+        return await asyncio.to_thread(self._tokenizer.encode, text)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `AsyncLLM`."""
+        return await asyncio.to_thread(self._tokenizer.decode, token_ids, skip_special_tokens=False)
+
+    async def limits(self) -> ModelLimits:
+        """See `AsyncLLM`."""
+        return self._client.limits
+
+    async def stats(self) -> dict[str, Any]:
+        """See `AsyncLLM`."""
+        return await self._engine.stats()
+
+    async def flush(self, l3: bool = False) -> dict[str, Any]:
+        """See `AsyncLLM`."""
+        return await self._engine.flush(l3)
+
+    async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AsyncLLM`."""
+        return await self._engine.attach_storage(dict(section))
+
+    async def detach_storage(self) -> dict[str, Any]:
+        """See `AsyncLLM`."""
+        return await self._engine.detach_storage()
+
+    async def explain(self, request_id: str) -> dict[str, Any] | None:
+        """See `AsyncLLM`."""
+        return await self._engine.explain(request_id)

@@ -1,0 +1,80 @@
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from raydix.runtime.cli import serve as serve_verb
+from raydix.runtime.cli.http_front import read_http_options
+from raydix.runtime.config.loading import load_config
+
+KEY = "alice-key-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--http", "0.0.0.0:0"], "Add --keys FILE"),
+        (["--http", "8000"], "expected HOST:PORT"),
+        (["--http", "127.0.0.1:0", "--keys", "none.yaml"], "cannot be read"),
+        (["--keys", "none.yaml"], "Add --http HOST:PORT"),
+        (["--model-name", "m"], "Add --http HOST:PORT"),
+    ],
+)
+def test_wrong_options_are_told_before_an_engine_starts(
+    run: Any,
+    cluster: Any,
+    checkpoint: str,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    problem: str,
+) -> None:
+    assert run("serve", checkpoint, *arguments) == 1
+    assert problem in capsys.readouterr().err
+    assert cluster.configs == []
+
+
+async def test_http_is_served_beside_the_engine_until_the_end(
+    cluster: Any, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, told = asyncio.Event(), io.StringIO()
+
+    async def until_told(*ended: Any) -> None:
+        for each in ended:
+            each.close()
+        await stop.wait()
+
+    monkeypatch.setattr(serve_verb, "until_stopped", until_told)
+    key_file = tmp_path / "keys.yaml"
+    key_file.write_text(f"tenants: {{alice: {KEY}}}\n")
+    key_file.chmod(0o600)
+    config = load_config(checkpoint)
+    front = read_http_options("127.0.0.1:0", key_file, None, config)
+
+    console = Console(file=told, width=200)
+    serving = asyncio.create_task(
+        serve_verb.serve_until_stopped(config, "mine", None, 1.0, front, console)
+    )
+    async with asyncio.timeout(20):
+        while "HTTP is ready" not in told.getvalue():
+            await asyncio.sleep(0.01)
+
+    url = told.getvalue().partition("ready at ")[2].split("/v1")[0]
+    async with httpx.AsyncClient(base_url=url) as http:
+        refused = await http.get("/v1/models")
+        http.headers["Authorization"] = f"Bearer {KEY}"
+        [model] = (await http.get("/v1/models")).json()["data"]
+        answer = await http.post("/v1/completions", json={"prompt": [104, 105]})
+        text = await http.post("/tokenize", json={"prompt": "he"})
+        back = await http.post("/detokenize", json={"tokens": text.json()["tokens"]})
+    stop.set()
+    await serving
+
+    assert refused.status_code == 401
+    assert model["id"] == Path(checkpoint).name
+    assert answer.json()["usage"]["total_tokens"] == 4
+    assert back.json() == {"prompt": "he"}
+    assert cluster.handle.is_shut_down

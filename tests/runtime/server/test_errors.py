@@ -1,0 +1,110 @@
+"""What a client is told when something is wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from raydix.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EngineDead,
+    Overloaded,
+    PromptTooLong,
+    RaydixError,
+)
+from raydix.runtime.server.errors import failure_of, failure_of_validation
+from raydix.runtime.server.wire.chat import ChatRequest
+from raydix.runtime.server.wire.completions import CompletionRequest
+from raydix.runtime.server.wire.responses import ResponsesRequest
+
+TURN = {"role": "user", "content": "a"}
+
+
+def told(kind: type[BaseModel], body: dict[str, Any]) -> tuple[str, str | None, str | None]:
+    """Message, param and code for a body that is refused."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    errors = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]
+    failed = failure_of_validation(errors)
+    assert failed.status == 400
+    return failed.details.message, failed.details.param, failed.details.code
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (BadRequest("no"), 400, None),
+        (PromptTooLong("no"), 400, "context_length_exceeded"),
+        (Overloaded("no", 2.5), 429, "overloaded"),
+        (DeadlineExceeded("no"), 408, "deadline_exceeded"),
+        (EngineDead("no"), 503, "engine_unavailable"),
+        (RaydixError("no"), 500, None),
+    ],
+)
+def test_each_error_has_its_status(error: RaydixError, status: int, code: str | None) -> None:
+    failed = failure_of(error)
+    assert (failed.status, failed.details.code) == (status, code)
+    assert json.loads(failed.body())["error"]["message"] == "no"
+
+
+def test_overload_tells_when_to_come_again() -> None:
+    assert failure_of(Overloaded("no", 2.5)).headers == {
+        "Retry-After": "3",
+        "Retry-After-Ms": "2500",
+    }
+    assert failure_of(Overloaded("no", 0.0)).headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        (CompletionRequest, {"prompt": "a", "suffix": "b"}, "suffix"),
+        (ChatRequest, {"messages": [TURN], "tools": [{}]}, "tools"),
+        (ChatRequest, {"messages": [{**TURN, "tool_calls": []}]}, "messages.0.tool_calls"),
+        (ResponsesRequest, {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
+        (ResponsesRequest, {"input": "a", "reasoning": {}}, "reasoning"),
+    ],
+)
+def test_unsupported_fields_are_named(
+    kind: type[BaseModel], body: dict[str, Any], field: str
+) -> None:
+    message, param, code = told(kind, body)
+    assert repr(field) in message
+    assert (param, code) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        (CompletionRequest, {}, "prompt"),
+        (CompletionRequest, {"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        (CompletionRequest, {"prompt": "a", "n": 0}, "n"),
+        (CompletionRequest, {"prompt": [[1.5]]}, "prompt"),
+        (CompletionRequest, {"prompt": "a", "stop": ["a"] * 65}, "stop"),
+        (ChatRequest, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
+        (ResponsesRequest, {"input": "a", "metadata": {"a": "\ud800"}}, "metadata.a"),
+        (ChatRequest, {"messages": []}, "messages"),
+        (ChatRequest, {"messages": [TURN], "store": True}, "store"),
+        (ChatRequest, {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        (ResponsesRequest, {"input": "a", "store": True}, "store"),
+        (ResponsesRequest, {"input": "a", "background": True}, "background"),
+    ],
+)
+def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], field: str) -> None:
+    message, param, _ = told(kind, body)
+    assert param is not None
+    assert param.startswith(field)
+    assert field in message
+
+
+def test_null_is_as_good_as_absent() -> None:
+    assert ChatRequest.model_validate({"messages": [TURN], "tools": None, "n": None}).n == 1
+
+
+def test_a_message_that_quotes_no_unicode_can_be_told() -> None:
+    errors = [{"type": "extra_forbidden", "loc": ("body", "\ud800"), "msg": "no"}]
+    body = failure_of_validation(errors).body()
+    assert json.loads(body)["error"]["message"] == "Not supported: 'body'. Leave out what is named."
+    assert failure_of(BadRequest("It says \ud800.")).body().isascii()

@@ -1,0 +1,177 @@
+"""What the JSON of requests means, without a server."""
+
+import pytest
+
+from raydix.errors import BadRequest
+from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from raydix.runtime.server.response_writer import ResponseWriter
+from raydix.runtime.server.wire.chat import (
+    ChatRequest,
+    chat_logprobs,
+    max_tokens_of,
+    num_logprobs_of,
+    template_arguments,
+)
+from raydix.runtime.server.wire.completions import CompletionRequest, completion_choice, prompts_of
+from raydix.runtime.server.wire.generation import (
+    check_num_choices,
+    check_stream_options,
+    sampling_of,
+    seed_of_sample,
+)
+from raydix.runtime.server.wire.messages import template_messages
+from raydix.runtime.server.wire.responses import ResponsesRequest, conversation_of, session_of
+from raydix.runtime.server.wire.usage import UsageMeter
+
+
+def chat(**fields: object) -> ChatRequest:
+    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], **fields})
+
+
+def output(num_new: int, finish_reason: str | None = None, **sources: int) -> RequestOutput:
+    """News of a request whose prompt has three tokens."""
+    return RequestOutput(
+        request_id="r",
+        prompt=None,
+        prompt_token_ids=[1, 2, 3],
+        outputs=[
+            CompletionOutput(
+                text="x" * num_new, token_ids=[7] * num_new, finish_reason=finish_reason
+            )
+        ],
+        finished=finish_reason is not None,
+        metrics=RequestMetrics(cached_tokens_by_source=sources),
+        num_cached_tokens=sources.get("l1", 0),
+    )
+
+
+def test_prompts_are_text_ids_or_lists_of_either() -> None:
+    def read(prompt: object) -> object:
+        return prompts_of(CompletionRequest.model_validate({"prompt": prompt}))
+
+    assert read("a") == ["a"]
+    assert read(["a", "b"]) == ["a", "b"]
+    assert read([1, 2]) == [{"prompt_token_ids": [1, 2]}]
+    assert read([[1], [2, 3]]) == [{"prompt_token_ids": [1]}, {"prompt_token_ids": [2, 3]}]
+    with pytest.raises(BadRequest, match="empty list"):
+        read([])
+
+
+def test_a_developer_is_a_system_and_parts_are_lines() -> None:
+    request = chat(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"], "name": "n"},
+        ]
+    )
+    assert template_messages(request.messages) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb", "name": "n"},
+    ]
+
+
+def test_instructions_come_first_and_input_may_be_text() -> None:
+    request = ResponsesRequest.model_validate({"input": "a", "instructions": "b"})
+    assert template_messages(conversation_of(request)) == [
+        {"role": "system", "content": "b"},
+        {"role": "user", "content": "a"},
+    ]
+
+
+def test_two_names_of_one_thing_must_agree() -> None:
+    assert max_tokens_of(chat(max_tokens=4)) == 4
+    assert max_tokens_of(chat(max_completion_tokens=5, max_tokens=5)) == 5
+    assert max_tokens_of(chat()) is None
+    with pytest.raises(BadRequest, match="name one limit"):
+        max_tokens_of(chat(max_tokens=4, max_completion_tokens=5))
+
+    def read(**fields: str) -> str | None:
+        return session_of(ResponsesRequest.model_validate({"input": "a", **fields}))
+
+    assert read(prompt_cache_key="s") == read(session_id="s") == "s"
+    with pytest.raises(BadRequest, match="name one session"):
+        read(prompt_cache_key="s", session_id="t")
+
+
+def test_options_without_what_they_belong_to_are_refused() -> None:
+    assert num_logprobs_of(chat(logprobs=True)) == 0
+    assert num_logprobs_of(chat(logprobs=True, top_logprobs=3)) == 3
+    assert num_logprobs_of(chat()) is None
+    with pytest.raises(BadRequest, match="logprobs is not"):
+        num_logprobs_of(chat(top_logprobs=3))
+    request = chat(stream_options={"include_usage": True})
+    with pytest.raises(BadRequest, match="stream is not"):
+        check_stream_options(request, request.stream_options)
+
+
+def test_templates_get_variables_alone() -> None:
+    assert template_arguments(chat(chat_template_kwargs={"a": 1})) == {"a": 1}
+    for name in ("chat_template", "self", "tokenize"):
+        with pytest.raises(BadRequest, match=repr(name)):
+            template_arguments(chat(chat_template_kwargs={name: "x"}))
+
+
+def test_choices_are_bounded() -> None:
+    check_num_choices(8, 128)
+    with pytest.raises(BadRequest, match="Send several"):
+        check_num_choices(9, 128)
+
+
+def test_sampling_has_the_given_values_and_the_engines_defaults() -> None:
+    params = sampling_of(chat(stream=True, top_k=3, stop="x", min_tokens=2), max_tokens=9)
+    assert (params.top_k, params.stop, params.min_tokens, params.max_tokens) == (3, ("x",), 2, 9)
+    assert (params.temperature, params.output_kind) == (1.0, "delta")
+    assert sampling_of(chat(), max_tokens=None).output_kind == "final"
+
+
+def test_seeds_of_samples_wrap_around() -> None:
+    assert [seed_of_sample(2**63 - 1, sample) for sample in (0, 1)] == [2**63 - 1, 0]
+    assert seed_of_sample(None, 3) is None
+
+
+def test_usage_counts_each_prompt_once_and_all_outputs() -> None:
+    meter = UsageMeter(num_samples=2)
+    # The second sample of each prompt finds the pages of the first; that is not told.
+    for index, cached in enumerate((1, 3, 0, 3)):
+        meter.add(index, output(2, l1=cached, computed=3 - cached))
+    meter.add(0, output(1, "stop", l1=1, computed=2))
+
+    usage = meter.usage()
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (6, 9, 15)
+    assert usage.prompt_tokens_details.cached_tokens == 1
+    assert usage.prompt_tokens_details.cached_tokens_by_source == {"l1": 1, "computed": 5}
+
+
+def test_logprobs_that_json_lacks_are_told_as_a_number() -> None:
+    none = float("-inf")
+    entry = {7: Logprob(none, 3, "é"), 8: Logprob(-0.5, 1, "b")}
+    new = CompletionOutput(text="éé", token_ids=[7, 7], logprobs=[entry, entry])
+
+    told = chat_logprobs(new, 1)
+    assert told is not None
+    assert (told.content[0].logprob, told.content[0].bytes) == (-9999.0, [0xC3, 0xA9])
+    assert [each.token for each in told.content[0].top_logprobs] == ["b"]
+    broken = CompletionOutput(text="", token_ids=[7], logprobs=[{7: Logprob(0.0, 1, "\ufffd")}])
+    assert chat_logprobs(broken, 0).content[0].bytes is None  # type: ignore[union-attr]
+    columns = completion_choice(0, new, 10, with_token_ids=False).logprobs
+    assert columns is not None
+    assert columns.top_logprobs == [{"é": -9999.0, "b": -0.5}] * 2
+    assert columns.text_offset == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("stop", "completed"), ("length", "incomplete"), ("abort", "failed")]
+)
+def test_a_response_ends_as_its_output_did(reason: str, status: str) -> None:
+    writer = ResponseWriter(ResponsesRequest.model_validate({"input": "a"}), "id", "m", 5)
+    events = [*writer.opening(), *writer.add(output(2)), *writer.add(output(1, reason))]
+    events += writer.closing()
+
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == f"response.{status}"
+    answer = events[-1].response
+    assert answer is not None
+    assert answer.status == status
+    assert answer.output[0].content[0].text == "xxx"
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 3
