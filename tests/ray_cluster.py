@@ -1,6 +1,7 @@
 """One Ray cluster and one engine for all tests that need them: starting them is the dear part."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ from tests.checkpoints import make_checkpoint
 
 IMPATIENT = Supervision(heartbeat_interval_s=0.5, heartbeat_deadline_s=5.0, max_crashes=50)
 """Hung actors are found soon; every fault is tried on the same engine."""
+
+
+def own_name(name: str) -> str:
+    """A name of an engine that no other test run on this host uses."""
+    return f"{name}-{os.getpid()}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def shared_engine(ray_cluster: PrivateCluster, checkpoint: Path) -> Iterator[Sha
         }
     )
 
-    handle = start_engine(config, "shared", supervision=IMPATIENT)
+    handle = start_engine(config, own_name("shared"), supervision=IMPATIENT)
     yield SharedEngine(handle, config)
 
     asyncio.run(handle.shutdown())

@@ -212,7 +212,7 @@ class SchedulerActor:
                 await self._serve_host(link)
             case Role.CLIENT:
                 await self._serve_client(link)
-            case Role.SCHEDULER | Role.STORAGE:
+            case Role.SCHEDULER | Role.STORAGE | Role.SUPERVISOR:
                 logger.warning("%s has no business with the Scheduler", link.hello)
         link.close()
 

@@ -133,6 +133,11 @@ class FakeHandle:
     eos_token_ids: tuple[int, ...] = (256,)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     is_shut_down: bool = False
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_ended(self) -> None:
+        await self.end.wait()
+        raise EngineDead("engine has given up: for a reason")
 
     async def call(self, method: str, *arguments: Any) -> dict[str, Any]:
         self.calls.append((method, *arguments))
