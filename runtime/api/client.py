@@ -11,6 +11,7 @@ from raydix.runtime.actors.bootstrap.control_client import client_hello
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
@@ -50,16 +51,19 @@ class AsyncLLM:
         *,
         name: str = "raydix",
         address: str | None = None,
+        drain_s: float = DRAIN_S,
         **sections: Any,
     ) -> Self:
         """Start an engine and connect to it.
 
         source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
-        (`cache={...}`) are laid over it. The engine ends with this process. Raises ConfigError,
-        CheckpointError or EngineDead.
+        (`cache={...}`) are laid over it. drain_s: how long requests may go on when the engine is
+        shut down, and then writes to L3; new ones are refused meanwhile. The engine ends with this
+        process. Raises ConfigError, CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
-        handle = await _start_or_undo(config, name, address)
+        supervision = Supervision(drain_timeout_s=drain_s)
+        handle = await _start_or_undo(config, name, address, supervision)
 
         engine = cls(name, address)
         engine._handle = handle
@@ -229,7 +233,10 @@ class AsyncLLM:
             await client.close()
 
     async def shutdown(self) -> None:
-        """Stop the engine, whoever started it. Open streams raise Cancelled."""
+        """Stop the engine, whoever started it. Open streams of this handle raise Cancelled.
+
+        Those of others may end first, for as long as the engine was started to drain.
+        """
         await self.disconnect()
         handle = await self._found()
         self._handle = None
@@ -312,12 +319,16 @@ class AsyncLLM:
         return self._tokenizers[handle.model_path]
 
 
-async def _start_or_undo(config: EngineConfig, name: str, address: str | None) -> EngineHandle:
+async def _start_or_undo(
+    config: EngineConfig, name: str, address: str | None, supervision: Supervision
+) -> EngineHandle:
     """Start an engine on a thread, as that blocks.
 
     A cancelled start cannot be stopped half-way: its end is waited for, and the engine shut down.
     """
-    starting = asyncio.create_task(asyncio.to_thread(start_engine, config, name, address))
+    starting = asyncio.create_task(
+        asyncio.to_thread(start_engine, config, name, address, supervision)
+    )
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
 
 
-async def start_engine(config: EngineConfig, name: str, address: str | None) -> "AsyncLLM":
-    """Start an engine; `address` is the Ray cluster's."""
+async def start_engine(
+    config: EngineConfig, name: str, address: str | None, **options: float
+) -> "AsyncLLM":
+    """Start an engine; `address` is the Ray cluster's. options: those of `AsyncLLM.start`."""
     from raydix.runtime.api.client import AsyncLLM
 
-    return await AsyncLLM.start(config, name=name, address=address)
+    return await AsyncLLM.start(config, name=name, address=address, **options)
 
 
 async def reach_engine(name: str, address: str | None) -> "AsyncLLM":

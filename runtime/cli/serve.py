@@ -1,9 +1,12 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
 from raydix.runtime.cli.stop_signal import until_stopped
@@ -12,20 +15,36 @@ from raydix.runtime.config.loading import load_config
 
 
 def serve(
-    source: Source = None, settings: Settings = None, name: Name = "raydix", address: Address = None
+    source: Source = None,
+    settings: Settings = None,
+    name: Name = "raydix",
+    address: Address = None,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Seconds for requests to end after Ctrl-C, then for writes to storage."
+        ),
+    ] = DRAIN_S,
 ) -> None:
-    """Start an engine and keep it up until Ctrl-C; reach it with AsyncLLM.connect(NAME)."""
+    """Start an engine and keep it up until Ctrl-C; reach it with AsyncLLM.connect(NAME).
+
+    Ends with an error if the engine does.
+    """
     config = load_config(source, sections_of(settings))
-    asyncio.run(serve_until_stopped(config, name, address, Console()))
+    asyncio.run(serve_until_stopped(config, name, address, drain_s, Console()))
 
 
 async def serve_until_stopped(
-    config: EngineConfig, name: str, address: str | None, console: Console
+    config: EngineConfig, name: str, address: str | None, drain_s: float, console: Console
 ) -> None:
-    """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly."""
-    async with await start_engine(config, name, address):
+    """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
+
+    Raises EngineDead, saying why, if it ends before.
+    """
+    async with await start_engine(config, name, address, drain_s=drain_s) as engine:
         console.print(
             f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   "
             "Ctrl-C stops it."
         )
-        await until_stopped()
+        await until_stopped(engine.wait_ended())
+        console.print(f"Stopping; requests may go on for {drain_s:g} s. Ctrl-C again ends them.")

@@ -20,6 +20,9 @@ from raydix.runtime.config.loading import replace_l3
 
 logger = logging.getLogger(__name__)
 
+_ANSWER_S = 1.0
+"""Beyond its own bound, for an actor to answer that it has drained."""
+
 
 class SupervisorActor:
     """Owns: who is alive, from the start of an engine to its end or its failure."""
@@ -237,20 +240,24 @@ class SupervisorActor:
             self._actors.gpus[order.rank].condemn(order.reason, order.incarnation)
 
     async def _drain(self) -> None:
-        """Let copies to L2 end, then writes to L3."""
+        """Let requests and copies to L2 end, then writes to L3."""
         timeout_s = self._supervision.drain_timeout_s
         scheduler = self._actors.scheduler.actor
         with contextlib.suppress(TimeoutError, EngineDead):
-            async with asyncio.timeout(timeout_s):
-                if scheduler is not None:
+            if scheduler is not None:
+                # It waits for so long twice.
+                async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
                     await scheduler.call("drain", timeout_s)
 
-                # Looked up now: it may have been restarted meanwhile.
-                host = None if self._actors.host is None else self._actors.host.actor
-                if host is not None and not await host.call("drain", timeout_s):
-                    logger.warning(
-                        "engine %s stops before all pages were written to L3", self._name
-                    )
+        with contextlib.suppress(TimeoutError, EngineDead):
+            # Looked up now: it may have been restarted meanwhile.
+            host = None if self._actors.host is None else self._actors.host.actor
+            if host is not None:
+                async with asyncio.timeout(timeout_s + _ANSWER_S):
+                    if not await host.call("drain", timeout_s):
+                        logger.warning(
+                            "engine %s stops before all pages were written to L3", self._name
+                        )
 
 
 async def _stats_of(keeper: Keeper) -> dict[str, Any] | None:

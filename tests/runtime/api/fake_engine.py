@@ -8,6 +8,7 @@ from typing import Any
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -154,6 +155,7 @@ class FakeCluster:
         self.handle = FakeHandle(model_path)
         self.engines: dict[str, FakeHandle] = {}
         self.configs: list[Any] = []
+        self.supervisions: list[Supervision] = []
         self.links: list[FakeLink] = []
         self.refuses_links = False
         self.answer: Callable[[FakeLink, Any], None] = echo
@@ -164,8 +166,11 @@ class FakeCluster:
         monkeypatch.setattr("raydix.runtime.api.client.find_engine", self._find)
         monkeypatch.setattr("raydix.runtime.api.client.connect", self._connect)
 
-    def _start(self, config: Any, name: str, address: str | None) -> FakeHandle:
+    def _start(
+        self, config: Any, name: str, address: str | None, supervision: Supervision
+    ) -> FakeHandle:
         self.configs.append((config, address))
+        self.supervisions.append(supervision)
         self.engines[name] = self.handle
         return self.handle
 

@@ -59,7 +59,7 @@ async def test_an_engine_that_cannot_be_reached_is_shut_down_again(cluster, chec
 async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, may_go_on = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address):
+    def start_slowly(config, name, address, supervision):
         is_starting.set()
         may_go_on.wait(5)
         return cluster.handle
