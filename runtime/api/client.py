@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -49,7 +50,7 @@ class AsyncLLM:
         cls,
         source: str | Path | Mapping[str, Any] | EngineConfig | None = None,
         *,
-        name: str = "raydix",
+        name: str | None = None,
         address: str | None = None,
         drain_s: float = DRAIN_S,
         **sections: Any,
@@ -57,11 +58,13 @@ class AsyncLLM:
         """Start an engine and connect to it.
 
         source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
-        (`cache={...}`) are laid over it. drain_s: how long requests may go on when the engine is
+        (`cache={...}`) are laid over it. name: by which others reach it; None: one of its own, as
+        a name is free for one engine of a user and host. drain_s: how long requests may go on when the engine is
         shut down, and then writes to L3; new ones are refused meanwhile. The engine ends with this
         process. Raises ConfigError, CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
+        name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
         handle = await _start_or_undo(config, name, address, supervision)
 

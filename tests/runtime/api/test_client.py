@@ -43,6 +43,11 @@ async def test_start_makes_an_engine_of_folder_and_sections(cluster, checkpoint)
     assert cluster.handle.is_shut_down
 
 
+async def test_engines_that_are_given_no_name_have_names_of_their_own(cluster, checkpoint):
+    async with await AsyncLLM.start(checkpoint) as one, await AsyncLLM.start(checkpoint) as other:
+        assert len({one.name, other.name, "raydix"}) == 3
+
+
 async def test_a_wrong_configuration_starts_nothing(cluster, checkpoint):
     with pytest.raises(ConfigError):
         await AsyncLLM.start(checkpoint, cash={})
