@@ -5,6 +5,7 @@ lock, so that the file ends with it, and writes there how to call it. What other
 temporary folder is not believed.
 """
 
+import contextlib
 import json
 import os
 import stat
@@ -19,6 +20,8 @@ from raydix.runtime.actors.lock_file import LockFile, LockHeld, read_if_held
 _ROOT = Path("/tmp")  # not the user's TMPDIR, which may differ between the user's processes
 _MODE = 0o700
 _MAX_NAME_BYTES = 200
+_SUFFIX = ".engine"
+_NUM_ATTEMPTS = 5
 _RETRY_S = 0.02
 NAME_RELEASE_S = 5.0
 """How long a Supervisor may still live after the process that started it was killed."""
@@ -45,11 +48,13 @@ class EngineName:
     """
 
     def __init__(self, name: str) -> None:
-        """Raises EngineDead if a living engine has the name, ConfigError if it cannot be one."""
-        try:
-            self._file = LockFile(_path_of(name))
-        except LockHeld:
-            raise EngineDead(_taken(name)) from None
+        """Raises EngineDead if a living engine has the name, ConfigError if it cannot be one.
+
+        Removes the records of engines that have died.
+        """
+        path = _path_of(name)
+        _remove_dead(Path(path).parent)
+        self._file = _lock(path, name)
 
     def publish(self, record: EngineRecord) -> None:
         """Let others find the engine. Once."""
@@ -78,6 +83,22 @@ def require_free_name(name: str, patience_s: float = NAME_RELEASE_S) -> None:
         time.sleep(_RETRY_S)
 
 
+def _remove_dead(folder: Path) -> None:
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(LockHeld, OSError):
+            LockFile(str(path)).remove()
+
+
+def _lock(path: str, name: str) -> LockFile:
+    for _ in range(_NUM_ATTEMPTS):
+        try:
+            return LockFile(path)
+        except LockHeld:
+            # Who only looks whether the lock is held has it for a moment.
+            time.sleep(_RETRY_S)
+    raise EngineDead(_taken(name))
+
+
 def _taken(name: str) -> str:
     return f"an engine named {name} runs already on this host; choose another name, or stop it"
 
@@ -99,7 +120,7 @@ def _path_of(name: str) -> str:
             f"an engine's name has {len(file_name)} bytes as a file's name; expected 1 to "
             f"{_MAX_NAME_BYTES}. Choose another one."
         )
-    return str(_user_folder() / f"{file_name}.engine")
+    return str(_user_folder() / f"{file_name}{_SUFFIX}")
 
 
 def _user_folder() -> Path:

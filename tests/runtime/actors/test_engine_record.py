@@ -87,6 +87,11 @@ def test_killed_owner_loses_its_name_and_its_record(root: Path) -> None:
         owner.kill()
 
     assert find_record("mine") is None
+    assert [path.name for path in folder_of(root).iterdir()] == ["mine.engine"]
+    other = EngineName("other")
+    assert [path.name for path in folder_of(root).iterdir()] == ["other.engine"]
+    other.release()
+
     name = EngineName("mine")
     assert find_record("mine") is None, "what the dead one wrote is void"
     name.publish(RECORD)
