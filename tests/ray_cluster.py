@@ -42,8 +42,8 @@ class SharedEngine:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[PrivateCluster]:
-    """A Ray cluster in this process."""
-    cluster = PrivateCluster()
+    """A Ray cluster in this process, where engines of several ranks may run side by side."""
+    cluster = PrivateCluster(num_cpus=16)
     yield cluster
     cluster.stop()
 

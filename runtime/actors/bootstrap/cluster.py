@@ -16,6 +16,7 @@ from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.supervision.spawn import NAMESPACE
+from raydix.runtime.config.memory_limit import available_memory_bytes
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
 _DIAL_S = 10.0
@@ -28,7 +29,8 @@ class PrivateCluster:
     minute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_cpus: int | None = None) -> None:
+        """`num_cpus`: how many it lets engines reserve; None: as many as there are."""
         self._folder = PrivateFolder()
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
@@ -36,7 +38,10 @@ class PrivateCluster:
             lambda: ray.init(
                 address="local",
                 namespace=NAMESPACE,
+                num_cpus=num_cpus,
                 include_dashboard=False,
+                # Ray would let engines reserve part of it alone.
+                _memory=available_memory_bytes(),
                 object_store_memory=_OBJECT_STORE_BYTES,
                 # Each process of Ray opens Ray's own folders to everybody, again and again: in
                 # ours nobody else reaches them.

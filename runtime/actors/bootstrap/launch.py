@@ -19,6 +19,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
     find_supervisor,
     typed_error,
 )
+from raydix.runtime.actors.bootstrap.engine_sizes import size_engine
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu import GpuActor
@@ -71,10 +72,12 @@ def start_engine(
     Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine.
     """
     require_free_name(name)
+    # What other models take is not known here.
+    sizes = size_engine(config) if build_model is build_torch_model else None
     cluster = join_cluster(address)
     placement: Placement | None = None
     try:
-        placement = place(config)
+        placement = place(config, sizes)
         spawner = RaySpawner(
             engine=name, placement=placement, config=config, build_model=build_model
         )

@@ -124,16 +124,32 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
     assert set(os.listdir("/dev/shm")) <= memory_before
 
 
-def test_engine_that_no_node_can_hold_is_refused(ray_cluster: PrivateCluster) -> None:
+@pytest.mark.parametrize(
+    ("device", "parallel", "words"),
+    [
+        ("cuda", {"dp": 100}, "100 GPU, .* on one node"),
+        ("cpu", {"dp": 64}, "needs 64 CPU, .* on one node; .* 16 CPU"),
+        ("cpu", {"tp": 3}, "heads cannot be divided"),
+    ],
+)
+def test_engine_that_no_node_can_hold_is_refused_before_any_rank_starts(
+    ray_cluster: PrivateCluster,
+    checkpoint: Path,
+    device: str,
+    parallel: dict[str, int],
+    words: str,
+) -> None:
     config = load_config(
         {
-            "model": {"path": "/nowhere", "device": "cuda"},
+            "model": {"path": str(checkpoint), "device": device},
             "cache": {"l2": None},
-            "parallel": {"dp": 100},
+            "parallel": parallel,
         }
     )
-    with pytest.raises(ConfigError, match="100 GPU on one node"):
+    before = len(ray.util.list_named_actors(all_namespaces=True))
+    with pytest.raises(ConfigError, match=words):
         start_engine(config, own_name("too-large"))
+    assert len(ray.util.list_named_actors(all_namespaces=True)) == before
 
 
 def test_missing_checkpoint_is_a_typed_error_and_frees_the_name(
