@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
+from raydix.runtime.cli.config_check import print_report
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
 from raydix.runtime.cli.stop_signal import until_stopped
@@ -25,12 +26,18 @@ def serve(
             min=0.0, help="Seconds for requests to end after Ctrl-C, then for writes to storage."
         ),
     ] = DRAIN_S,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what the engine would take, and end.")
+    ] = False,
 ) -> None:
     """Start an engine and keep it up until Ctrl-C; reach it with AsyncLLM.connect(NAME).
 
     Ends with an error if the engine does.
     """
     config = load_config(source, sections_of(settings))
+    if dry_run:
+        print_report(config)
+        return
     asyncio.run(serve_until_stopped(config, name, address, drain_s, Console()))
 
 

@@ -1,6 +1,7 @@
 """What an engine will take of its node and devices, known before any rank starts."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.capacity import host_bytes_per_node
@@ -8,6 +9,9 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
+
+if TYPE_CHECKING:
+    from raydix.runtime.model.model_sizes import ModelSizes
 
 _STEP_ROWS_OF_HIDDEN = 16
 """Hidden states that a step holds at once, with those of the feed-forward: about so many."""
@@ -42,35 +46,33 @@ class EngineSizes:
         return None if self.l1_bytes is None else self.weight_bytes + self.step_bytes + self.l1_bytes
 
 
-def size_engine(config: EngineConfig, total_device_bytes: int | None = None) -> EngineSizes:
-    """Sizes by the configuration and the checkpoint's config.json; slow, as it imports torch.
+def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
+    """Sizes of the configured model by its config.json alone; slow, as it imports torch.
 
-    total_device_bytes: memory of each rank's GPU, if known. Raises CheckpointError, or ConfigError
-    if the model cannot be divided so, or does not fit.
+    Raises CheckpointError, or ConfigError if the model cannot be divided among so many ranks.
     """
     # Imported here: torch takes seconds, and clients that merely connect should not wait for it.
     from raydix.runtime.model.model_sizes import measure_model
 
-    parallel, cache = config.parallel, config.cache
-    model = measure_model(
+    return measure_model(
         config.model.path,
         dtype=config.model.dtype,
-        tp=parallel.tp,
-        page_size=cache.page_size,
-        codec=cache.codec,
+        tp=config.parallel.tp,
+        page_size=config.cache.page_size,
+        codec=config.cache.codec,
     )
-    weight_bytes = model.rank_bytes
-    if parallel.ep > 1:
-        if not model.num_experts:
-            raise ConfigError(
-                f"parallel.ep is {parallel.ep}, but the model has no experts. Set parallel.ep to 1."
-            )
-        slots = -(-model.num_experts // parallel.ep) + (
-            config.experts.redundant_per_rank + config.experts.spare_per_rank
-        )
-        weight_bytes += model.all_expert_bytes * slots // model.num_experts
-        weight_bytes -= model.rank_expert_bytes
 
+
+def size_engine(
+    config: EngineConfig, model: "ModelSizes", total_device_bytes: int | None = None
+) -> EngineSizes:
+    """What the engine takes in each tier.
+
+    total_device_bytes: memory of each rank's GPU, if known. Raises ConfigError for what does not
+    fit.
+    """
+    parallel, cache = config.parallel, config.cache
+    weight_bytes = _weight_bytes(config, model)
     step_bytes = 0
     if config.model.device == "cuda":
         step_tokens = config.scheduler.max_step_tokens(model.max_position_embeddings)
@@ -101,6 +103,20 @@ def size_engine(config: EngineConfig, total_device_bytes: int | None = None) -> 
         arena_bytes=arena_bytes,
         expert_store_bytes=model.all_expert_bytes if config.stores_experts else 0,
     )
+
+
+def _weight_bytes(config: EngineConfig, model: "ModelSizes") -> int:
+    """Of a rank, which has whole experts if ranks share them."""
+    ep, experts = config.parallel.ep, config.experts
+    if ep == 1:
+        return model.rank_bytes
+    if not model.num_experts:
+        raise ConfigError(
+            f"parallel.ep is {ep}, but the model has no experts. Set parallel.ep to 1."
+        )
+    num_slots = -(-model.num_experts // ep) + experts.redundant_per_rank + experts.spare_per_rank
+    slot_bytes = model.all_expert_bytes // model.num_experts
+    return model.rank_bytes - model.rank_expert_bytes + num_slots * slot_bytes
 
 
 def _step_bytes(

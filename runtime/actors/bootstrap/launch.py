@@ -19,7 +19,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
     find_supervisor,
     typed_error,
 )
-from raydix.runtime.actors.bootstrap.engine_sizes import size_engine
+from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu import GpuActor
@@ -73,7 +73,8 @@ def start_engine(
     """
     require_free_name(name)
     # What other models take is not known here.
-    sizes = size_engine(config) if build_model is build_torch_model else None
+    is_known = build_model is build_torch_model
+    sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
     cluster = join_cluster(address)
     placement: Placement | None = None
     try:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from raydix.errors import CheckpointError, ConfigError
-from raydix.runtime.actors.bootstrap.engine_sizes import size_engine
+from raydix.runtime.actors.bootstrap import engine_sizes
+from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes, measure_checkpoint
 from raydix.runtime.actors.gpu_model import RankPlace
 from raydix.runtime.actors.torch_model import load_gpu_model
 from raydix.runtime.config.engine import EngineConfig
@@ -29,6 +30,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = make_checkpoint(tmp_path_factory.mktemp("plain"), Family.QWEN3, seed=3)
     return made
+
+
+def size_engine(config: EngineConfig, total_device_bytes: int | None = None) -> EngineSizes:
+    return engine_sizes.size_engine(config, measure_checkpoint(config), total_device_bytes)
 
 
 def config_of(folder: Path, **sections: Any) -> EngineConfig:
