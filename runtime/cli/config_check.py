@@ -167,7 +167,7 @@ def _fit(config: EngineConfig, model: "ModelSizes", device_bytes: int) -> str:
     if sizes.device_bytes is None or sizes.device_bytes > device_bytes or sizes.num_pages is None:
         return "does not fit"
     num_tokens = max(sizes.num_pages) * sizes.layout.page_size
-    return f"{config.parallel.num_ranks} of them, {num_tokens:,} tokens of L1 on each"
+    return f"fits, with {num_tokens:,} tokens of L1 per rank"
 
 
 def _overflows(config: EngineConfig, sizes: EngineSizes, machine: Machine) -> Iterator[str]:

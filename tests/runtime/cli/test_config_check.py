@@ -73,7 +73,7 @@ def test_for_a_gpu_that_is_not_named_each_kind_is_told(
 
     assert run("config", "check", model, *CUDA) == 0
     out = capsys.readouterr().out
-    assert "H200: 1 of them, " in out
+    assert "H200: fits, with " in out
 
 
 def test_serve_can_be_asked_without_starting_anything(
