@@ -349,6 +349,9 @@ def main() -> int:
     add_results(parser, help="folder for the record")
     add_commit(parser)
     arguments = parser.parse_args()
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < arguments.ranks:
+        parser.error(f"--ranks is {arguments.ranks}, a GPU each; this machine has {num_gpus}")
 
     gpu, times = run_ranks(arguments)
     config = {

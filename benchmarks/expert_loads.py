@@ -44,6 +44,10 @@ class BatchLoad:
     """After so many steps they begin to."""
     load_interval_steps: int
     """Reports of their load; some come while long prompts are computed."""
+    prompt_rounds: int
+    """Of prompts in which experts move once more: where they should be for prompts is another
+    question than for decoding, which reads weights rather than computes.
+    """
     long_prompts: int
     """On both ranks together."""
     long_tokens: int
@@ -108,8 +112,9 @@ FULL_BATCHES = BatchLoad(
     prompt_tokens=256,
     output_tokens=192,
     moving_output_tokens=1000,
-    rebalance_steps=400,
-    load_interval_steps=10,
+    rebalance_steps=64,
+    load_interval_steps=8,
+    prompt_rounds=24,
     long_prompts=16,
     long_tokens=8192,
     chunk_tokens=16_384,
@@ -123,6 +128,7 @@ TINY_BATCHES = BatchLoad(
     moving_output_tokens=96,
     rebalance_steps=24,
     load_interval_steps=2,
+    prompt_rounds=12,
     long_prompts=4,
     long_tokens=128,
     chunk_tokens=128,

@@ -13,7 +13,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,6 +53,8 @@ MIN_OVERLAP_GAIN = 1.05
 MIN_GATE_RATIO = 0.97
 """With the gate closed nothing is lost but noise."""
 BALANCEDNESS = 0.6
+SHORTER = 4
+"""How many times as many and as short the prompts are by which balance is judged."""
 MIN_BALANCE_GAIN = 1.2
 MAX_P99_RATIO = 1.1
 MAX_GAP_RATIO = 1.5
@@ -96,7 +98,7 @@ class Bench:
         """Asks an engine of two ranks whose experts stay where they are."""
         model = MOE_TINY if self._options.is_tiny else MOE_L12
         # What moves no experts needs no store of them, which would take seconds to fill.
-        section = {"rebalance": "off", "host_store": False, **experts}
+        section = {"rebalance": "none", "host_store": False, **experts}
         sections = self._on_two_ranks(self.batches.sections, ep, section)
         async with expert_engine(self._options, model, sections) as llm:
             yield Asker(llm, self.batches, int(model["vocab_size"]))
@@ -149,8 +151,16 @@ class Bench:
         ]
 
     async def balance(self) -> list[Figure]:
-        """Popular experts are moved while both ranks decode."""
-        options, batches = self._options, self.batches
+        """Popular experts are moved while both ranks decode, and while they compute prompts.
+
+        These are short, so that experts are most of their work.
+        """
+        options = self._options
+        batches = replace(
+            self.batches,
+            long_tokens=self.batches.long_tokens // SHORTER,
+            long_prompts=self.batches.long_prompts * SHORTER,
+        )
         model = BIASED_TINY if options.is_tiny else SHAPES["biased_moe_l12"]
         experts = {
             "rebalance": "incremental",
@@ -168,6 +178,7 @@ class Bench:
             async with Watch(llm) as watch:
                 answers = await asker.batch(batches.moving_output_tokens)
             await settle(llm.stats)
+            await asker.prefill_tokens_per_s(batches.prompt_rounds)
             balanced = await asker.prefill_tokens_per_s(options.repeats)
             after = await llm.stats()
             show("balanced", after)

@@ -43,7 +43,10 @@ class StoreGroup:
         """Raise ConfigError on every rank if one of them has an obstacle; say whose."""
         for rank, each in enumerate(self.swap(obstacle)):
             if each is not None:
-                raise ConfigError(f"{subject} is unavailable: {each} (rank {rank}).")
+                raise ConfigError(
+                    f"{subject} is unavailable: {each} (rank {rank}). Change that, or set "
+                    "experts.dispatch to auto."
+                )
 
     # As an MPI communicator.
 

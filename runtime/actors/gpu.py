@@ -262,14 +262,10 @@ class GpuActor:
         If a peer has not heard of the last plan, and so never ends its copies, nor comes to its
         step, all ranks that step together start afresh.
         """
-        is_alone = self._config.parallel.ranks_per_group == 1
-        watch = None if is_alone else LinkWatch(link, self._progress, 2 * FINISH_S, self._give_up)
-        try:
+        patience_s = None if self._config.parallel.ranks_per_group == 1 else 2 * FINISH_S
+        with LinkWatch(link, lambda: self._num_steps, patience_s, self._give_up):
             self._follow(link)
             self._drain()
-        finally:
-            if watch is not None:
-                watch.end()
 
     def _follow(self, link: BlockingLink) -> None:
         """Carry out a Scheduler's plans until its link ends."""
@@ -335,9 +331,6 @@ class GpuActor:
         # The next Scheduler knows only where experts were at the start.
         self._experts.restore()
         self._next_step = None
-
-    def _progress(self) -> int:
-        return self._num_steps
 
     def _complete(self) -> None:
         assert self._model is not None

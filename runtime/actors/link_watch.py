@@ -20,18 +20,24 @@ class LinkWatch:
         self,
         link: BlockingLink,
         num_done: Callable[[], int],
-        patience_s: float,
+        patience_s: float | None,
         on_stuck: Callable[[], None],
     ) -> None:
-        """`on_stuck` is called once the link has ended and `num_done` stays the same so long."""
+        """`on_stuck` is called once the link has ended and `num_done` stays the same so long.
+
+        None: it may for ever.
+        """
         self._link = link
         self._num_done = num_done
         self._patience_s = patience_s
         self._on_stuck = on_stuck
         self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="link watch", daemon=True).start()
 
-    def end(self) -> None:
+    def __enter__(self) -> None:
+        if self._patience_s is not None:
+            threading.Thread(target=self._run, name="link watch", daemon=True).start()
+
+    def __exit__(self, *_error: object) -> None:
         """All that the link brought has been done."""
         self._is_over.set()
 
@@ -41,7 +47,7 @@ class LinkWatch:
         while not self._is_over.wait(self._patience_s):
             now = self._num_done()
             if now == before:
-                logger.error("nothing has ended for %g s since the link did", self._patience_s)
+                logger.error("no step has ended for %s s since the link did", self._patience_s)
                 self._on_stuck()
                 return
             before = now

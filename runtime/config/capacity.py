@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from raydix.kernels.page_codec import Codec
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.l3 import BoundedL3Section
@@ -31,7 +32,7 @@ def host_bytes_per_node(
 
 
 def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequence[int]) -> str:
-    """The effective configuration for people: bytes per page, then pages and tokens of each tier.
+    """The effective configuration for people: bytes per page, what each tier holds, and experts.
 
     num_pages: usable L1 pages of each KV group per rank. One node is assumed for a ratio of L1.
     """
@@ -49,6 +50,7 @@ def effective_summary(config: EngineConfig, layout: KvLayout, num_pages: Sequenc
             f"{_windows(layout, num_pages)}, eviction {config.cache.eviction}",
             f"L2     {_l2(config, layout, host_bytes)}",
             f"L3     {_l3(config, layout)}",
+            *_experts(config),
         )
     )
 
@@ -79,6 +81,20 @@ def _l3(config: EngineConfig, layout: KvLayout) -> str:
         return f"as much as its service holds, backend {l3.backend}"
     tier = _tier(l3.max_bytes // _host_page_bytes(layout), layout.page_size, l3.max_bytes)
     return f"at most {tier}, backend {l3.backend}"
+
+
+def _experts(config: EngineConfig) -> list[str]:
+    """Where experts are, if ranks share them or the configuration speaks of them in vain."""
+    ep, experts = config.parallel.ep, config.experts
+    if ep == 1:
+        is_given = experts != ExpertsSection()
+        return ["MoE    parallel.ep is 1: the section experts changes nothing"] if is_given else []
+
+    store = "all in host memory, too" if experts.host_store else "none in host memory"
+    return [
+        f"MoE    experts over {ep} ranks, {store}, dispatch {experts.dispatch}, "
+        f"rebalance {experts.rebalance}"
+    ]
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -33,7 +33,8 @@ class ExpertsSection(Section):
     rebalance: Choice[Rebalance] = Field(
         Rebalance.INCREMENTAL,
         description="How experts follow their load. incremental: few moves, if they pay; "
-        "deepseek: a new plan from scratch; off: they stay where they are.",
+        "deepseek: a new plan from scratch, however little it gains; none: they stay where they "
+        "are.",
     )
     rebalance_interval_steps: Count = Field(
         1024, description="Steps from one look at the balance to the next."
@@ -53,16 +54,16 @@ class ExpertsSection(Section):
 
     @model_validator(mode="after")
     def _rebalancing_has_what_it_needs(self) -> Self:
-        if self.rebalance is Rebalance.OFF:
+        if self.rebalance is Rebalance.NONE:
             return self
         if not self.host_store:
             raise ValueError(
                 f"experts.rebalance {self.rebalance} copies experts from the host store, and "
-                "experts.host_store is false. Set it to true, or experts.rebalance to off."
+                "experts.host_store is false. Set it to true, or experts.rebalance to none."
             )
         if not self.spare_per_rank:
             raise ValueError(
                 f"experts.rebalance {self.rebalance} needs an empty slot to move experts to, and "
-                "experts.spare_per_rank is 0. Set it to 1, or experts.rebalance to off."
+                "experts.spare_per_rank is 0. Set it to 1, or experts.rebalance to none."
             )
         return self

@@ -59,11 +59,16 @@ class DispatchBackend(StrEnum):
     MOONCAKE_EP = "mooncake_ep"
     MORI = "mori"
 
+    @property
+    def is_for_cpu(self) -> bool:
+        """Whether ranks without GPUs can use it."""
+        return self in (DispatchBackend.AUTO, DispatchBackend.GLOO)
+
 
 class Rebalance(StrEnum):
     """How experts follow their load from rank to rank."""
 
-    OFF = "off"
+    NONE = "none"
     INCREMENTAL = "incremental"
     DEEPSEEK = "deepseek"
 

@@ -64,6 +64,7 @@ def place_experts(
         )
     # All layers have as many: they share a dispatcher.
     [(num_experts, experts_per_token)] = counts
+    _require_use_for_slots(ranks, num_experts)
 
     placement = initial_placement(
         len(layers),
@@ -102,6 +103,20 @@ def place_experts(
             for index, layer in enumerate(layers)
         },
     )
+
+
+def _require_use_for_slots(ranks: ExpertRanks, num_experts: int) -> None:
+    """Raise ConfigError if slots take memory that no expert could ever use."""
+    # A rank never holds an expert twice; the smallest share leaves the most to hold beside it.
+    others = num_experts - num_experts // ranks.size
+    asked = {"redundant_per_rank": ranks.redundant_per_rank, "spare_per_rank": ranks.spare_slots}
+    for name, slots in asked.items():
+        if slots > others:
+            raise ConfigError(
+                f"experts.{name} is {slots}; expected at most {others}: of {num_experts} experts "
+                f"a rank's own share is {num_experts // ranks.size} or more, and it holds none "
+                f"twice. Set experts.{name} to {others} or less."
+            )
 
 
 def _held(placement: Placement, layer: int, rank: int) -> tuple[LogicalExpertId | None, ...]:

@@ -1,36 +1,37 @@
 """Which steps go through the layers in two halves."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, assert_never
 
-from raydix.moe.overlap_gate import StepTimes, gains
+from raydix.moe.overlap_gate import OverlapGate, StepTimes
 from raydix.runtime.config.policies import Overlap
 
 
-@dataclass(frozen=True, slots=True)
 class Halving:
     """Which steps are halved; the same on all ranks."""
 
-    overlap: Overlap
-    times: tuple[StepTimes, ...] = ()
-    """As measured at the start; on the cpu nothing is."""
+    def __init__(self, overlap: Overlap, times: Sequence[StepTimes] = ()) -> None:
+        """`times`: as measured at the start; on the cpu nothing is."""
+        self._overlap = overlap
+        self._times = times
+        self._gate = OverlapGate(times)
 
     def includes(self, num_tokens: int) -> bool:
         """Is a step halved whose busiest lane has so many tokens?"""
-        match self.overlap:
+        match self._overlap:
             case Overlap.OFF:
                 return False
             case Overlap.ON:
                 return True
             case Overlap.AUTO:
-                return gains(self.times, num_tokens)
+                return self._gate.opens(num_tokens)
             case _:
-                assert_never(self.overlap)
+                assert_never(self._overlap)
 
     def stats(self) -> list[dict[str, Any]]:
         """What was measured, and which of those steps would be halved."""
         return [
-            {**figures(each), "is_halved": self.includes(each.num_tokens)} for each in self.times
+            {**figures(each), "is_halved": self.includes(each.num_tokens)} for each in self._times
         ]
 
 

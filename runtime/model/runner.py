@@ -18,12 +18,12 @@ from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
+from raydix.runtime.model.group_place import GroupPlace, choose_shape, read_lane_sizes
 from raydix.runtime.model.in_turns import MicroBatch
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.micro_batches import halves, split_rows
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
-from raydix.runtime.model.step_group import StepGroup, choose_shape, read_lane_sizes
 from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
 from raydix.runtime.model.step_output import StepOutput
 from raydix.runtime.model.step_rows import (
@@ -72,7 +72,7 @@ class ModelRunner:
         self._device = device
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
-        self._group = _step_group(decoder)
+        self._group = _group_place(decoder)
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
@@ -329,17 +329,19 @@ class ModelRunner:
         return (num_tokens,) * (1 if self._group is None else self._group.num_lanes)
 
 
-def _halves(rows: StepRows, tokens: Sequence[int], group: StepGroup) -> list[Part]:
+def _halves(rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
     first, second = halves(tokens)
     return list(zip(split_rows(rows, first[group.lane]), (first, second), strict=True))
 
 
-def _step_group(decoder: Decoder) -> StepGroup | None:
+def _group_place(decoder: Decoder) -> GroupPlace | None:
     """The lanes with which this decoder shares experts; None: it has them to itself."""
     if decoder.experts is None:
         return None
     ranks = decoder.experts.ranks
-    return StepGroup(rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size)
+    return GroupPlace(
+        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
+    )
 
 
 def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:

@@ -181,7 +181,7 @@ class ExpertBalance:
         settings = self.settings
         is_busy = self._migration.is_open or self._due is not None or self._planning is not None
         is_due = self._steps_since_plan >= settings.rebalance_interval_steps
-        if settings.facts.policy is Rebalance.OFF or is_busy or not is_due:
+        if settings.facts.policy is Rebalance.NONE or is_busy or not is_due:
             return
         self._steps_since_plan = 0
         self._planning = next(self._numbers)

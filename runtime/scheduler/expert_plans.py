@@ -50,7 +50,7 @@ def plan_experts(current: Placement, rows_LE: FloatArray, facts: ExpertFacts) ->
     costs_CLEN = facts.time.replica_seconds(rows_LE, facts.num_ranks)
     before = imbalance(rank_costs(current, costs_CLEN))
     match facts.policy:
-        case Rebalance.OFF:
+        case Rebalance.NONE:
             return ExpertPlan(placement=None, imbalance_before=before, imbalance_after=before)
         case Rebalance.DEEPSEEK:
             wanted = eplb_placement(

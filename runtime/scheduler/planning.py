@@ -63,9 +63,8 @@ def next_plans(replica: Replica, group: StepGroup, now_s: float) -> list[tuple[L
     if not has_rows and not has_copies:
         return []
 
-    if not group.alarm.is_set(now_s):
-        deadline_s = now_s + replica.settings.step_deadline_s
-        group.alarm.advance(deadline_s, now_s)
+    deadline_s = now_s + replica.settings.step_deadline_s
+    if group.alarm.advance(deadline_s, now_s):
         replica.wake_at(deadline_s)
     return _send(group, drafts, now_s)
 

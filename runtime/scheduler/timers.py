@@ -20,10 +20,6 @@ class Alarm:
     def __init__(self) -> None:
         self._time_s = -math.inf
 
-    def is_set(self, now_s: float) -> bool:
-        """A time is to come."""
-        return now_s < self._time_s
-
     def advance(self, time_s: float, now_s: float) -> bool:
         """Look at it at `time_s`, too. False: an alarm before that is to come."""
         if now_s < self._time_s <= time_s:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import CheckpointError, ConfigError
+from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.memory_limit import available_memory_bytes
 
 _CONTENT = struct.Struct("<8s32s3q")
@@ -175,7 +176,8 @@ def _require_memory(size_bytes: int) -> None:
     available = available_memory_bytes()
     if size_bytes > available:
         raise ConfigError(
-            f"all experts of the model take {size_bytes} bytes of host memory; {available} bytes "
-            "are available. Set experts.host_store to false and experts.rebalance to off: then a "
-            "rank that died reads its experts from the checkpoint again."
+            f"experts.host_store is true, but all experts of the model take "
+            f"{format_bytes(size_bytes)}, and {format_bytes(available)} of host memory are left. "
+            "Set experts.host_store to false and experts.rebalance to none: then a rank that died "
+            "reads its experts from the checkpoint again."
         )

@@ -73,7 +73,7 @@ def test_bias_makes_ranks_as_uneven_as_asked(balancedness: float) -> None:
 
 
 def test_engines_that_share_nothing_have_no_section_about_experts() -> None:
-    assert on_two_ranks({}, ep=1, experts={"rebalance": "off"}) == {"parallel": {"dp": 2, "ep": 1}}
+    assert on_two_ranks({}, ep=1, experts={"rebalance": "none"}) == {"parallel": {"dp": 2, "ep": 1}}
 
 
 @pytest.mark.ray

@@ -30,21 +30,25 @@ async def _figures(engine: InProcessEngine) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "parallel"),
+    ("family", "parallel", "overlap"),
     [
-        (Family.QWEN3_MOE, {"dp": 2, "ep": 2}),
-        (Family.QWEN3_MOE, {"tp": 2, "ep": 2}),
-        (Family.GPT_OSS, {"dp": 2, "ep": 2}),
-        (Family.DEEPSEEK_V3, {"dp": 2, "ep": 2}),
-        pytest.param(Family.DEEPSEEK_V3, {"dp": 2, "tp": 2, "ep": 4}, marks=pytest.mark.slow),
+        (Family.QWEN3_MOE, {"dp": 2, "ep": 2}, "off"),
+        (Family.QWEN3_MOE, {"tp": 2, "ep": 2}, "off"),
+        (Family.GPT_OSS, {"dp": 2, "ep": 2}, "on"),
+        (Family.DEEPSEEK_V3, {"dp": 2, "ep": 2}, "on"),
+        pytest.param(Family.DEEPSEEK_V3, {"dp": 2, "tp": 2, "ep": 4}, "on", marks=pytest.mark.slow),
     ],
 )
 async def test_tokens_are_exact_throughout_a_rebalance(
-    family: Family, parallel: dict[str, int], references: References, tmp_path: Path
+    family: Family,
+    parallel: dict[str, int],
+    overlap: str,
+    references: References,
+    tmp_path: Path,
 ) -> None:
     reference = references(family)
     # The plans of this policy move nearly everything, every time.
-    experts = {**EAGER, "rebalance": "deepseek"}
+    experts = {**EAGER, "rebalance": "deepseek", "overlap": overlap}
     config = engine_config(reference.folder, tmp_path, parallel=parallel, experts=experts)
     moving = 0
 

@@ -1,8 +1,8 @@
-"""The gate: what it predicts from what was measured, and when it opens."""
+"""The gate: when it opens, by what was measured."""
 
 import pytest
 
-from raydix.moe.overlap_gate import MIN_GAIN, StepTimes, gains, predicted_halved_s, slowest
+from raydix.moe.overlap_gate import MIN_GAIN, OverlapGate, StepTimes, slowest
 
 
 def linear(
@@ -29,31 +29,33 @@ def machine(**figures: float) -> list[StepTimes]:
 BALANCED = machine(fixed_us=500.0, compute_us=2.0, travel_us=1.0, overhead_us=100.0)
 
 
-def test_the_prediction_is_what_was_measured_where_something_was() -> None:
-    for each in BALANCED:
-        assert predicted_halved_s(BALANCED, each.num_tokens) == pytest.approx(each.halved_s)
-
-
-def test_between_measurements_the_prediction_is_the_formula() -> None:
-    tokens = 3000
-    expected_us = 2 * (500 + 2.0 * tokens / 2) + 100
-
-    assert predicted_halved_s(BALANCED, tokens) * 1e6 == pytest.approx(expected_us)
-
-
-def test_the_gate_opens_where_halves_begin_to_gain() -> None:
+def test_the_gate_opens_at_the_size_from_which_halves_gain() -> None:
     """Halves hide 1 us a token, and cost 600 us more: their own 100, and 500 a second time."""
-    decisions = {tokens: gains(BALANCED, tokens) for tokens in range(512, 16_384, 64)}
+    first = min(
+        each.num_tokens for each in BALANCED if each.halved_s <= (1 - MIN_GAIN) * each.whole_s
+    )
+    gate = OverlapGate(BALANCED)
 
-    for tokens, is_open in decisions.items():
-        whole_us = 500 + 3 * tokens
-        assert is_open == (tokens - 600 > MIN_GAIN * whole_us), tokens
-    assert set(decisions.values()) == {False, True}
+    assert BALANCED[0].num_tokens < first < BALANCED[-1].num_tokens
+    assert [gate.opens(tokens) for tokens in (first - 1, first, 100_000)] == [False, True, True]
+
+
+def test_one_size_that_seems_to_gain_below_others_that_do_not_opens_nothing() -> None:
+    fast = machine(fixed_us=500.0, compute_us=2.0, travel_us=0.02, overhead_us=100.0)
+    lucky = StepTimes(
+        num_tokens=fast[1].num_tokens,
+        whole_s=fast[1].whole_s,
+        communication_s=fast[1].communication_s,
+        halved_s=0.5 * fast[1].whole_s,
+    )
+    gate = OverlapGate([fast[0], lucky, *fast[2:]])
+
+    assert not any(gate.opens(tokens) for tokens in range(1, 40_000, 777))
 
 
 def test_halves_never_pay_if_there_is_little_to_hide() -> None:
-    fast = machine(fixed_us=500.0, compute_us=2.0, travel_us=0.02, overhead_us=100.0)
-    assert not any(gains(fast, tokens) for tokens in range(1, 40_000, 777))
+    fast = OverlapGate(machine(fixed_us=500.0, compute_us=2.0, travel_us=0.02, overhead_us=100.0))
+    assert not any(fast.opens(tokens) for tokens in range(1, 40_000, 777))
 
 
 def test_contention_keeps_the_gate_closed() -> None:
@@ -67,15 +69,15 @@ def test_contention_keeps_the_gate_closed() -> None:
         )
         for each in BALANCED
     ]
-    assert not any(gains(slow, tokens) for tokens in range(1, 40_000, 777))
+    assert not any(OverlapGate(slow).opens(tokens) for tokens in range(1, 40_000, 777))
 
 
 def test_what_was_not_measured_stays_whole() -> None:
-    assert not gains([], 10_000)
-    free = machine(fixed_us=0.0, compute_us=1.0, travel_us=1.0, overhead_us=0.0)
-    assert not gains(free, 511)
-    assert gains(free, 512)
-    assert gains(free, 100_000)
+    assert not OverlapGate([]).opens(10_000)
+    free = OverlapGate(machine(fixed_us=0.0, compute_us=1.0, travel_us=1.0, overhead_us=0.0))
+    assert not free.opens(255)
+    assert free.opens(256)
+    assert free.opens(100_000)
 
 
 def test_efficiency_is_the_part_that_was_hidden() -> None:

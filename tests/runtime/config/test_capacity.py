@@ -85,6 +85,20 @@ def test_the_summary_tells_pools_of_windows_apart(tmp_path: Path) -> None:
     assert "per rank, 98 pages for layers with a window of 20 tokens, eviction" in summary
 
 
+def test_the_summary_says_where_experts_are(tmp_path: Path) -> None:
+    shared = {"parallel": {"dp": 2, "ep": 2}, "experts": {"dispatch": "gloo"}}
+
+    summary = effective_summary(load_config(tmp_path, shared), LAYOUT, (100,))
+
+    assert "MoE    experts over 2 ranks, all in host memory, too, dispatch gloo" in summary
+    assert "MoE" not in effective_summary(load_config(tmp_path), LAYOUT, (100,))
+
+
+def test_the_summary_says_that_a_section_on_experts_is_of_no_use(tmp_path: Path) -> None:
+    config = load_config(tmp_path, {"experts": {"dispatch": "gloo"}})
+    assert "parallel.ep is 1: the section experts" in effective_summary(config, LAYOUT, (100,))
+
+
 def test_bytes_are_told_in_binary_units() -> None:
     assert [format_bytes(value) for value in (0, 1023, 1536, 2**30)] == [
         "0B",

@@ -59,9 +59,22 @@ def test_lanes_that_share_experts_step_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", [{"host_store": False}, {"spare_per_rank": 0}])
 def test_rebalancing_is_refused_without_what_it_needs(tmp_path: Path, missing: dict) -> None:
     [name] = missing
-    with pytest.raises(ConfigError, match=rf"experts\.{name}.*experts\.rebalance to off"):
+    with pytest.raises(ConfigError, match=rf"experts\.{name}.*experts\.rebalance to none"):
         load_config(tmp_path, {"experts": missing})
-    load_config(tmp_path, {"experts": {**missing, "rebalance": "off"}})
+    load_config(tmp_path, {"experts": {**missing, "rebalance": "none"}})
+
+
+@pytest.mark.parametrize("dispatch", ["nccl", "symmetric", "deepep", "mori"])
+def test_what_carries_tokens_between_gpus_is_refused_on_cpu(tmp_path: Path, dispatch: str) -> None:
+    with pytest.raises(ConfigError, match=rf"experts\.dispatch is {dispatch}, which needs GPUs"):
+        load_config(tmp_path, {"experts": {"dispatch": dispatch}})
+    load_config(tmp_path, {"experts": {"dispatch": "gloo"}})
+
+
+def test_rebalancing_can_be_turned_off_as_the_documentation_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(f"model: {{path: {tmp_path}}}\nexperts: {{rebalance: none, host_store: false}}")
+    assert not load_config(file).experts.host_store
 
 
 @pytest.mark.parametrize(("text", "overlap"), [("on", "on"), ("off", "off"), ("auto", "auto")])

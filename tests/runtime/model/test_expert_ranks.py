@@ -105,6 +105,31 @@ def test_dispatchers_are_made_for_the_slots_of_a_rank(tmp_path: Path) -> None:
     assert set(model.decoder.experts.by_layer) == {0, 1, 2}
 
 
+@pytest.mark.parametrize(("redundant", "spare"), [(5, 0), (0, 5)])
+def test_slots_that_no_expert_could_use_are_refused(
+    tmp_path: Path, redundant: int, spare: int
+) -> None:
+    make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=1)
+    [name] = [f"{n}_per_rank" for n, s in (("redundant", redundant), ("spare", spare)) if s]
+
+    def load(redundant: int, spare: int) -> None:
+        ranks = ExpertRanks(
+            rank=0,
+            size=3,
+            connect=lambda shape: LOOPBACK,
+            max_tokens=8,
+            max_low_latency_tokens=0,
+            redundant_per_rank=redundant,
+            spare_slots=spare,
+        )
+        make_dummy_model(tmp_path, device=CPU, dtype=torch.float32, expert_ranks=ranks)
+
+    # Six experts on three ranks: two each, so that four others are left.
+    load(4, 4)
+    with pytest.raises(ConfigError, match=rf"experts\.{name} is 5; expected at most 4"):
+        load(redundant, spare)
+
+
 def test_a_library_that_is_not_here_is_refused_by_every_rank(tmp_path: Path) -> None:
     shape = DispatchShape(
         num_ranks=2,

@@ -73,7 +73,7 @@ def config_of(folder: Path, device: str, dispatch: str, ep: int) -> EngineConfig
                 "max_model_len": PAGE_SIZE * PAGES_PER_REQUEST,
             },
             "parallel": {"dp": ep, "ep": ep},
-            "experts": {"dispatch": dispatch, "host_store": False, "rebalance": "off"},
+            "experts": {"dispatch": dispatch, "host_store": False, "rebalance": "none"},
             "cache": {"page_size": PAGE_SIZE, "l1": {"num_pages": 32}, "l2": None},
             "scheduler": {"chunked_prefill_tokens": 64, "max_running_requests": 3},
         }

@@ -136,7 +136,7 @@ def test_steps_bring_experts_to_where_the_plan_wants_them(policy: Rebalance) -> 
 def test_nothing_moves_when_it_is_off_or_does_not_pay() -> None:
     even = int32_array(np.full(24, 100))
     for settings, loads in [
-        (replace(SETTINGS, facts=replace(FACTS, policy=Rebalance.OFF)), SKEWED),
+        (replace(SETTINGS, facts=replace(FACTS, policy=Rebalance.NONE)), SKEWED),
         (replace(SETTINGS, facts=replace(FACTS, stable_steps=0)), SKEWED),
         (SETTINGS, even),
     ]:

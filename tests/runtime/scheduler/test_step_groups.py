@@ -226,6 +226,22 @@ def test_deadline_is_that_of_the_lane_with_the_most_tokens() -> None:
     assert {kill.rank for kill in driver.kills} == {0}
 
 
+def test_step_after_a_long_one_is_due_no_later_for_it() -> None:
+    slow = {"start_prefill_tokens_per_s": 1.0, "prefill_budget_tokens": 16, "max_model_len": 100}
+    driver = warm_driver(**slow)
+    driver.submit(prompt(5, 16), max_tokens=1)
+    while max(driver.plans[0][0].group_tokens.tolist()) < 16:
+        step_all(driver)
+    driver.wait(31.0)
+    assert not driver.kills, "it may take ten times as long as predicted"
+    for _ in range(3):
+        step_all(driver)
+
+    driver.wait(31.0)
+
+    assert {kill.rank for kill in driver.kills} == {0, 1}
+
+
 def test_lane_that_waits_for_one_with_more_tokens_teaches_no_prefill_time() -> None:
     driver = group_driver()
     driver.submit(prompt(0, 16), max_tokens=1)

@@ -26,8 +26,8 @@ class LaneSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepGroup:
-    """The ranks that share experts, lane by lane, and this one's place among them."""
+class GroupPlace:
+    """A rank's place in its step group: among the ranks that share experts, lane by lane."""
 
     rank: int
     num_ranks: int
@@ -78,7 +78,7 @@ class StepGroup:
         )
 
 
-def read_lane_sizes(plan: StepPlan, group: StepGroup | None) -> LaneSizes:
+def read_lane_sizes(plan: StepPlan, group: GroupPlace | None) -> LaneSizes:
     """Those of all lanes. Raises AccountingError if the plan contradicts itself or the group."""
     own_rows, own_tokens = len(plan.row_slots), int(plan.row_num_tokens.sum())
     num_lanes = 1 if group is None else group.num_lanes

@@ -7,14 +7,14 @@ from raydix.errors import AccountingError
 from raydix.moe.dispatch.protocol import DispatchForm
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.model.step_group import LaneSizes, StepGroup, choose_shape, read_lane_sizes
+from raydix.runtime.model.group_place import GroupPlace, LaneSizes, choose_shape, read_lane_sizes
 from raydix.runtime.model.step_shapes import decode_shapes, extension_shapes
 
 SHAPES = (*decode_shapes(4), *extension_shapes(64, 16))
 
 
-def group(rank: int, lanes: int = 2, tp: int = 2) -> StepGroup:
-    return StepGroup(rank=rank, num_ranks=lanes * tp, ranks_per_lane=tp)
+def group(rank: int, lanes: int = 2, tp: int = 2) -> GroupPlace:
+    return GroupPlace(rank=rank, num_ranks=lanes * tp, ranks_per_lane=tp)
 
 
 def plan(
