@@ -90,9 +90,7 @@ def print_report(
         raise ConfigError(" ".join(report.problems))
 
 
-def _machine(
-    config: EngineConfig, device_bytes: int | None, node_bytes: int | None
-) -> Machine:
+def _machine(config: EngineConfig, device_bytes: int | None, node_bytes: int | None) -> Machine:
     """What was given, and else what this machine has."""
     is_cpu, num_cpus = config.model.device == "cpu", None
     if not is_cpu and device_bytes is None:

@@ -43,7 +43,9 @@ class EngineSizes:
     @property
     def device_bytes(self) -> int | None:
         """What a rank takes of its device."""
-        return None if self.l1_bytes is None else self.weight_bytes + self.step_bytes + self.l1_bytes
+        return (
+            None if self.l1_bytes is None else self.weight_bytes + self.step_bytes + self.l1_bytes
+        )
 
 
 def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
@@ -119,9 +121,7 @@ def _weight_bytes(config: EngineConfig, model: "ModelSizes") -> int:
     return model.rank_bytes - model.rank_expert_bytes + num_slots * slot_bytes
 
 
-def _step_bytes(
-    config: EngineConfig, step_tokens: int, hidden_size: int, vocab_size: int
-) -> int:
+def _step_bytes(config: EngineConfig, step_tokens: int, hidden_size: int, vocab_size: int) -> int:
     """Activations of the largest step, logits in float32, and captured graphs."""
     element_bytes = 4 if config.model.dtype == "float32" else 2
     activations = step_tokens * hidden_size * _STEP_ROWS_OF_HIDDEN * element_bytes

@@ -17,10 +17,9 @@ from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.engine import EngineConfig
 
 _CPUS_PER_RANK = 1.0
-_CONTROL_CPUS = {"cpu": 0.0, "cuda": 1.0}
-"""On cpu the ranks' own work leaves the others little to do meanwhile."""
-_LEAST_MEMORY = 1 << 20
+_LEAST_CPUS = 0.01
 """A bundle cannot be empty; the actors themselves ask for nothing."""
+_LEAST_MEMORY = 1 << 20
 _TIMEOUT_S = 60.0
 
 
@@ -36,22 +35,22 @@ def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[st
     """The resources that an engine reserves, all on one node.
 
     The first bundle is for the control actors, with the memory that all share; one for each rank
-    follows. `sizes`: None for a model whose sizes nobody knows.
+    follows. `sizes`: None for a model of which nobody knows what it takes, but for a GPU.
     """
-    device = config.model.device
-    shared_bytes = 0 if sizes is None else (sizes.arena_bytes or 0) + sizes.expert_store_bytes
-    control = {"memory": float(max(shared_bytes, _LEAST_MEMORY)), "CPU": _CONTROL_CPUS[device]}
+    is_cuda = config.model.device == "cuda"
+    control, rank = {"CPU": _LEAST_CPUS}, {"CPU": _LEAST_CPUS}
+    if sizes is not None:
+        rank = {"CPU": _CPUS_PER_RANK}
+        shared_bytes = (sizes.arena_bytes or 0) + sizes.expert_store_bytes
+        # On cpu the ranks' own work leaves the others little to do meanwhile.
+        control = {"CPU": 1.0} if is_cuda else {}
+        control["memory"] = float(max(shared_bytes, _LEAST_MEMORY))
+        if not is_cuda:
+            rank["memory"] = float(sizes.weight_bytes + (sizes.l1_bytes or 0))
 
-    rank = {"CPU": _CPUS_PER_RANK}
-    if device == "cuda":
+    if is_cuda:
         rank["GPU"] = 1.0
-    elif sizes is not None:
-        rank["memory"] = float(sizes.weight_bytes + (sizes.l1_bytes or 0))
-    return [_without_zeros(control), *[dict(rank) for _ in range(config.parallel.num_ranks)]]
-
-
-def _without_zeros(bundle: Mapping[str, float]) -> dict[str, float]:
-    return {resource: amount for resource, amount in bundle.items() if amount}
+    return [control, *[dict(rank) for _ in range(config.parallel.num_ranks)]]
 
 
 def require_node(

@@ -50,6 +50,13 @@ def test_cpu_engine_reserves_a_cpu_per_rank_and_all_its_memory() -> None:
     assert total(bundles, "memory") == (4 << 30) + 2 * (3 << 29)
 
 
+def test_a_model_of_unknown_sizes_reserves_its_gpus_and_next_to_nothing_else() -> None:
+    bundles = bundles_for(config_on("cuda", dp=4), None)
+    assert total(bundles, "GPU") == 4
+    assert total(bundles, "CPU") < 0.1
+    assert total(bundles, "memory") == 0
+
+
 def test_no_bundle_is_empty() -> None:
     for sizes in (None, replace(SIZES, arena_bytes=None)):
         bundles = bundles_for(config_on("cpu"), sizes)
