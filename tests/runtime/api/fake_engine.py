@@ -134,6 +134,7 @@ class FakeHandle:
     eos_token_ids: tuple[int, ...] = (256,)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     is_shut_down: bool = False
+    is_dead: bool = False
     end: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_ended(self) -> None:
@@ -141,6 +142,8 @@ class FakeHandle:
         raise EngineDead("engine has given up: for a reason")
 
     async def call(self, method: str, *arguments: Any) -> dict[str, Any]:
+        if self.is_dead:
+            raise EngineDead("the Supervisor is gone")
         self.calls.append((method, *arguments))
         return {"method": method}
 
