@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from raydix.runtime.model.model_sizes import ModelSizes
 
 _STEP_ROWS_OF_HIDDEN = 16
-"""Hidden states that a step holds at once, with those of the feed-forward: about so many."""
+"""Hidden states that a step holds at once, with those of the feed-forward: another guess."""
 _LOGITS_COPIES = 2
 _GRAPH_BYTES = 2 << 30
-"""Captured steps and the libraries' own memory on one device, 2026-11-22: 1 to 3 GiB."""
+"""Captured steps and the libraries' own memory: a cautious guess, which nobody has measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
