@@ -11,7 +11,7 @@ import os
 import stat
 import time
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydix.errors import ConfigError, EngineDead
@@ -32,7 +32,7 @@ class EngineRecord:
     """Where an engine's Supervisor answers, and the secret that it asks for."""
 
     control_address: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     def encode(self) -> bytes:
         """As it is written."""

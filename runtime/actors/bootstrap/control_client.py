@@ -51,15 +51,21 @@ def client_hello(secret: bytes) -> Hello:
 async def call_supervisor(name: str, record: EngineRecord, method: str, *arguments: Any) -> Any:
     """Make a call and wait for its result. `name`: the engine's, for errors.
 
-    Raises what the call raised, and EngineDead if the Supervisor is gone or ends meanwhile.
+    Raises what the call raised, BadRequest for an argument that is no plain value, and EngineDead
+    if the Supervisor is gone or ends meanwhile.
     """
+    try:
+        packed = pack_values(list(arguments))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"{method}: {error}") from error
+
     try:
         link = await connect(record.control_address, client_hello(record.secret), _CONNECT_S)
     except (LinkClosed, OSError) as error:
         raise _gone(name, error) from error
 
     try:
-        link.send(ControlCall(method=method, arguments=pack_values(list(arguments))))
+        link.send(ControlCall(method=method, arguments=packed))
         answer = await link.receive()
     except LinkClosed as error:
         raise _gone(name, error) from error

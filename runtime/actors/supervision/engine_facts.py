@@ -1,6 +1,6 @@
 """What a client, and whoever starts it, needs to know of a running engine."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from raydix.runtime.config.kv_layout import KvLayout
@@ -15,7 +15,7 @@ class ClientFacts:
     """The Scheduler's."""
     control_address: str
     """The Supervisor's."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     model_path: str
     max_model_len: int
     vocab_size: int

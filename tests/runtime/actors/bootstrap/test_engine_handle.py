@@ -99,6 +99,14 @@ async def test_an_error_keeps_its_type_and_text(engine: Engine) -> None:
         await engine.handle.call("no_such")
 
 
+@pytest.mark.parametrize("value", [object(), 2**80, {1, 2}])
+async def test_an_argument_that_cannot_travel_is_refused_at_once(
+    engine: Engine, value: Any
+) -> None:
+    with pytest.raises(BadRequest, match="^echo: "):
+        await engine.handle.call("echo", value)
+
+
 async def test_a_bug_of_one_call_is_told_and_others_are_served(engine: Engine) -> None:
     with pytest.raises(RaydixError, match="KeyError"):
         await engine.handle.call("break")

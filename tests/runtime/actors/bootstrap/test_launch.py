@@ -173,6 +173,21 @@ def test_arena_beyond_memory_is_a_config_error(
         start_engine(config, own_name("greedy"))
 
 
+def test_a_running_engine_has_its_cpus_and_its_arena_reserved(
+    shared_engine: SharedEngine,
+) -> None:
+    groups = ray.util.placement_group_table().values()
+    bundles = [
+        bundle
+        for group in groups
+        if group["state"] == "CREATED"
+        for bundle in group["bundles"].values()
+    ]
+    assert sum(bundle.get("CPU", 0.0) for bundle in bundles) >= 2
+    arena_bytes = shared_engine.config.cache.l2.bytes_per_node
+    assert arena_bytes in [bundle.get("memory") for bundle in bundles]
+
+
 def test_second_engine_of_a_name_is_refused(shared_engine: SharedEngine) -> None:
     with pytest.raises(EngineDead, match="runs already"):
         start_engine(shared_engine.config, shared_engine.name)
