@@ -103,7 +103,7 @@ async def test_an_error_keeps_its_type_and_text(engine: Engine) -> None:
 async def test_an_argument_that_cannot_travel_is_refused_at_once(
     engine: Engine, value: Any
 ) -> None:
-    with pytest.raises(BadRequest, match="^echo: "):
+    with pytest.raises(BadRequest, match=r"^echo: "):
         await engine.handle.call("echo", value)
 
 
