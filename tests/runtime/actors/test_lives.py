@@ -65,6 +65,11 @@ asyncio.run(main())
 """Streams from an engine until that ends, asks again at once, and once more when it is told to."""
 
 
+def here(seconds: float) -> float:
+    """As long as this takes where others have their share of the cores, too."""
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def user_environment() -> dict[str, str]:
     """As users have it: a private cluster, with token authentication."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -141,13 +146,13 @@ def test_a_client_outlives_its_engine_and_serve_says_why_it_ends(checkpoint: Pat
             killed_s = time.monotonic()
             os.kill(supervisor_pid(name), signal.SIGKILL)
             _, heard_s, _ = line_of(client, "dead").split(maxsplit=2)
-            assert float(heard_s) - killed_s < DEAD_S
+            assert float(heard_s) - killed_s < here(DEAD_S)
             _, took_s, reason = line_of(client, "still").split(maxsplit=2)
-            assert float(took_s) < DEAD_S
+            assert float(took_s) < here(DEAD_S)
             assert f"no engine named {name}" in reason
 
             _, said = serve.communicate(timeout=60)
-            assert time.monotonic() - killed_s < SERVE_ENDS_S
+            assert time.monotonic() - killed_s < here(SERVE_ENDS_S)
             assert serve.returncode == 1
             assert said.splitlines()[-1].startswith(f"EngineDead: the Supervisor of engine {name}")
             assert find_record(name) is None
@@ -197,14 +202,14 @@ async def test_an_engine_that_gives_up_says_why_to_all_at_once(fragile: EngineHa
         with pytest.raises(EngineDead):
             async for _ in outputs:
                 pass
-        assert time.monotonic() - killed_s < DEAD_S + RAY_ENDS_S
+        assert time.monotonic() - killed_s < here(DEAD_S + RAY_ENDS_S)
 
         began_s = time.monotonic()
         with pytest.raises(EngineDead, match=reason):
             await anext(engine.generate(PROMPT, LONG))
         with pytest.raises(EngineDead, match="given up"):
             await engine.stats()
-        assert time.monotonic() - began_s < DEAD_S
+        assert time.monotonic() - began_s < here(DEAD_S)
 
 
 async def test_control_calls_need_no_ray(shared_engine: SharedEngine) -> None:
