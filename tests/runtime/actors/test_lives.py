@@ -212,6 +212,25 @@ async def test_an_engine_that_gives_up_says_why_to_all_at_once(fragile: EngineHa
         assert time.monotonic() - began_s < here(DEAD_S)
 
 
+async def test_running_requests_end_before_the_engine_does(fragile: EngineHandle) -> None:
+    async with await AsyncLLM.connect(fragile.name) as engine:
+        outputs = engine.generate(PROMPT, {**LONG, "max_tokens": 600})
+        await anext(outputs)
+        stopping = asyncio.create_task(fragile.shutdown())
+
+        # Until the Scheduler has heard of it, new ones are taken.
+        with pytest.raises(EngineDead, match="shutting down and takes no new requests"):
+            while True:
+                async for _ in engine.generate(PROMPT, {"max_tokens": 1}):
+                    pass
+
+        last = [output async for output in outputs][-1]
+        assert last.outputs[0].finish_reason == "length"
+        await stopping
+        with pytest.raises(EngineDead, match="no engine named"):
+            await AsyncLLM.connect(fragile.name)
+
+
 async def test_control_calls_need_no_ray(shared_engine: SharedEngine) -> None:
     program = (
         "import asyncio, ray, sys\n"
