@@ -212,17 +212,21 @@ async def test_an_engine_that_gives_up_says_why_to_all_at_once(fragile: EngineHa
         assert time.monotonic() - began_s < here(DEAD_S)
 
 
+async def until_refused(engine: AsyncLLM) -> None:
+    """Send short requests: until the Scheduler has heard that it is to stop, they are taken."""
+    while True:
+        async for _ in engine.generate(PROMPT, {"max_tokens": 1}):
+            pass
+
+
 async def test_running_requests_end_before_the_engine_does(fragile: EngineHandle) -> None:
     async with await AsyncLLM.connect(fragile.name) as engine:
         outputs = engine.generate(PROMPT, {**LONG, "max_tokens": 600})
         await anext(outputs)
         stopping = asyncio.create_task(fragile.shutdown())
 
-        # Until the Scheduler has heard of it, new ones are taken.
         with pytest.raises(EngineDead, match="shutting down and takes no new requests"):
-            while True:
-                async for _ in engine.generate(PROMPT, {"max_tokens": 1}):
-                    pass
+            await until_refused(engine)
 
         last = [output async for output in outputs][-1]
         assert last.outputs[0].finish_reason == "length"

@@ -71,7 +71,7 @@ def test_ranks_that_share_experts_hold_their_share_and_what_is_beyond_it(
     folder = make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=3)
     alone = size_engine(config_of(folder))
     parallel = {"dp": 2, "ep": 2}
-    none = {"rebalance": "off", "spare_per_rank": 0}
+    none = {"rebalance": "none", "spare_per_rank": 0}
     bare = size_engine(config_of(folder, parallel=parallel, experts=none))
     spare = size_engine(config_of(folder, parallel=parallel, experts={"spare_per_rank": 3}))
 
