@@ -57,7 +57,8 @@ class BareRunner:
         """float32 logits [tokens, V] of each step in the `with` block."""
         recorded: list[Tensor] = []
 
-        def record(module: Any, inputs: Any, hidden: Tensor) -> None:
+        def record(module: Any, inputs: Any, batches: list[Tensor]) -> None:
+            [hidden] = batches
             recorded.append(self._decoder.logits(hidden).float())
 
         hook = self._decoder.register_forward_hook(record)

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from benchmarks.command_line import make_parser
@@ -312,6 +313,8 @@ if __name__ == "__main__":
     command_line.add_argument("--dispatch", default=Choices.dispatch, help="experts.dispatch")
     command_line.add_argument("--l3-folder", type=Path, help="whole: where L3's files are")
     read = command_line.parse_args()
+    if read.device == "cuda" and torch.cuda.device_count() < NUM_RANKS:
+        command_line.error(f"--device cuda needs {NUM_RANKS} GPUs; --device cpu --tiny tries it")
     chosen = Choices(whole_model=read.model, dispatch=read.dispatch, l3_folder=read.l3_folder)
     # One for all engines: each would start its own.
     cluster = PrivateCluster()

@@ -286,8 +286,8 @@ FOUND = (AssertionError, AccountingError, KeyError, ValueError)
 
 
 def first_failing_seed(workload: Workload) -> int | None:
-    """The first of `MAX_SEEDS` seeds with which a mutant shows."""
-    for seed in range(MAX_SEEDS):
+    """The first of `MAX_SEEDS` seeds, from the workload's own on, with which a mutant shows."""
+    for seed in range(workload.seed, workload.seed + MAX_SEEDS):
         try:
             run_workload(replace(workload, seed=seed))
         except FOUND:
@@ -296,13 +296,13 @@ def first_failing_seed(workload: Workload) -> int | None:
 
 
 def find(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some seed finds the mutant; without it that seed and those before it pass."""
+    """Some seed finds the mutant; without it that seed and those tried before it pass."""
     case.world(monkeypatch)
     with monkeypatch.context() as mutated:
         case.mutant(mutated)
         seed = first_failing_seed(case.workload)
     assert seed is not None, f"{MAX_SEEDS} seeds did not find {case.mutant.__name__}"
-    for sound_seed in range(seed + 1):
+    for sound_seed in range(case.workload.seed, seed + 1):
         run_workload(replace(case.workload, seed=sound_seed))
 
 
