@@ -1,6 +1,7 @@
 """One Ray cluster and one engine for all tests that need them: starting them is the dear part."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ IMPATIENT = Supervision(heartbeat_interval_s=0.5, heartbeat_deadline_s=5.0, max_
 """Hung actors are found soon; every fault is tried on the same engine."""
 
 
+def own_name(name: str) -> str:
+    """A name of an engine that no other test run on this host uses."""
+    return f"{name}-{os.getpid()}"
+
+
 @dataclass(frozen=True)
 class SharedEngine:
     """A running engine with two ranks and three tiers, and what it was made from."""
@@ -36,8 +42,8 @@ class SharedEngine:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[PrivateCluster]:
-    """A Ray cluster in this process."""
-    cluster = PrivateCluster()
+    """A Ray cluster in this process, where engines of several ranks may run side by side."""
+    cluster = PrivateCluster(num_cpus=16)
     yield cluster
     cluster.stop()
 
@@ -68,7 +74,7 @@ def shared_engine(ray_cluster: PrivateCluster, checkpoint: Path) -> Iterator[Sha
         }
     )
 
-    handle = start_engine(config, "shared", supervision=IMPATIENT)
+    handle = start_engine(config, own_name("shared"), supervision=IMPATIENT)
     yield SharedEngine(handle, config)
 
     asyncio.run(handle.shutdown())

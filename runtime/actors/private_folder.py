@@ -10,14 +10,12 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from enum import Enum, auto
 from pathlib import Path
 
 _ROOT = Path("/tmp")  # not the user's TMPDIR: a unix socket's path has 107 bytes at most
 _PREFIX = "raydix-"
 _LOCK = "owner.lock"
 _MODE = 0o700
-_MAX_FILE_BYTES = 1 << 16
 
 
 class PrivateFolder:
@@ -25,14 +23,14 @@ class PrivateFolder:
 
     The kernel keeps the lock: it ends with this process, however that ends, and holds for other pid
     namespaces, too. Anybody may put something of such a name into the temporary folder: what is not
-    this user's, is open to others or lacks the file is neither believed nor removed.
+    this user's, is open to others or lacks the file is not removed.
     """
 
     def __init__(self) -> None:
         """Make a new one; first remove those of dead owners."""
         for path, fd in _folders():
-            with _owner_of(fd) as owner:
-                if owner is _Owner.IS_DEAD:
+            with _dead_owner(fd) as is_dead:
+                if is_dead:
                     shutil.rmtree(path, ignore_errors=True)
         while True:
             self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_ROOT)
@@ -57,16 +55,6 @@ class PrivateFolder:
             self._fd = -1
 
 
-def read_of_living_owners(name: str) -> list[bytes]:
-    """What file `name` holds in each folder of this user whose owner lives, the newest first."""
-    found: list[tuple[float, bytes]] = []
-    for _, fd in _folders():
-        with _owner_of(fd) as owner, contextlib.suppress(OSError):
-            if owner is _Owner.LIVES:
-                found.append((os.fstat(fd).st_mtime, _read(fd, name)))
-    return [content for _, content in sorted(found, reverse=True)]
-
-
 def _folders() -> Iterator[tuple[Path, int]]:
     """This user's private folders, each with a descriptor that is open for its turn."""
     for path in _ROOT.glob(f"{_PREFIX}*"):
@@ -82,41 +70,23 @@ def _folders() -> Iterator[tuple[Path, int]]:
             os.close(fd)
 
 
-class _Owner(Enum):
-    """What the lock of a folder says."""
-
-    LIVES = auto()
-    IS_DEAD = auto()
-    UNKNOWN = auto()
-    """There is no lock file: the folder was not made here, or not yet."""
-
-
 @contextlib.contextmanager
-def _owner_of(folder: int) -> Iterator[_Owner]:
-    """Try the lock of a folder; if it is free, hold it for the block."""
+def _dead_owner(folder: int) -> Iterator[bool]:
+    """Whether the owner of a folder is known to be dead; if so, its lock is held for the block."""
     try:
         fd = _open_in(folder, _LOCK)
     except OSError:
-        yield _Owner.UNKNOWN
+        # There is no lock file: the folder was not made here, or not yet.
+        yield False
         return
 
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        owner = _Owner.IS_DEAD
-    except BlockingIOError:
-        owner = _Owner.LIVES
+        is_dead = True
     except OSError:
-        owner = _Owner.UNKNOWN
+        is_dead = False
     try:
-        yield owner
-    finally:
-        os.close(fd)
-
-
-def _read(folder: int, name: str) -> bytes:
-    fd = _open_in(folder, name)
-    try:
-        return os.read(fd, _MAX_FILE_BYTES)
+        yield is_dead
     finally:
         os.close(fd)
 

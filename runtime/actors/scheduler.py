@@ -32,6 +32,7 @@ from raydix.runtime.scheduler.events import (
     ClientGone,
     ClientMessage,
     Effect,
+    EndRequests,
     Event,
     FlushL1,
     HostAttached,
@@ -42,6 +43,7 @@ from raydix.runtime.scheduler.events import (
     RankAttached,
     RankLost,
     RankMessage,
+    RefuseRequests,
     SendClient,
     SendHost,
     SendPlan,
@@ -175,21 +177,27 @@ class SchedulerActor:
         return int(before - self.stats()["l1_cached_pages"])
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is in flight and `write_back` has copied what it owes to L2.
+        """Refuse new requests, let those that there are end, and copy what L2 is owed.
 
-        Lasts `timeout_s` at most. False: something was left.
+        Requests that have not ended after `timeout_s` fail; copies, those that `write_back` owes
+        too, then have as long again. False: something was left.
         """
         core = self._running_core()
-        deadline_s = time.monotonic() + timeout_s
-        while not core.is_idle and time.monotonic() < deadline_s:
-            await asyncio.sleep(_DRAIN_POLL_S)
+        self._turns.post(RefuseRequests())
+        await self._wait(lambda: core.is_idle, timeout_s)
 
-        # One pass of the loop, in which the turn takes the event.
+        self._turns.post(EndRequests())
         self._turns.post(BackUpL1())
+        return await self._wait(lambda: core.is_idle and core.is_backed_up, timeout_s)
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the condition holds, for `timeout_s` at most. Returns whether it does."""
+        deadline_s = time.monotonic() + timeout_s
+        # One pass of the loop, in which a turn takes what was posted before.
         await asyncio.sleep(0)
-        while not (core.is_idle and core.is_backed_up) and time.monotonic() < deadline_s:
+        while not condition() and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
-        return core.is_idle and core.is_backed_up
+        return condition()
 
     def check(self) -> None:
         """Raise AccountingError if an invariant of the core does not hold."""
@@ -212,7 +220,7 @@ class SchedulerActor:
                 await self._serve_host(link)
             case Role.CLIENT:
                 await self._serve_client(link)
-            case Role.SCHEDULER | Role.STORAGE:
+            case Role.SCHEDULER | Role.STORAGE | Role.SUPERVISOR:
                 logger.warning("%s has no business with the Scheduler", link.hello)
         link.close()
 

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-import os
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from raydix.errors import BadRequest, EngineDead, RaydixError
+from raydix.runtime.actors.bootstrap.control_client import client_hello
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
@@ -20,7 +21,6 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-from raydix.runtime.messages.hello import Hello, Role
 
 
 class AsyncLLM:
@@ -50,18 +50,23 @@ class AsyncLLM:
         cls,
         source: str | Path | Mapping[str, Any] | EngineConfig | None = None,
         *,
-        name: str = "raydix",
+        name: str | None = None,
         address: str | None = None,
+        drain_s: float = DRAIN_S,
         **sections: Any,
     ) -> Self:
         """Start an engine and connect to it.
 
         source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
-        (`cache={...}`) are laid over it. The engine ends with this process. Raises ConfigError,
-        CheckpointError or EngineDead.
+        (`cache={...}`) are laid over it. name: by which others reach it; None: one of its own, as
+        a name is free for one engine of a user and host. drain_s: how long requests may go on when the engine is
+        shut down, and then writes to L3; new ones are refused meanwhile. The engine ends with this
+        process. Raises ConfigError, CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
-        handle = await _start_or_undo(config, name, address)
+        name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
+        supervision = Supervision(drain_timeout_s=drain_s)
+        handle = await _start_or_undo(config, name, address, supervision)
 
         engine = cls(name, address)
         engine._handle = handle
@@ -192,7 +197,7 @@ class AsyncLLM:
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges of the engine."""
-        stats: dict[str, Any] = await (await self._found()).call("stats")
+        stats: dict[str, Any] = await self._call("stats")
         return stats
 
     async def flush(self, l3: bool = False) -> dict[str, Any]:
@@ -200,7 +205,7 @@ class AsyncLLM:
 
         l3: drop this engine's stored objects, too.
         """
-        flushed: dict[str, Any] = await (await self._found()).call("flush", l3)
+        flushed: dict[str, Any] = await self._call("flush", l3)
         return flushed
 
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +217,7 @@ class AsyncLLM:
         Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
         cannot be put to use in time; then the engine goes on with what it had.
         """
-        names: dict[str, Any] = await (await self._found()).call("attach_storage", dict(section))
+        names: dict[str, Any] = await self._call("attach_storage", dict(section))
         return names
 
     async def detach_storage(self) -> dict[str, Any]:
@@ -220,7 +225,7 @@ class AsyncLLM:
 
         Returns the name of the backend that was in use, or None.
         """
-        names: dict[str, Any] = await (await self._found()).call("detach_storage")
+        names: dict[str, Any] = await self._call("detach_storage")
         return names
 
     async def explain(self, request_id: str) -> dict[str, Any]:
@@ -228,8 +233,12 @@ class AsyncLLM:
 
         The engine remembers its last 1,024 requests.
         """
-        explanation: dict[str, Any] = await (await self._found()).call("explain", request_id)
+        explanation: dict[str, Any] = await self._call("explain", request_id)
         return explanation
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
+        await (await self._found()).wait_ended()
 
     async def disconnect(self) -> None:
         """Leave the engine running. Open streams raise Cancelled and their requests are aborted."""
@@ -238,7 +247,10 @@ class AsyncLLM:
             await client.close()
 
     async def shutdown(self) -> None:
-        """Stop the engine, whoever started it. Open streams raise Cancelled."""
+        """Stop the engine, whoever started it. Open streams of this handle raise Cancelled.
+
+        Those of others may end first, for as long as the engine was started to drain.
+        """
         await self.disconnect()
         handle = await self._found()
         self._handle = None
@@ -262,11 +274,34 @@ class AsyncLLM:
             return self._client
         async with self._connecting:
             if self._client is None or self._client.is_closed:
-                # The name may stand for another engine now. Our own keeps its address.
-                if self._client is not None and not self._has_started_engine:
-                    self._handle = None
-                self._client = await self._open(await self._found())
+                if self._client is not None:
+                    await self._find_again()
+                try:
+                    self._client = await self._open(await self._found())
+                except EngineDead:
+                    self._forget()
+                    raise
             return self._client
+
+    async def _find_again(self) -> None:
+        """After a lost connection: raise EngineDead at once if it was the engine that ended."""
+        if self._has_started_engine:
+            await (await self._found()).call("client_facts")
+        else:
+            self._handle = None
+
+    def _forget(self) -> None:
+        """The name may stand for another engine now. Our own keeps its address."""
+        if not self._has_started_engine:
+            self._handle = None
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Make a control call to whatever engine has the name now."""
+        try:
+            return await (await self._found()).call(method, *arguments)
+        except EngineDead:
+            self._forget()
+            raise
 
     async def _found(self) -> EngineHandle:
         if self._handle is None:
@@ -275,16 +310,8 @@ class AsyncLLM:
 
     async def _open(self, handle: EngineHandle) -> EngineClient:
         tokenizer = await self._tokenizer_of(handle)
-        hello = Hello(
-            secret=handle.secret,
-            role=Role.CLIENT,
-            name=f"client-{uuid.uuid4().hex}",
-            incarnation=0,
-            pid=os.getpid(),
-        )
-
         try:
-            link = await connect(handle.client_address, hello)
+            link = await connect(handle.client_address, client_hello(handle.secret))
         except (LinkClosed, OSError) as error:
             raise EngineDead(
                 f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). "
@@ -316,12 +343,16 @@ class AsyncLLM:
         return self._tokenizers[handle.model_path]
 
 
-async def _start_or_undo(config: EngineConfig, name: str, address: str | None) -> EngineHandle:
+async def _start_or_undo(
+    config: EngineConfig, name: str, address: str | None, supervision: Supervision
+) -> EngineHandle:
     """Start an engine on a thread, as that blocks.
 
     A cancelled start cannot be stopped half-way: its end is waited for, and the engine shut down.
     """
-    starting = asyncio.create_task(asyncio.to_thread(start_engine, config, name, address))
+    starting = asyncio.create_task(
+        asyncio.to_thread(start_engine, config, name, address, supervision)
+    )
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:

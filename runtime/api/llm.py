@@ -40,7 +40,7 @@ class LLM:
         self,
         source: str | Path | Mapping[str, Any] | EngineConfig | None = None,
         *,
-        name: str = "raydix",
+        name: str | None = None,
         address: str | None = None,
         **sections: Any,
     ) -> None:

@@ -1,10 +1,16 @@
 """`raydix config ...`: about the configuration."""
 
 import json
+from typing import Annotated, Any
 
 import typer
 
+from raydix.errors import ConfigError
+from raydix.runtime.cli.config_check import print_report
+from raydix.runtime.cli.options import AsJson, Settings, Source, sections_of
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.values import parse_size
 
 app = typer.Typer(help="About the configuration.", no_args_is_help=True)
 
@@ -13,3 +19,42 @@ app = typer.Typer(help="About the configuration.", no_args_is_help=True)
 def schema() -> None:
     """Print the JSON schema of the configuration."""
     print(json.dumps(EngineConfig.model_json_schema(), indent=2))
+
+
+@app.command()
+def check(
+    source: Source = None,
+    settings: Settings = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of each GPU, as 80GiB. Default: that of this machine's, if any."),
+    ] = None,
+    node_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory that the node can give. Default: what is free here."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what an engine would take: weights, pages and tokens by tier. Nothing is started.
+
+    Needs no GPU and no weights, but the checkpoint's config.json. Exits with 1 if something does
+    not fit.
+    """
+    config = load_config(source, sections_of(settings))
+    print_report(
+        config,
+        device_bytes=_bytes_of("--gpu-memory", gpu_memory),
+        node_bytes=_bytes_of("--node-memory", node_memory),
+        as_json=as_json,
+    )
+
+
+def _bytes_of(option: str, text: str | None) -> int | None:
+    """Raises ConfigError if the option's text is no size."""
+    if text is None:
+        return None
+    try:
+        size: Any = parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} is {text!r}; {error}.") from None
+    return int(size)

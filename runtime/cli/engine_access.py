@@ -4,7 +4,6 @@ The handles are for `async with`: its end shuts down an engine that was started,
 that was reached running.
 """
 
-import uuid
 from typing import TYPE_CHECKING
 
 from raydix.runtime.config.engine import EngineConfig
@@ -13,11 +12,13 @@ if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
 
 
-async def start_engine(config: EngineConfig, name: str, address: str | None) -> "AsyncLLM":
-    """Start an engine; `address` is the Ray cluster's."""
+async def start_engine(
+    config: EngineConfig, name: str | None, address: str | None, **options: float
+) -> "AsyncLLM":
+    """Start an engine; `address` is the Ray cluster's. options: those of `AsyncLLM.start`."""
     from raydix.runtime.api.client import AsyncLLM
 
-    return await AsyncLLM.start(config, name=name, address=address)
+    return await AsyncLLM.start(config, name=name, address=address, **options)
 
 
 async def reach_engine(name: str, address: str | None) -> "AsyncLLM":
@@ -34,5 +35,5 @@ async def open_engine(
     if connect is not None:
         return await reach_engine(connect, address)
     assert config is not None, "an engine is either reached or configured"
-    # Not the default name: whoever connects to that one means an engine that stays up.
-    return await start_engine(config, f"private-{uuid.uuid4().hex[:8]}", address)
+    # Without a name: whoever connects to the default one means an engine that stays up.
+    return await start_engine(config, None, address)

@@ -1,9 +1,13 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from raydix.runtime.actors.supervision.restarts import DRAIN_S
+from raydix.runtime.cli.config_check import print_report
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
@@ -18,27 +22,41 @@ from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 
-_DRAIN_S = 10.0
-"""HTTP streams may go on for so long after Ctrl-C."""
+DrainS = Annotated[
+    float,
+    typer.Option(
+        "--drain-s",
+        min=0.0,
+        help="Seconds for requests to end after Ctrl-C, then for writes to storage.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what the engine would take, and end.")
+]
 
 
 def serve(
     source: Source = None,
     settings: Settings = None,
+    *,
     name: Name = "raydix",
     address: Address = None,
-    *,
+    drain_s: DrainS = DRAIN_S,
+    dry_run: DryRun = False,
     http: Http = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
 ) -> None:
     """Start an engine and keep it up until Ctrl-C.
 
-    Reach it with AsyncLLM.connect(NAME), or over HTTP.
+    Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
     """
     config = load_config(source, sections_of(settings))
     front = read_http_options(http, keys, model_name, config)
-    asyncio.run(serve_until_stopped(config, name, address, _DRAIN_S, front, Console()))
+    if dry_run:
+        print_report(config)
+        return
+    asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
 
 
 async def serve_until_stopped(
@@ -49,9 +67,12 @@ async def serve_until_stopped(
     front: HttpFront | None,
     console: Console,
 ) -> None:
-    """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly."""
+    """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
+
+    Raises EngineDead, saying why, if it ends before.
+    """
     async with (
-        await start_engine(config, name, address) as engine,
+        await start_engine(config, name, address, drain_s=drain_s) as engine,
         serving_http(front, engine, drain_s) as url,
     ):
         console.print(
@@ -60,4 +81,5 @@ async def serve_until_stopped(
         )
         if front is not None:
             console.print(f"HTTP is ready at {url}/v1, model {front.model_name}.")
-        await until_stopped()
+        await until_stopped(engine.wait_ended())
+        console.print(f"Stopping; requests may go on for {drain_s:g} s. Ctrl-C again ends them.")

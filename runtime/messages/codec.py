@@ -25,6 +25,7 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
     TokenFrame,
 )
+from raydix.runtime.messages.control import ControlCall, ControlFailure, ControlResult
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.messages.host import (
     AskExists,
@@ -63,6 +64,9 @@ Message = (
     | DeleteObjects
     | CancelBatch
     | ObjectsDone
+    | ControlCall
+    | ControlResult
+    | ControlFailure
 )
 MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
 

@@ -14,6 +14,7 @@ class Role(StrEnum):
     GPU = "gpu"
     HOST_MEMORY = "host_memory"
     STORAGE = "storage"
+    SUPERVISOR = "supervisor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

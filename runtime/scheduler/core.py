@@ -192,6 +192,12 @@ class SchedulerCore:
             case events.FlushL1():
                 for lane in replica.lanes:
                     lane.l1.flush()
+            case events.RefuseRequests():
+                replica.close()
+            case events.EndRequests():
+                text = "the engine was shut down before the request had ended."
+                for request in list(replica.requests.values()):
+                    replica.fail(request, FailureKind.ENGINE_DEAD, text)
             case events.BackUpL1():
                 for lane in replica.lanes:
                     lane.backups.add_all(lane.l1.tree)

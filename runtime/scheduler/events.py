@@ -101,6 +101,16 @@ class FlushL1:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseRequests:
+    """The engine is about to stop: requests go on, and new ones are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRequests:
+    """The engine stops now: what still runs has failed, and its client hears so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackUpL1:
     """The engine is about to stop: under `write_back`, copy to L2 what it lacks of L1."""
 
@@ -121,6 +131,8 @@ Event = (
     | HostLost
     | ExpertsPlanned
     | FlushL1
+    | RefuseRequests
+    | EndRequests
     | BackUpL1
     | Tick
 )

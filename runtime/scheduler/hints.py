@@ -19,7 +19,7 @@ from raydix.runtime.scheduler.attribution import attribute, total_by_source
 from raydix.runtime.scheduler.chain import Chain
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.prefetch_hint import PrefetchHint
-from raydix.runtime.scheduler.refusals import refuse_prefetch
+from raydix.runtime.scheduler.refusals import refuse_as_closing, refuse_prefetch
 from raydix.runtime.scheduler.replica import Replica
 
 _MAX_HINTS = 256
@@ -52,6 +52,8 @@ def take_hint(replica: Replica, client_id: ClientId, message: PrefetchPrompt) ->
 
 
 def _refusal(replica: Replica, message: PrefetchPrompt) -> RequestFailure | None:
+    if replica.is_closing:
+        return refuse_as_closing()
     if replica.is_in_use(message.request_id):
         text = f"request_id {message.request_id!r} is in use; expected a new one."
         return RequestFailure(kind=FailureKind.BAD_REQUEST, message=text)

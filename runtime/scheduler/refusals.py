@@ -22,6 +22,12 @@ _MAX_SEED = 2**63 - 1
 _MAX_PRIORITY = 2**31 - 1
 
 
+def refuse_as_closing() -> RequestFailure:
+    """An engine that is about to stop takes nothing new."""
+    text = "the engine is shutting down and takes no new requests."
+    return RequestFailure(kind=FailureKind.ENGINE_DEAD, message=text)
+
+
 def refuse_request(message: SubmitRequest, settings: SchedulerSettings) -> RequestFailure | None:
     """Why a request cannot be served whatever else goes on; None if it can."""
     num_prompt = len(message.token_ids)

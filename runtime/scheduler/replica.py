@@ -59,6 +59,8 @@ class Replica:
             for index in group.lanes
         ]
 
+        self.is_closing = False
+        """The engine is about to stop, and takes no new requests."""
         self.requests: dict[RequestId, RequestState] = {}
         self.hashing: dict[RequestId, RequestState] = {}
         """New requests whose page keys are not all known yet, oldest first; they are on no lane."""
@@ -115,6 +117,10 @@ class Replica:
     def is_in_use(self, name: RequestId) -> bool:
         """A request or hint of this name lives."""
         return name in self.requests or name in self.hints
+
+    def close(self) -> None:
+        """Take no new requests from now on."""
+        self.is_closing = True
 
     def add_request(self, request: RequestState) -> None:
         """A new request; its page keys are hashed before it is queued on a lane."""

@@ -14,7 +14,7 @@ from raydix.runtime.scheduler.counters import Count
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.hints import look_up_hints
 from raydix.runtime.scheduler.lane import Lane
-from raydix.runtime.scheduler.refusals import refuse_request
+from raydix.runtime.scheduler.refusals import refuse_as_closing, refuse_request
 from raydix.runtime.scheduler.replica import Replica
 from raydix.runtime.scheduler.request import RequestState
 
@@ -101,6 +101,8 @@ def enqueue(replica: Replica, request: RequestState, now_s: float) -> None:
 
 def _refusal(replica: Replica, message: SubmitRequest) -> RequestFailure | None:
     settings = replica.settings
+    if replica.is_closing:
+        return refuse_as_closing()
     if replica.is_in_use(message.request_id):
         text = (
             f"request_id {message.request_id!r} is in use; expected a new one. Leave it out to "

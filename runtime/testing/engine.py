@@ -55,7 +55,7 @@ class InProcessEngine:
 
     async def connect(self, tokenizer: Tokenizer | None = None) -> EngineClient:
         """Another client with a link of its own; closed with the engine at the latest."""
-        facts = self.facts
+        facts = self.facts.client
         name = f"client{len(self._clients)}"
         hello = Hello(
             secret=facts.secret, role=Role.CLIENT, name=name, incarnation=0, pid=os.getpid()

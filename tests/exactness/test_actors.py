@@ -10,6 +10,7 @@ from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.model.families.table import Family
 from tests.exactness.engines import engine_config, make_prompts
 from tests.exactness.reference import NUM_TOKENS, Expected, References
+from tests.ray_cluster import own_name
 
 PROMPTS = make_prompts(71, [100, 49, 1, 130])
 
@@ -35,7 +36,7 @@ async def test_ranks_in_processes_generate_the_tokens_of_transformers(
         parallel=parallel,
     )
 
-    async with await AsyncLLM.start(config, name="exact") as engine:
+    async with await AsyncLLM.start(config, name=own_name("exact")) as engine:
         for _ in range(2):  # cold, then from L1
             answers = await asyncio.gather(*(answer(engine, prompt) for prompt in PROMPTS))
             for expected, token_ids in zip(reference.expect(PROMPTS), answers, strict=True):

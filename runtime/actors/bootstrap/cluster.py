@@ -1,6 +1,5 @@
 """Which Ray cluster a process joins: one that runs already, or a private one of its own."""
 
-import json
 import logging
 import os
 import socket
@@ -9,23 +8,18 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 
 import ray
-from ray._private.authentication.authentication_token_setup import (
-    maybe_enable_token_auth_if_token_available,
-)
 from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
-from raydix.runtime.actors.private_folder import PrivateFolder, read_of_living_owners
+from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.supervision.spawn import NAMESPACE
+from raydix.runtime.config.memory_limit import available_memory_bytes
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
 _DIAL_S = 10.0
-_REGISTER = "engines.json"
-_AUTHENTICATION_LOG = "ray._private.authentication"
 
 
 class PrivateCluster:
@@ -35,7 +29,8 @@ class PrivateCluster:
     minute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_cpus: int | None = None) -> None:
+        """`num_cpus`: how many it lets engines reserve; None: as many as there are."""
         self._folder = PrivateFolder()
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
@@ -43,20 +38,17 @@ class PrivateCluster:
             lambda: ray.init(
                 address="local",
                 namespace=NAMESPACE,
+                num_cpus=num_cpus,
                 include_dashboard=False,
+                # Ray would let engines reserve part of it alone.
+                _memory=available_memory_bytes(),
                 object_store_memory=_OBJECT_STORE_BYTES,
-                # Ray opens its own folder to everybody.
+                # Each process of Ray opens Ray's own folders to everybody, again and again: in
+                # ours nobody else reaches them.
                 _temp_dir=f"{self._folder.path}/ray",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-        )
-
-    def register(self, engine: str) -> None:
-        """Let other processes of this user find the engine by its name."""
-        address = ray.get_runtime_context().gcs_address
-        Path(self._folder.path, _REGISTER).write_text(
-            json.dumps({"engine": engine, "address": address})
         )
 
     def stop(self) -> None:
@@ -74,7 +66,7 @@ def join_cluster(address: str | None) -> PrivateCluster | None:
     """
     if ray.is_initialized():
         return None
-    address = address or _job_address()
+    address = named_cluster(address)
     if address is None:
         return PrivateCluster()
     _connect(address)
@@ -85,19 +77,23 @@ def find_cluster(address: str | None, engine: str) -> None:
     """Join the cluster where `engine` runs. Raises EngineDead if none is known."""
     if ray.is_initialized():
         return
-    address = address or _job_address()
-    if address is None:
-        address = _registered_address(engine)
-        # As Ray does for a cluster that it finds by itself; a private one has token authentication
-        # by default, which Ray would announce with a warning.
-        logging.getLogger(_AUTHENTICATION_LOG).setLevel(logging.ERROR)
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    address = named_cluster(address)
     if address is None:
         raise EngineDead(
             f"no engine named {engine} was found on this host. Start one, or give the address of "
             f"its Ray cluster."
         )
     _connect(address)
+
+
+def named_cluster(address: str | None) -> str | None:
+    """`address`, else that of a submitted job, from the variable that Ray sets for it.
+
+    None if this process is part of a cluster already: then it is that one which counts.
+    """
+    if ray.is_initialized():
+        return None
+    return address or os.environ.get("RAY_ADDRESS") or None
 
 
 def _connect(address: str) -> None:
@@ -143,28 +139,3 @@ def _on_lasting_thread(start: Callable[[], object]) -> None:
 
     threading.Thread(target=run, name="raydix-cluster", daemon=True).start()
     result.result()
-
-
-def _job_address() -> str | None:
-    """The cluster of a submitted job, from the variable that Ray sets for it."""
-    return os.environ.get("RAY_ADDRESS") or None
-
-
-def _registered_address(engine: str) -> str | None:
-    for content in read_of_living_owners(_REGISTER):
-        address = _address_of(engine, content)
-        if address is not None:
-            return address
-    return None
-
-
-def _address_of(engine: str, content: bytes) -> str | None:
-    """The address that `PrivateCluster.register` wrote; None for another engine's, or nonsense."""
-    try:
-        entry = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    match entry:
-        case {"engine": str(name), "address": str(address)} if name == engine:
-            return address
-    return None

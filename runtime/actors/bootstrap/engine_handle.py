@@ -1,7 +1,7 @@
-"""A running engine as its clients hold it: what they need to connect, and control calls by name."""
+"""A running engine as its clients hold it: what they need to connect, and control calls."""
 
-import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -9,9 +9,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.placement import Placement, release
-from raydix.runtime.actors.process import wait_for_exit
-from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_name
 
 logger = logging.getLogger(__name__)
@@ -35,20 +36,33 @@ def find_supervisor(engine: str) -> Any:
         raise EngineDead(f"this Ray cluster runs no engine named {engine}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class OwnEngine:
+    """What Ray holds for an engine that this process has started; it ends with the engine."""
+
+    supervisor: Any
+    """Its Ray handle, without which Ray would end the actor."""
+    placement: Placement
+    cluster: PrivateCluster | None
+
+    def end(self) -> None:
+        """Give everything back."""
+        # A private cluster takes actors and the placement group with it.
+        if self.cluster is not None:
+            self.cluster.stop()
+            return
+        ray.kill(self.supervisor)
+        release(self.placement)
+
+
 class EngineHandle:
-    """One running engine; control calls go to its Supervisor, which passes them on."""
+    """One running engine; control calls go to its Supervisor, which passes them on.
 
-    def __init__(
-        self,
-        facts: EngineFacts,
-        supervisor: Any,
-        placement: Placement | None = None,
-        cluster: PrivateCluster | None = None,
-    ) -> None:
-        """`supervisor`: its Ray handle. The handle of whoever started the engine keeps it alive.
+    Works on any event loop, and on several: each call has a link of its own.
+    """
 
-        `placement` and `cluster`: what was made for this engine and ends with it.
-        """
+    def __init__(self, facts: ClientFacts, own: OwnEngine | None = None) -> None:
+        """`own`: what was made for this engine, if this process has started it."""
         self.name = facts.name
         self.client_address = facts.client_address
         self.secret = facts.secret
@@ -56,53 +70,28 @@ class EngineHandle:
         self.max_model_len = facts.max_model_len
         self.vocab_size = facts.vocab_size
         self.eos_token_ids = facts.eos_token_ids
-        self.facts = facts
 
-        self._supervisor = supervisor
-        self._placement = placement
-        self._cluster = cluster
+        self._record = EngineRecord(control_address=facts.control_address, secret=facts.secret)
+        self._own = own
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Make a control call of the Supervisor, such as `stats` or `flush`. Raises EngineDead."""
-        try:
-            return await getattr(self._supervisor, method).remote(*arguments)
-        except RayError as error:
-            raise typed_error(error, f"engine {self.name}") from error
+        """Make a control call of the Supervisor, such as `stats` or `flush`. Raises EngineDead.
+
+        Arguments and result are plain values: tuples arrive as lists.
+        """
+        return await call_supervisor(self.name, self._record, method, *arguments)
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine ends, however that happens. Raises EngineDead that says why."""
+        await self.call("wait_ended")
 
     async def shutdown(self) -> None:
-        """Stop the engine; nothing happens if it is gone. Writes to L3 drain for up to 10 s."""
+        """Stop the engine; nothing happens if it is gone. Requests and writes to L3 drain first."""
         try:
-            if await self._ends_cleanly():
-                ray.kill(self._supervisor)
-            else:
-                logger.info("engine %s ended during its shutdown", self.name)
-        except RayActorError:
-            logger.info("engine %s had ended before its shutdown", self.name)
-        except RayError as error:
-            raise typed_error(error, f"engine {self.name}") from error
+            await self.call("shutdown")
+        except EngineDead as error:
+            # A signal to the whole process group ends a private cluster, too.
+            logger.info("engine %s ended before or during its shutdown: %s", self.name, error)
         finally:
-            # A private cluster takes the placement group with it.
-            if self._cluster is not None:
-                self._cluster.stop()
-            elif self._placement is not None:
-                release(self._placement)
-
-    async def _ends_cleanly(self) -> bool:
-        """Ask the Supervisor to stop the engine. False if its process ended meanwhile.
-
-        Ray may not live to tell of that: a signal to the whole process group ends a private
-        cluster, too.
-        """
-        stopping = asyncio.ensure_future(self._supervisor.shutdown.remote())
-        ended = asyncio.create_task(wait_for_exit(self.facts.supervisor_pid))
-        try:
-            await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not stopping.done():
-                return False
-
-            await stopping
-            return True
-        finally:
-            stopping.cancel()
-            ended.cancel()
-            await asyncio.gather(ended, return_exceptions=True)
+            if self._own is not None:
+                self._own.end()

@@ -11,9 +11,17 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
-from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, find_supervisor, typed_error
+from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster, named_cluster
+from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.engine_handle import (
+    EngineHandle,
+    OwnEngine,
+    find_supervisor,
+    typed_error,
+)
+from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
+from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
@@ -21,7 +29,7 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
-from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -29,6 +37,7 @@ from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 
 _RAY_KILL_S = 0.5
+_FIND_S = 10.0
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
 _GPU_ENVIRONMENT = {
@@ -60,18 +69,20 @@ def start_engine(
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
     this host. Prints the effective configuration to stderr. `build_model`: what GPU actors drive.
 
-    Raises ConfigError, CheckpointError or EngineDead.
+    Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine.
     """
+    require_free_name(name)
+    # What other models take is not known here.
+    is_known = build_model is build_torch_model
+    sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
     cluster = join_cluster(address)
     placement: Placement | None = None
     try:
-        placement = place(config)
+        placement = place(config, sizes)
         spawner = RaySpawner(
             engine=name, placement=placement, config=config, build_model=build_model
         )
         supervisor, facts = _start_supervisor(config, name, spawner, supervision or Supervision())
-        if cluster is not None:
-            cluster.register(name)
     except BaseException:
         if placement is not None:
             release(placement)
@@ -80,18 +91,34 @@ def start_engine(
         raise
 
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
-    return EngineHandle(facts, supervisor, placement, cluster)
+    return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster))
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
-    """Reach a running engine by its name. Raises EngineDead if none serves."""
+    """Reach a running engine by its name. Raises EngineDead if none serves.
+
+    Ray is asked only if a cluster is named, by `address` or for a submitted job, or if this process
+    is part of one that has an engine which is not found without it. Not for a running event loop.
+    """
+    record = find_record(name) if named_cluster(address) is None else None
+    if record is not None:
+        return EngineHandle(asyncio.run(_ask_facts(name, record)))
+
     find_cluster(address, name)
     supervisor = find_supervisor(name)
     try:
         facts: EngineFacts = ray.get(supervisor.facts.remote())
     except RayError as error:
         raise typed_error(error, f"engine {name}") from error
-    return EngineHandle(facts, supervisor)
+    return EngineHandle(facts.client)
+
+
+async def _ask_facts(name: str, record: EngineRecord) -> ClientFacts:
+    try:
+        async with asyncio.timeout(_FIND_S):
+            return ClientFacts.from_values(await call_supervisor(name, record, "client_facts"))
+    except TimeoutError:
+        raise EngineDead(f"engine {name} does not answer for {_FIND_S:g} s") from None
 
 
 def _start_supervisor(
@@ -105,6 +132,7 @@ def _start_supervisor(
     )
 
     try:
+        ray.get(supervisor.open.remote())
         facts: EngineFacts = ray.get(supervisor.start.remote())
     except RayError as error:
         ray.kill(supervisor)

@@ -12,10 +12,14 @@ from ray.util.placement_group import (
 )
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
+from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.engine import EngineConfig
 
-_CONTROL_CPUS = 0.01
-"""A bundle cannot be empty; the actors themselves ask for no CPU."""
+_CPUS_PER_RANK = 1.0
+_LEAST_CPUS = 0.01
+"""A bundle cannot be empty; the actors themselves ask for nothing."""
+_LEAST_MEMORY = 1 << 20
 _TIMEOUT_S = 60.0
 
 
@@ -27,15 +31,26 @@ class Placement:
     is_own: bool
 
 
-def bundles_for(config: EngineConfig) -> list[dict[str, float]]:
+def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[str, float]]:
     """The resources that an engine reserves, all on one node.
 
-    The first bundle is for the control actors; one for each rank follows.
+    The first bundle is for the control actors, with the memory that all share; one for each rank
+    follows. `sizes`: None for a model of which nobody knows what it takes, but for a GPU.
     """
-    rank = {"CPU": _CONTROL_CPUS, **({"GPU": 1.0} if config.model.device == "cuda" else {})}
-    return [{"CPU": _CONTROL_CPUS}] + [
-        dict(rank) for _ in range(config.parallel.dp * config.parallel.tp)
-    ]
+    is_cuda = config.model.device == "cuda"
+    control, rank = {"CPU": _LEAST_CPUS}, {"CPU": _LEAST_CPUS}
+    if sizes is not None:
+        rank = {"CPU": _CPUS_PER_RANK}
+        shared_bytes = (sizes.arena_bytes or 0) + sizes.expert_store_bytes
+        # On cpu the ranks' own work leaves the others little to do meanwhile.
+        control = {"CPU": 1.0} if is_cuda else {}
+        control["memory"] = float(max(shared_bytes, _LEAST_MEMORY))
+        if not is_cuda:
+            rank["memory"] = float(sizes.weight_bytes + (sizes.l1_bytes or 0))
+
+    if is_cuda:
+        rank["GPU"] = 1.0
+    return [control, *[dict(rank) for _ in range(config.parallel.num_ranks)]]
 
 
 def require_node(
@@ -47,26 +62,38 @@ def require_node(
         for resource, amount in bundle.items():
             needed[resource] = needed.get(resource, 0.0) + amount
 
-    if any(
-        all(node.get(resource, 0.0) >= amount for resource, amount in needed.items())
-        for node in nodes
-    ):
+    if any(not _lacking(needed, node) for node in nodes):
         return
 
-    asked = ", ".join(f"{amount:g} {resource}" for resource, amount in sorted(needed.items()))
-    has = "; ".join(
-        ", ".join(f"{node.get(resource, 0.0):g} {resource}" for resource in sorted(needed))
-        for node in nodes
-    )
+    has = "; ".join(_shown(node, sorted(needed)) for node in nodes)
+    lacking = set.intersection(*(_lacking(needed, node) for node in nodes)) if nodes else set()
+    advice = ["Lower parallel.dp or parallel.tp", "use a larger node"]
+    if "memory" in lacking:
+        advice.insert(0, "Lower cache.l2.bytes_per_node or cache.l1.num_pages")
+    if "GPU" in lacking:
+        advice.append("set model.device to cpu")
     raise ConfigError(
-        f"the engine needs {asked} on one node; the cluster's nodes have {has or 'no resources'}. "
-        "Lower parallel.dp or parallel.tp, use a larger node, or set model.device to cpu."
+        f"the engine needs {_shown(needed, sorted(needed))} on one node; the cluster's nodes have "
+        f"{has or 'no resources'}. {', or '.join(advice)}."
     )
 
 
-def place(config: EngineConfig) -> Placement:
+def _lacking(needed: Mapping[str, float], node: Mapping[str, float]) -> set[str]:
+    return {resource for resource, amount in needed.items() if node.get(resource, 0.0) < amount}
+
+
+def _shown(resources: Mapping[str, float], names: Sequence[str]) -> str:
+    return ", ".join(
+        f"{format_bytes(int(resources.get(name, 0)))} memory"
+        if name == "memory"
+        else f"{resources.get(name, 0.0):g} {name}"
+        for name in names
+    )
+
+
+def place(config: EngineConfig, sizes: EngineSizes | None) -> Placement:
     """Use the caller's placement group, or make one. Raises ConfigError if there is no room."""
-    bundles = bundles_for(config)
+    bundles = bundles_for(config, sizes)
     given = ray.util.get_current_placement_group()
     if given is not None:
         _require_group(bundles, given)
@@ -78,9 +105,9 @@ def place(config: EngineConfig) -> Placement:
     # A node is large enough, but others may hold what it has.
     if not group.wait(_TIMEOUT_S):
         remove_placement_group(group)
+        free = _shown(ray.available_resources(), ["CPU", "GPU", "memory"])
         raise ConfigError(
-            f"the cluster's resources stayed in use by others for {_TIMEOUT_S:g} s: "
-            f"{ray.available_resources()} are "
+            f"the cluster's resources stayed in use by others for {_TIMEOUT_S:g} s: {free} are "
             f"free; the engine needs {bundles} on one node."
         )
     return Placement(group, is_own=True)

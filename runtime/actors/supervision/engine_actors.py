@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from raydix.errors import EngineDead
+from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.gpu import GpuSetup
 from raydix.runtime.actors.gpu_model import LoadReport
 from raydix.runtime.actors.host_memory import HostMemorySetup
@@ -14,7 +15,7 @@ from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.storage import StorageSetup
 from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry
 from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
-from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
 from raydix.runtime.actors.supervision.keeper import BringUp, Keeper
 from raydix.runtime.actors.supervision.loaded_ranks import LoadedRanks
 from raydix.runtime.actors.supervision.rank_group import RankGroup
@@ -58,6 +59,9 @@ class EngineActors:
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._scheduler_address = f"unix:{folder}/scheduler.sock"
         self._storage_address = f"unix:{folder}/host.sock"
+        self.record = EngineRecord(
+            control_address=f"unix:{folder}/control.sock", secret=self._secret
+        )
 
         num_ranks = config.parallel.num_ranks
         self._loaded = LoadedRanks(num_ranks, config.model.path)
@@ -85,7 +89,7 @@ class EngineActors:
         return [self.scheduler, *([] if self.host is None else [self.host]), *self.gpus]
 
     async def facts(self) -> EngineFacts:
-        """What a client needs to know, once every rank has loaded."""
+        """What is known of the engine, once every rank has loaded."""
         report, num_pages = await self._loaded.agreed()
         arena_bytes = host_bytes_per_node(
             self._config, report.layout, num_pages, self._config.parallel.dp
@@ -95,18 +99,18 @@ class EngineActors:
             num_pages,
             is_chunked=self._config.scheduler.chunked_prefill_tokens is not None,
         )
-        return EngineFacts(
+        client = ClientFacts(
             name=self._name,
-            supervisor_pid=os.getpid(),
             client_address=self._scheduler_address,
+            control_address=self.record.control_address,
             secret=self._secret,
             model_path=os.path.abspath(self._config.model.path),
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
             eos_token_ids=report.eos_token_ids,
-            layout=report.layout,
-            num_pages=num_pages,
-            arena_bytes=arena_bytes,
+        )
+        return EngineFacts(
+            client=client, layout=report.layout, num_pages=num_pages, arena_bytes=arena_bytes
         )
 
     async def wait_attached(self) -> None:
@@ -223,8 +227,8 @@ class EngineActors:
             self._config,
             facts.layout,
             facts.num_pages,
-            facts.max_model_len,
-            facts.vocab_size,
+            facts.client.max_model_len,
+            facts.client.vocab_size,
             report.experts,
         )
         setup = SchedulerSetup(

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 
+DRAIN_S = 10.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
     """How the Supervisor watches and restarts actors. All durations in seconds."""
@@ -16,8 +19,8 @@ class Supervision:
     """For a newly attached backend to open, and for each later step of attaching it."""
     exit_timeout_s: float = 60.0
     """For a killed process to end; a process with much registered memory takes seconds."""
-    drain_timeout_s: float = 10.0
-    """For writes to L3 at a clean stop."""
+    drain_timeout_s: float = DRAIN_S
+    """At a clean stop: for requests to end, then for copies to L2, then for writes to L3."""
     max_crashes: int = 5
     crash_window_s: float = 300.0
     first_backoff_s: float = 0.1

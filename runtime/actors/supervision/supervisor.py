@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.private_folder import PrivateFolder
+from raydix.runtime.actors.process import exit_process
+from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.keeper import Keeper
@@ -18,13 +20,23 @@ from raydix.runtime.config.loading import replace_l3
 
 logger = logging.getLogger(__name__)
 
+_ANSWER_S = 1.0
+"""Beyond its own bound, for an actor to answer that it has drained."""
+
 
 class SupervisorActor:
     """Owns: who is alive, from the start of an engine to its end or its failure."""
 
     def __init__(
-        self, *, name: str, config: EngineConfig, spawner: Spawner, supervision: Supervision
+        self,
+        *,
+        name: str,
+        config: EngineConfig,
+        spawner: Spawner,
+        supervision: Supervision,
+        on_shut_down: Callable[[], None] = exit_process,
     ) -> None:
+        """`on_shut_down` is called after a shutdown that a client has asked for."""
         self._name = name
         self._config = config
         self._supervision = supervision
@@ -37,13 +49,24 @@ class SupervisorActor:
             folder=self._folder.path,
         )
 
+        self._desk = ControlDesk(name, self._actors.record, self._calls(), on_shut_down)
+
         self._facts: EngineFacts | None = None
         self._failure: BaseException | None = None
         self._guard: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._is_over = asyncio.Event()
+        """The engine has given up, or was stopped."""
 
     def __repr__(self) -> str:
         return f"Supervisor({self._name})"
+
+    async def open(self) -> None:
+        """Take the engine's name on this host and be found by it, before the engine starts.
+
+        Raises EngineDead if a living engine has the name.
+        """
+        await self._desk.open()
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
@@ -64,12 +87,21 @@ class SupervisorActor:
         return self._facts
 
     def facts(self) -> EngineFacts:
-        """What a client needs to know. Raises EngineDead unless the engine serves."""
-        if self._failure is not None:
-            raise EngineDead(f"engine {self._name} has given up: {self._failure}")
+        """What is known of the engine. Raises EngineDead unless it serves."""
+        if self._is_over.is_set() or self._failure is not None:
+            raise EngineDead(self._why_over())
         if self._facts is None:
             raise EngineDead(f"engine {self._name} is still starting")
         return self._facts
+
+    def client_facts(self) -> dict[str, Any]:
+        """`ClientFacts` as plain values. Raises EngineDead unless the engine serves."""
+        return self.facts().client.to_values()
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine gives up or is stopped. Raises EngineDead that says why."""
+        await self._is_over.wait()
+        raise EngineDead(self._why_over())
 
     async def stats(self) -> dict[str, Any]:
         """Figures of every actor; None for one that is being restarted."""
@@ -137,7 +169,7 @@ class SupervisorActor:
         await self._actors.wait_attached()
 
     async def shutdown(self) -> None:
-        """A clean stop: writes to L3 drain for a bounded time, then every actor ends."""
+        """A clean stop: requests and writes to L3 drain for a bounded time; then actors end."""
         if not self._is_stopping and self._failure is None:
             await self._drain()
         await self.stop()
@@ -150,6 +182,8 @@ class SupervisorActor:
             await asyncio.gather(self._guard, return_exceptions=True)
         await self._actors.storage.end()
         self._actors.close()
+        self._desk.withdraw()
+        self._is_over.set()
         self._folder.remove()
 
     async def _wait_ready(self) -> EngineFacts:
@@ -167,6 +201,31 @@ class SupervisorActor:
             for task in (*keepers, kills):
                 task.cancel()
             await asyncio.gather(*keepers, kills, return_exceptions=True)
+            self._is_over.set()
+
+    def _why_over(self) -> str:
+        if self._failure is not None:
+            return f"engine {self._name} has given up: {self._failure}"
+        return f"engine {self._name} was shut down"
+
+    def _calls(self) -> dict[str, Call]:
+        """What clients may ask for."""
+        acts = (
+            self.client_facts,
+            self.stats,
+            self.health,
+            self.flush,
+            self.attach_storage,
+            self.detach_storage,
+            self.explain,
+            self.check,
+        )
+        waits = (self.wait_ended, self.wait_all_serving)
+        return {
+            **{method.__name__: Call(method) for method in acts},
+            **{method.__name__: Call(method, CallKind.WAITS) for method in waits},
+            "shutdown": Call(self.shutdown, CallKind.ENDS),
+        }
 
     async def _carry_out_kills(self) -> None:
         """End the ranks that the Scheduler condemns, because they are overdue."""
@@ -181,20 +240,24 @@ class SupervisorActor:
             self._actors.gpus[order.rank].condemn(order.reason, order.incarnation)
 
     async def _drain(self) -> None:
-        """Let copies to L2 end, then writes to L3."""
+        """Let requests and copies to L2 end, then writes to L3."""
         timeout_s = self._supervision.drain_timeout_s
         scheduler = self._actors.scheduler.actor
         with contextlib.suppress(TimeoutError, EngineDead):
-            async with asyncio.timeout(timeout_s):
-                if scheduler is not None:
+            if scheduler is not None:
+                # It waits for so long twice.
+                async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
                     await scheduler.call("drain", timeout_s)
 
-                # Looked up now: it may have been restarted meanwhile.
-                host = None if self._actors.host is None else self._actors.host.actor
-                if host is not None and not await host.call("drain", timeout_s):
-                    logger.warning(
-                        "engine %s stops before all pages were written to L3", self._name
-                    )
+        with contextlib.suppress(TimeoutError, EngineDead):
+            # Looked up now: it may have been restarted meanwhile.
+            host = None if self._actors.host is None else self._actors.host.actor
+            if host is not None:
+                async with asyncio.timeout(timeout_s + _ANSWER_S):
+                    if not await host.call("drain", timeout_s):
+                        logger.warning(
+                            "engine %s stops before all pages were written to L3", self._name
+                        )
 
 
 async def _stats_of(keeper: Keeper) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
 from tests.checkpoint_damage import zero_experts
 from tests.checkpoints import make_checkpoint
-from tests.ray_cluster import IMPATIENT, SharedEngine
+from tests.ray_cluster import IMPATIENT, SharedEngine, own_name
 from tests.runtime.actors.test_faults import generate, generate_all, send, settle
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -52,7 +52,7 @@ def group(
             },
         }
     )
-    handle = start_engine(config, "experts", supervision=IMPATIENT)
+    handle = start_engine(config, own_name("experts"), supervision=IMPATIENT)
     yield SharedEngine(handle, config)
     asyncio.run(handle.shutdown())
     shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.config.loading import load_config
-from tests.ray_cluster import IMPATIENT, SharedEngine
+from tests.ray_cluster import IMPATIENT, SharedEngine, own_name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -249,7 +249,7 @@ def lane(
             },
         }
     )
-    handle = start_engine(config, "lane", supervision=IMPATIENT)
+    handle = start_engine(config, own_name("lane"), supervision=IMPATIENT)
     yield SharedEngine(handle, config)
     asyncio.run(handle.shutdown())
 

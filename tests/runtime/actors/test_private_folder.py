@@ -1,8 +1,7 @@
-"""Private folders: whose they are, who may be believed, and what outlives its owner."""
+"""Private folders: whose they are, and what outlives its owner."""
 
 import contextlib
 import fcntl
-import json
 import os
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.actors import private_folder
-from raydix.runtime.actors.bootstrap import cluster
-from raydix.runtime.actors.private_folder import PrivateFolder, read_of_living_owners
+from raydix.runtime.actors.private_folder import PrivateFolder
 
 OWNER = """
 import sys
@@ -20,7 +18,6 @@ from pathlib import Path
 from raydix.runtime.actors import private_folder
 private_folder._ROOT = Path(sys.argv[1])
 folder = private_folder.PrivateFolder()
-Path(folder.path, "engines.json").write_text('{"engine": "raydix", "address": "10.0.0.1:1"}')
 print(folder.path, flush=True)
 sys.stdin.read()
 """
@@ -31,12 +28,6 @@ sys.stdin.read()
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(private_folder, "_ROOT", tmp_path)
     return tmp_path
-
-
-def register(folder: str | Path, content: object) -> None:
-    Path(folder, "engines.json").write_text(
-        content if isinstance(content, str) else json.dumps(content)
-    )
 
 
 def test_folder_is_closed_to_others_and_goes_with_its_removal(root: Path) -> None:
@@ -59,11 +50,8 @@ def test_killed_owner_leaves_a_folder_which_the_next_one_removes(root: Path) -> 
 
         PrivateFolder().remove()
         assert left.exists(), "its owner lives, whatever its process id says here"
-        assert cluster._registered_address("raydix") == "10.0.0.1:1"
-
         owner.kill()
 
-    assert cluster._registered_address("raydix") is None
     PrivateFolder().remove()
     assert not left.exists()
 
@@ -74,21 +62,16 @@ def test_living_owner_is_known_by_its_lock_though_its_process_id_means_nothing_h
     folder = PrivateFolder()
     renamed = root / "raydix-4194304-elsewhere"
     Path(folder.path).rename(renamed)
-    register(renamed, {"engine": "raydix", "address": "here:1"})
     PrivateFolder().remove()
-    assert cluster._registered_address("raydix") == "here:1"
+    assert renamed.exists()
 
 
 @pytest.mark.parametrize("name", ["raydix-2024-cache", "raydix-l3", f"raydix-{os.getpid()}-mine"])
-def test_folder_that_was_not_made_here_is_neither_removed_nor_believed(
-    root: Path, name: str
-) -> None:
+def test_folder_that_was_not_made_here_is_not_removed(root: Path, name: str) -> None:
     other = root / name
     other.mkdir(mode=0o700)
-    register(other, {"engine": "raydix", "address": "10.6.6.6:1"})
     PrivateFolder().remove()
     assert other.exists()
-    assert cluster._registered_address("raydix") is None
 
 
 def spoil_mode(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,50 +87,16 @@ def spoil_link(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.symlink_to(target)
 
 
-def spoil_register(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = (folder / "engines.json").rename(folder.parent / "engines.json")
-    (folder / "engines.json").symlink_to(target)
-
-
-@pytest.mark.parametrize("spoil", [spoil_mode, spoil_owner, spoil_link, spoil_register])
-def test_folder_that_another_user_may_have_made_is_not_believed(
+@pytest.mark.parametrize("spoil", [spoil_mode, spoil_owner, spoil_link])
+def test_folder_that_another_user_may_have_made_is_not_removed(
     root: Path, monkeypatch: pytest.MonkeyPatch, spoil: object
 ) -> None:
     folder = PrivateFolder()
-    register(folder.path, {"engine": "raydix", "address": "10.6.6.6:1"})
-    assert cluster._registered_address("raydix") == "10.6.6.6:1"
+    folder.abandon()
     assert callable(spoil)
     spoil(Path(folder.path), monkeypatch)
-    assert cluster._registered_address("raydix") is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "5",
-        "[]",
-        "{}",
-        '{"engine": "raydix"}',
-        '{"engine": "raydix", "address": 5}',
-        "[" * 60_000,
-        "\udcff",
-    ],
-)
-def test_odd_register_is_passed_over(content: str) -> None:
-    odd, good = PrivateFolder(), PrivateFolder()
-    register(good.path, {"engine": "raydix", "address": "here:1"})
-    Path(odd.path, "engines.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert cluster._registered_address("raydix") == "here:1"
-
-
-def test_newest_engine_of_a_name_is_found_first() -> None:
-    for number in range(3):
-        folder = PrivateFolder()
-        register(folder.path, str(number))
-        os.utime(folder.path, (number, number))
-    assert read_of_living_owners("engines.json") == [b"2", b"1", b"0"]
+    PrivateFolder()
+    assert Path(folder.path).exists()
 
 
 def test_folder_that_is_removed_before_its_lock_is_taken_is_made_again(

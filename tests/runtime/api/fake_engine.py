@@ -8,6 +8,7 @@ from typing import Any
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -133,8 +134,16 @@ class FakeHandle:
     eos_token_ids: tuple[int, ...] = (256,)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     is_shut_down: bool = False
+    is_dead: bool = False
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_ended(self) -> None:
+        await self.end.wait()
+        raise EngineDead("engine has given up: for a reason")
 
     async def call(self, method: str, *arguments: Any) -> dict[str, Any]:
+        if self.is_dead:
+            raise EngineDead("the Supervisor is gone")
         self.calls.append((method, *arguments))
         return {"method": method}
 
@@ -149,6 +158,7 @@ class FakeCluster:
         self.handle = FakeHandle(model_path)
         self.engines: dict[str, FakeHandle] = {}
         self.configs: list[Any] = []
+        self.supervisions: list[Supervision] = []
         self.links: list[FakeLink] = []
         self.refuses_links = False
         self.answer: Callable[[FakeLink, Any], None] = echo
@@ -159,8 +169,11 @@ class FakeCluster:
         monkeypatch.setattr("raydix.runtime.api.client.find_engine", self._find)
         monkeypatch.setattr("raydix.runtime.api.client.connect", self._connect)
 
-    def _start(self, config: Any, name: str, address: str | None) -> FakeHandle:
+    def _start(
+        self, config: Any, name: str, address: str | None, supervision: Supervision
+    ) -> FakeHandle:
         self.configs.append((config, address))
+        self.supervisions.append(supervision)
         self.engines[name] = self.handle
         return self.handle
 

@@ -7,7 +7,7 @@ import pytest
 from raydix.errors import BadRequest, Cancelled, ConfigError, EngineDead
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.messages.client import AbortRequest, SubmitRequest
-from tests.runtime.api.fake_engine import FakeCluster, delta, echo
+from tests.runtime.api.fake_engine import FakeCluster, FakeHandle, delta, echo
 from tests.runtime.api.small_tokenizers import byte_level_backend
 
 
@@ -43,6 +43,11 @@ async def test_start_makes_an_engine_of_folder_and_sections(cluster, checkpoint)
     assert cluster.handle.is_shut_down
 
 
+async def test_engines_that_are_given_no_name_have_names_of_their_own(cluster, checkpoint):
+    async with await AsyncLLM.start(checkpoint) as one, await AsyncLLM.start(checkpoint) as other:
+        assert len({one.name, other.name, "raydix"}) == 3
+
+
 async def test_a_wrong_configuration_starts_nothing(cluster, checkpoint):
     with pytest.raises(ConfigError):
         await AsyncLLM.start(checkpoint, cash={})
@@ -59,7 +64,7 @@ async def test_an_engine_that_cannot_be_reached_is_shut_down_again(cluster, chec
 async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, may_go_on = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address):
+    def start_slowly(config, name, address, supervision):
         is_starting.set()
         may_go_on.wait(5)
         return cluster.handle
@@ -196,6 +201,47 @@ async def test_abort_by_id(cluster):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await engine.disconnect()
+
+
+async def test_after_the_end_of_an_engine_the_next_one_of_its_name_is_called(cluster, checkpoint):
+    cluster.engines["raydix"] = cluster.handle
+    engine = AsyncLLM()
+    await engine.stats()
+    cluster.handle.is_dead = True
+    with pytest.raises(EngineDead):
+        await engine.stats()
+
+    successor = cluster.engines["raydix"] = FakeHandle(checkpoint)
+    await engine.stats()
+    assert successor.calls == [("stats",)]
+
+
+async def test_an_engine_that_cannot_be_reached_is_looked_for_again(cluster, checkpoint):
+    cluster.engines["raydix"] = cluster.handle
+    cluster.refuses_links = True
+    engine = AsyncLLM()
+    with pytest.raises(EngineDead, match="nobody listens"):
+        await last(engine.generate([1]))
+
+    cluster.refuses_links = False
+    cluster.engines["raydix"] = FakeHandle(checkpoint, vocab_size=2)
+    with pytest.raises(BadRequest):
+        await last(engine.generate([5]))
+    await engine.disconnect()
+
+
+async def test_who_started_an_engine_that_is_gone_hears_so_without_waiting_for_a_link(
+    cluster, checkpoint
+):
+    engine = await AsyncLLM.start(checkpoint)
+    cluster.links[0].break_off()
+    cluster.handle.is_dead = True
+    while not engine._client.is_closed:
+        await asyncio.sleep(0)
+    with pytest.raises(EngineDead, match="Supervisor is gone"):
+        await last(engine.generate([1]))
+    assert len(cluster.links) == 1
+    await engine.shutdown()
 
 
 async def test_control_calls_go_to_the_engine(cluster):

@@ -41,10 +41,8 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     cluster: Any, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, told = asyncio.Event(), io.StringIO()
-
-    async def until_told(*ended: Any) -> None:
-        for each in ended:
-            each.close()
+    async def until_told(ended: Any) -> None:
+        ended.close()
         await stop.wait()
 
     monkeypatch.setattr(serve_verb, "until_stopped", until_told)
@@ -56,7 +54,7 @@ async def test_http_is_served_beside_the_engine_until_the_end(
 
     console = Console(file=told, width=200)
     serving = asyncio.create_task(
-        serve_verb.serve_until_stopped(config, "mine", None, 1.0, front, console)
+        serve_verb.serve_until_stopped(config, "mine", None, 10.0, front, console)
     )
     async with asyncio.timeout(20):
         while "HTTP is ready" not in told.getvalue():

@@ -377,3 +377,23 @@ def test_aborting_a_request_whose_keys_are_being_computed_leaves_nothing() -> No
     driver.send_tick()
     assert driver.answers[name].ending == "abort"
     assert driver.core.is_idle
+
+
+def test_a_closing_engine_ends_what_it_has_and_takes_nothing_new() -> None:
+    driver = CoreDriver()
+    running = in_its_first_chunk(driver)
+    driver.send(events.RefuseRequests())
+    late = driver.submit(PROMPT)
+    assert driver.answers[late].ending == FailureKind.ENGINE_DEAD.value
+    driver.run()
+    assert driver.answers[running].ending == "length"
+
+
+@pytest.mark.parametrize("reach", STATES)
+def test_what_has_not_ended_when_the_engine_stops_fails_and_gives_all_back(reach: Reach) -> None:
+    driver = patient_driver()
+    name = reach(driver)
+    driver.send(events.RefuseRequests())
+    driver.send(events.EndRequests())
+    assert driver.answers[name].ending == FailureKind.ENGINE_DEAD.value
+    require_all_given_back(driver)

@@ -1,43 +1,179 @@
+"""Control calls without Ray: their results, their errors, and a Supervisor that goes."""
+
 import asyncio
-import subprocess
-import sys
-from types import SimpleNamespace
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
+from raydix.runtime.actors import engine_record
+from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
-from raydix.runtime.actors.supervision.engine_facts import EngineFacts
-from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
+from raydix.runtime.actors.engine_record import EngineRecord, find_record
+from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
+from raydix.runtime.actors.supervision.engine_facts import ClientFacts
+from tests.runtime.actors.links.link_ends import short_folder
+
+SECRET = b"s" * 32
 
 
-def facts_of(supervisor_pid: int) -> EngineFacts:
-    group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=4)
-    return EngineFacts(
-        name="doomed",
-        supervisor_pid=supervisor_pid,
-        client_address="unix:/nowhere",
-        secret=b"",
-        model_path="/nowhere",
-        max_model_len=8,
-        vocab_size=8,
-        eos_token_ids=(),
-        layout=KvLayout(page_size=16, dtype="float32", dtype_bytes=4, groups=(group,)),
-        num_pages=(1,),
-        arena_bytes=None,
-    )
+class Engine:
+    """Stands in for a Supervisor: what a desk calls."""
 
+    def __init__(self, folder: str) -> None:
+        self.record = EngineRecord(control_address=f"unix:{folder}/control.sock", secret=SECRET)
+        self.is_over = asyncio.Event()
+        self.may_attach = asyncio.Event()
+        self.attached: list[str] = []
+        self.num_waiting = 0
+        self.exits: list[bool] = []
 
-async def test_shutdown_ends_with_the_supervisor_though_ray_does_not_tell_of_it() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    asked = asyncio.Event()
+        calls = {
+            "echo": Call(lambda *values: list(values)),
+            "attach": Call(self.attach),
+            "fail": Call(self.fail),
+            "break": Call(lambda: {}["nothing"]),
+            "wait_ended": Call(self.wait_ended, CallKind.WAITS),
+            "shutdown": Call(self.shutdown, CallKind.ENDS),
+        }
+        self.desk = ControlDesk("mine", self.record, calls, lambda: self.exits.append(True))
+        self.facts = ClientFacts(
+            name="mine",
+            client_address="unix:/nowhere",
+            control_address=self.record.control_address,
+            secret=SECRET,
+            model_path="/nowhere",
+            max_model_len=8,
+            vocab_size=8,
+            eos_token_ids=(1, 2),
+        )
+        self.handle = EngineHandle(self.facts)
 
-    def never_answer() -> "asyncio.Future[None]":
-        asked.set()
-        return asyncio.get_running_loop().create_future()
+    async def attach(self, name: str) -> None:
+        await self.may_attach.wait()
+        self.attached.append(name)
 
-    supervisor = SimpleNamespace(shutdown=SimpleNamespace(remote=never_answer))
-    with process:
-        ending = asyncio.create_task(EngineHandle(facts_of(process.pid), supervisor).shutdown())
-        await asked.wait()
-        assert not ending.done()
-        process.kill()
+    async def fail(self) -> None:
+        raise ConfigError("cache.l3 is wrong")
+
+    async def wait_ended(self) -> None:
+        self.num_waiting += 1
+        try:
+            await self.is_over.wait()
+        finally:
+            self.num_waiting -= 1
+        raise EngineDead("engine mine has given up: gpu0 ended 6 times")
+
+    async def shutdown(self) -> None:
+        self.is_over.set()
+
+    async def until(self, num_waiting: int) -> None:
         async with asyncio.timeout(10):
-            await ending
+            while self.num_waiting != num_waiting:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    monkeypatch.setattr(engine_record, "_ROOT", tmp_path)
+    with short_folder() as folder:
+        made = Engine(folder)
+        await made.desk.open()
+        yield made
+        await made.desk.close()
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", b"bytes", [1, [2]], {"a": {3: 4}}])
+async def test_a_call_brings_arguments_there_and_the_result_back(
+    engine: Engine, value: Any
+) -> None:
+    assert await engine.handle.call("echo", value, 7) == [value, 7]
+
+
+async def test_an_error_keeps_its_type_and_text(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"^cache\.l3 is wrong$"):
+        await engine.handle.call("fail")
+    with pytest.raises(BadRequest, match="no call named 'no_such'"):
+        await engine.handle.call("no_such")
+
+
+@pytest.mark.parametrize("value", [object(), 2**80, {1, 2}])
+async def test_an_argument_that_cannot_travel_is_refused_at_once(
+    engine: Engine, value: Any
+) -> None:
+    with pytest.raises(BadRequest, match=r"^echo: "):
+        await engine.handle.call("echo", value)
+
+
+async def test_a_bug_of_one_call_is_told_and_others_are_served(engine: Engine) -> None:
+    with pytest.raises(RaydixError, match="KeyError"):
+        await engine.handle.call("break")
+    assert await engine.handle.call("echo") == []
+
+
+async def test_who_does_not_know_the_secret_calls_nothing(engine: Engine) -> None:
+    stranger = EngineRecord(control_address=engine.record.control_address, secret=b"x" * 32)
+    with pytest.raises(EngineDead):
+        await call_supervisor("mine", stranger, "shutdown")
+    assert not engine.is_over.is_set()
+
+
+async def test_who_waits_for_the_end_hears_why_the_engine_gave_up(engine: Engine) -> None:
+    waiting = asyncio.create_task(engine.handle.wait_ended())
+    await engine.until(num_waiting=1)
+    engine.is_over.set()
+    with pytest.raises(EngineDead, match="given up: gpu0 ended 6 times"):
+        await waiting
+
+
+async def test_a_wait_ends_with_its_caller_and_an_act_does_not(engine: Engine) -> None:
+    waiting = asyncio.create_task(engine.handle.wait_ended())
+    attaching = asyncio.create_task(engine.handle.call("attach", "file"))
+    await engine.until(num_waiting=1)
+    waiting.cancel()
+    attaching.cancel()
+    await engine.until(num_waiting=0)
+    engine.may_attach.set()
+    async with asyncio.timeout(10):
+        while engine.attached != ["file"]:
+            await asyncio.sleep(0.001)
+
+
+async def test_the_process_ends_once_the_shutdown_was_answered(engine: Engine) -> None:
+    await engine.handle.shutdown()
+    async with asyncio.timeout(10):
+        while engine.exits != [True]:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_call_under_way_ends_with_the_supervisor(engine: Engine) -> None:
+    waiting = asyncio.create_task(engine.handle.wait_ended())
+    await engine.until(num_waiting=1)
+    await engine.desk.close()
+    with pytest.raises(EngineDead, match="Supervisor of engine mine is gone"):
+        await waiting
+
+
+async def test_a_supervisor_that_is_gone_is_engine_dead_and_needs_no_shutdown(
+    engine: Engine,
+) -> None:
+    await engine.desk.close()
+    with pytest.raises(EngineDead, match="Supervisor of engine mine is gone"):
+        await engine.handle.call("echo")
+    await engine.handle.shutdown()
+
+
+async def test_an_engine_is_found_while_its_desk_is_open(engine: Engine) -> None:
+    assert find_record("mine") == engine.record
+    with pytest.raises(EngineDead, match="runs already on this host"):
+        await ControlDesk("mine", engine.record, {}, lambda: None).open()
+    engine.desk.withdraw()
+    assert find_record("mine") is None
+
+
+def test_facts_survive_the_way_through_an_answer(tmp_path: Path) -> None:
+    facts = Engine(str(tmp_path)).facts
+    values = facts.to_values()
+    assert ClientFacts.from_values({**values, "eos_token_ids": [1, 2]}) == facts

@@ -18,7 +18,7 @@ from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.config.loading import load_config
-from tests.ray_cluster import SharedEngine
+from tests.ray_cluster import SharedEngine, own_name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -29,7 +29,7 @@ from raydix.runtime.api.client import AsyncLLM
 
 async def main():
     cache = {"l1": {"num_pages": 64}, "l2": {"bytes_per_node": "4MiB"}}
-    async with await AsyncLLM.start(sys.argv[1], name="doomed", cache=cache) as engine:
+    async with await AsyncLLM.start(sys.argv[1], name=sys.argv[2], cache=cache) as engine:
         async for output in engine.generate(list(range(40)), {"max_tokens": 4}):
             pass
         print("up", flush=True)
@@ -38,14 +38,15 @@ async def main():
 asyncio.run(main())
 """
 FINDER = """
-import asyncio
+import asyncio, ray, sys
 from raydix.runtime.api.client import AsyncLLM
 
 async def main():
-    async with await AsyncLLM.connect("doomed") as engine:
+    async with await AsyncLLM.connect(sys.argv[1]) as engine:
         async for output in engine.generate(list(range(40)), {"max_tokens": 4, "temperature": 0}):
             pass
         print(len(output.outputs[0].token_ids), (await engine.stats())["restarts"]["gpu0"])
+    assert not ray.is_initialized()
 
 asyncio.run(main())
 """
@@ -75,6 +76,12 @@ def session_processes(driver: int) -> list[str]:
     return found
 
 
+def modes_in_tmp(driver: int) -> set[int]:
+    """Of the folders by which this driver's engine is found and in which all else of it lies."""
+    mine = [Path(f"/tmp/raydix-user-{os.geteuid()}"), *Path("/tmp").glob(f"raydix-{driver}-*")]
+    return {path.stat().st_mode & 0o777 for path in mine}
+
+
 def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Path) -> None:
     memory_before = set(os.listdir("/dev/shm"))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -84,7 +91,7 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
     ):  # as users have it: a private cluster, with token authentication
         environment.pop(name, None)
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(checkpoint)],
+        [sys.executable, "-c", DRIVER, str(checkpoint), own_name("doomed")],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
@@ -93,7 +100,7 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
         assert driver.stdout is not None
         assert driver.stdout.readline() == "up\n"
         found = subprocess.run(
-            [sys.executable, "-c", FINDER],
+            [sys.executable, "-c", FINDER, own_name("doomed")],
             env=environment,
             check=False,
             capture_output=True,
@@ -102,6 +109,7 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
         )
         assert found.stdout == "4 0\n", found.stderr
         assert "WARNING" not in found.stderr
+        assert modes_in_tmp(driver.pid) == {0o700}
         before = session_processes(driver.pid)
         for title in ("Gpu", "Host", "Sched", "Super"):
             assert any(f"ray::{title}" in process for process in before), before
@@ -116,16 +124,32 @@ def test_nothing_is_left_ten_seconds_after_sigkill_of_the_driver(checkpoint: Pat
     assert set(os.listdir("/dev/shm")) <= memory_before
 
 
-def test_engine_that_no_node_can_hold_is_refused(ray_cluster: PrivateCluster) -> None:
+@pytest.mark.parametrize(
+    ("device", "parallel", "words"),
+    [
+        ("cuda", {"dp": 100}, "100 GPU, .* on one node"),
+        ("cpu", {"dp": 64}, "needs 64 CPU, .* on one node; .* 16 CPU"),
+        ("cpu", {"tp": 3}, "heads cannot be divided"),
+    ],
+)
+def test_engine_that_no_node_can_hold_is_refused_before_any_rank_starts(
+    ray_cluster: PrivateCluster,
+    checkpoint: Path,
+    device: str,
+    parallel: dict[str, int],
+    words: str,
+) -> None:
     config = load_config(
         {
-            "model": {"path": "/nowhere", "device": "cuda"},
+            "model": {"path": str(checkpoint), "device": device},
             "cache": {"l2": None},
-            "parallel": {"dp": 100},
+            "parallel": parallel,
         }
     )
-    with pytest.raises(ConfigError, match="100 GPU on one node"):
-        start_engine(config, "too-large")
+    before = len(ray.util.list_named_actors(all_namespaces=True))
+    with pytest.raises(ConfigError, match=words):
+        start_engine(config, own_name("too-large"))
+    assert len(ray.util.list_named_actors(all_namespaces=True)) == before
 
 
 def test_missing_checkpoint_is_a_typed_error_and_frees_the_name(
@@ -134,9 +158,9 @@ def test_missing_checkpoint_is_a_typed_error_and_frees_the_name(
     config = load_config({"model": {"path": str(tmp_path)}, "cache": {"l2": None}})
     for _ in range(2):
         with pytest.raises(CheckpointError):
-            start_engine(config, "without-weights")
+            start_engine(config, own_name("without-weights"))
     with pytest.raises(EngineDead):
-        find_engine("without-weights")
+        find_engine(own_name("without-weights"))
 
 
 def test_arena_beyond_memory_is_a_config_error(
@@ -146,7 +170,22 @@ def test_arena_beyond_memory_is_a_config_error(
         {"model": {"path": str(checkpoint)}, "cache": {"l2": {"bytes_per_node": "100TiB"}}}
     )
     with pytest.raises(ConfigError, match=r"cache\.l2\.bytes_per_node"):
-        start_engine(config, "greedy")
+        start_engine(config, own_name("greedy"))
+
+
+def test_a_running_engine_has_its_cpus_and_its_arena_reserved(
+    shared_engine: SharedEngine,
+) -> None:
+    groups = ray.util.placement_group_table().values()
+    bundles = [
+        bundle
+        for group in groups
+        if group["state"] == "CREATED"
+        for bundle in group["bundles"].values()
+    ]
+    assert sum(bundle.get("CPU", 0.0) for bundle in bundles) >= 2
+    arena_bytes = shared_engine.config.cache.l2.bytes_per_node
+    assert arena_bytes in [bundle.get("memory") for bundle in bundles]
 
 
 def test_second_engine_of_a_name_is_refused(shared_engine: SharedEngine) -> None:

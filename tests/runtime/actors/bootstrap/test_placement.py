@@ -1,19 +1,67 @@
+"""What an engine reserves, and that what a cluster lacks is told before anything starts."""
+
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.placement import bundles_for, require_node
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.loading import load_config
 
+GROUP = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=4)
+SIZES = EngineSizes(
+    layout=KvLayout(page_size=16, dtype="float32", dtype_bytes=4, groups=(GROUP,)),
+    weight_bytes=1 << 30,
+    step_bytes=0,
+    num_pages=(10,),
+    l1_bytes=1 << 29,
+    max_model_len=100,
+    arena_bytes=4 << 30,
+    expert_store_bytes=0,
+)
 
-def test_cuda_engine_reserves_one_gpu_per_rank() -> None:
-    config = load_config(
-        {
-            "model": {"path": "m", "device": "cuda"},
-            "parallel": {"dp": 4},
-            "cache": {"l2": {"bytes_per_node": "1GiB"}},
-        }
+
+def config_on(device: str, **parallel: int) -> EngineConfig:
+    cache: dict[str, Any] = {"l2": {"bytes_per_node": "4GiB"}}
+    return load_config(
+        {"model": {"path": "m", "device": device}, "parallel": parallel, "cache": cache}
     )
-    assert sum(bundle.get("GPU", 0) for bundle in bundles_for(config)) == 4
+
+
+def total(bundles: list[dict[str, float]], resource: str) -> float:
+    return sum(bundle.get(resource, 0.0) for bundle in bundles)
+
+
+def test_cuda_engine_reserves_a_gpu_and_a_cpu_per_rank_and_its_shared_memory() -> None:
+    sizes = replace(SIZES, expert_store_bytes=1 << 30)
+    bundles = bundles_for(config_on("cuda", dp=4), sizes)
+    assert total(bundles, "GPU") == 4
+    assert total(bundles, "CPU") == 5
+    assert total(bundles, "memory") == 5 << 30
+
+
+def test_cpu_engine_reserves_a_cpu_per_rank_and_all_its_memory() -> None:
+    bundles = bundles_for(config_on("cpu", tp=2), SIZES)
+    assert total(bundles, "CPU") == 2
+    assert total(bundles, "memory") == (4 << 30) + 2 * (3 << 29)
+
+
+def test_a_model_of_unknown_sizes_reserves_its_gpus_and_next_to_nothing_else() -> None:
+    bundles = bundles_for(config_on("cuda", dp=4), None)
+    assert total(bundles, "GPU") == 4
+    assert total(bundles, "CPU") < 0.1
+    assert total(bundles, "memory") == 0
+
+
+def test_no_bundle_is_empty() -> None:
+    for sizes in (None, replace(SIZES, arena_bytes=None)):
+        bundles = bundles_for(config_on("cpu"), sizes)
+        assert all(any(bundle.values()) for bundle in bundles)
+        assert all(all(bundle.values()) for bundle in bundles)
 
 
 def test_infeasible_placement_says_what_is_needed_and_what_there_is() -> None:
@@ -24,6 +72,18 @@ def test_infeasible_placement_says_what_is_needed_and_what_there_is() -> None:
 def test_infeasible_placement_says_which_keys_ask_for_less() -> None:
     with pytest.raises(ConfigError, match=r"Lower parallel\.dp or parallel\.tp"):
         require_node([{"GPU": 1.0}, {"GPU": 1.0}], [{"GPU": 1.0}])
+
+
+def test_too_many_ranks_for_the_cpus_are_refused() -> None:
+    bundles = bundles_for(config_on("cpu", dp=64), SIZES)
+    with pytest.raises(ConfigError, match=r"needs 64 CPU, 100GiB memory.*have 4 CPU"):
+        require_node(bundles, [{"CPU": 4.0, "memory": float(1 << 40)}])
+
+
+def test_too_little_memory_names_the_keys_that_ask_for_it() -> None:
+    bundles = bundles_for(config_on("cpu"), SIZES)
+    with pytest.raises(ConfigError, match=r"have 4 CPU, 1GiB memory\. Lower cache\.l2\.bytes_per"):
+        require_node(bundles, [{"CPU": 4.0, "memory": float(1 << 30)}])
 
 
 def test_feasible_placement_passes() -> None:

@@ -1,0 +1,85 @@
+"""Control calls to an engine's Supervisor over a link of their own: Ray is not needed."""
+
+import os
+import uuid
+from typing import Any
+
+from raydix.errors import (
+    AccountingError,
+    BadRequest,
+    CheckpointError,
+    ConfigError,
+    EngineDead,
+    RaydixError,
+)
+from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.links.socket_link import connect
+from raydix.runtime.messages.control import (
+    ControlCall,
+    ControlErrorKind,
+    ControlFailure,
+    ControlResult,
+    pack_values,
+    unpack_values,
+)
+from raydix.runtime.messages.hello import Hello, Role
+
+_CONNECT_S = 0.5
+"""A Supervisor listens from before it can be found until it ends."""
+_ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
+    ControlErrorKind.BAD_REQUEST: BadRequest,
+    ControlErrorKind.CONFIG: ConfigError,
+    ControlErrorKind.CHECKPOINT: CheckpointError,
+    ControlErrorKind.ACCOUNTING: AccountingError,
+    ControlErrorKind.ENGINE_DEAD: EngineDead,
+    ControlErrorKind.OTHER: RaydixError,
+}
+
+
+def client_hello(secret: bytes) -> Hello:
+    """How a client of this process introduces itself, by a name that is used once."""
+    return Hello(
+        secret=secret,
+        role=Role.CLIENT,
+        name=f"client-{uuid.uuid4().hex}",
+        incarnation=0,
+        pid=os.getpid(),
+    )
+
+
+async def call_supervisor(name: str, record: EngineRecord, method: str, *arguments: Any) -> Any:
+    """Make a call and wait for its result. `name`: the engine's, for errors.
+
+    Raises what the call raised, BadRequest for an argument that is no plain value, and EngineDead
+    if the Supervisor is gone or ends meanwhile.
+    """
+    try:
+        packed = pack_values(list(arguments))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"{method}: {error}") from error
+
+    try:
+        link = await connect(record.control_address, client_hello(record.secret), _CONNECT_S)
+    except (LinkClosed, OSError) as error:
+        raise _gone(name, error) from error
+
+    try:
+        link.send(ControlCall(method=method, arguments=packed))
+        answer = await link.receive()
+    except LinkClosed as error:
+        raise _gone(name, error) from error
+    finally:
+        link.close()
+
+    match answer:
+        case ControlResult():
+            return unpack_values(answer.value)
+        case ControlFailure():
+            raise _ERRORS[answer.kind](answer.message)
+        case _:
+            raise EngineDead(f"engine {name} answers a call by a {type(answer).__name__}")
+
+
+def _gone(name: str, error: Exception) -> EngineDead:
+    return EngineDead(f"the Supervisor of engine {name} is gone: {error}")

@@ -1,0 +1,151 @@
+"""What an engine will take of its node and devices, known before any rank starts."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raydix.errors import ConfigError
+from raydix.runtime.config.capacity import host_bytes_per_node
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.kv_layout import KvLayout
+from raydix.runtime.config.kv_shard import KvShard
+from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
+
+if TYPE_CHECKING:
+    from raydix.runtime.model.model_sizes import ModelSizes
+
+_STEP_ROWS_OF_HIDDEN = 16
+"""Hidden states that a step holds at once, with those of the feed-forward: another guess."""
+_LOGITS_COPIES = 2
+_GRAPH_BYTES = 2 << 30
+"""Captured steps and the libraries' own memory: a cautious guess, which nobody has measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """Bytes and pages, all ranks being alike."""
+
+    layout: KvLayout
+    weight_bytes: int
+    """Of a rank."""
+    step_bytes: int
+    """On cuda: what a rank's largest step and captured graphs take. An estimate, on the safe side.
+    """
+    num_pages: tuple[int, ...] | None
+    """Usable L1 pages of a rank by KV group; None where the device's memory decides, if unknown."""
+    l1_bytes: int | None
+    """Of a rank."""
+    max_model_len: int | None
+    arena_bytes: int | None
+    """None without L2."""
+    expert_store_bytes: int
+    """Of the node."""
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What a rank takes of its device."""
+        return (
+            None if self.l1_bytes is None else self.weight_bytes + self.step_bytes + self.l1_bytes
+        )
+
+
+def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
+    """Sizes of the configured model by its config.json alone; slow, as it imports torch.
+
+    Raises CheckpointError, or ConfigError if the model cannot be divided among so many ranks.
+    """
+    # Imported here: torch takes seconds, and clients that merely connect should not wait for it.
+    from raydix.runtime.model.model_sizes import measure_model
+
+    return measure_model(
+        config.model.path,
+        dtype=config.model.dtype,
+        tp=config.parallel.tp,
+        page_size=config.cache.page_size,
+        codec=config.cache.codec,
+    )
+
+
+def size_engine(
+    config: EngineConfig, model: "ModelSizes", total_device_bytes: int | None = None
+) -> EngineSizes:
+    """What the engine takes in each tier.
+
+    total_device_bytes: memory of each rank's GPU, if known. Raises ConfigError for what does not
+    fit.
+    """
+    parallel, cache = config.parallel, config.cache
+    weight_bytes = _weight_bytes(config, model)
+    step_bytes = 0
+    if config.model.device == "cuda":
+        step_tokens = config.scheduler.max_step_tokens(model.max_position_embeddings)
+        step_bytes = _step_bytes(config, step_tokens, model.hidden_size, model.vocab_size)
+    shard = KvShard(layout=model.layout, num_ranks=parallel.tp)
+    num_pages = _num_pages(config, shard, weight_bytes + step_bytes, total_device_bytes)
+
+    max_model_len = arena_bytes = l1_bytes = None
+    if num_pages is not None:
+        is_chunked = config.scheduler.chunked_prefill_tokens is not None
+        num_context = max_context_pages(model.layout, num_pages, is_chunked=is_chunked)
+        max_model_len = config.max_model_len(model.max_position_embeddings, num_context)
+        arena_bytes = host_bytes_per_node(config, model.layout, num_pages, parallel.dp)
+        # One page of each group is padding.
+        l1_bytes = sum(
+            (pages + 1) * shard.page_bytes(group) for group, pages in enumerate(num_pages)
+        )
+    elif config.has_l2 and cache.l2 is not None:
+        arena_bytes = cache.l2.bytes_per_node
+
+    return EngineSizes(
+        layout=model.layout,
+        weight_bytes=weight_bytes,
+        step_bytes=step_bytes,
+        num_pages=num_pages,
+        l1_bytes=l1_bytes,
+        max_model_len=max_model_len,
+        arena_bytes=arena_bytes,
+        expert_store_bytes=model.all_expert_bytes if config.stores_experts else 0,
+    )
+
+
+def _weight_bytes(config: EngineConfig, model: "ModelSizes") -> int:
+    """Of a rank, which has whole experts if ranks share them."""
+    ep, experts = config.parallel.ep, config.experts
+    if ep == 1:
+        return model.rank_bytes
+    if not model.num_experts:
+        raise ConfigError(
+            f"parallel.ep is {ep}, but the model has no experts. Set parallel.ep to 1."
+        )
+    num_slots = -(-model.num_experts // ep) + experts.redundant_per_rank + experts.spare_per_rank
+    slot_bytes = model.all_expert_bytes // model.num_experts
+    return model.rank_bytes - model.rank_expert_bytes + num_slots * slot_bytes
+
+
+def _step_bytes(config: EngineConfig, step_tokens: int, hidden_size: int, vocab_size: int) -> int:
+    """Activations of the largest step, logits in float32, and captured graphs."""
+    element_bytes = 4 if config.model.dtype == "float32" else 2
+    activations = step_tokens * hidden_size * _STEP_ROWS_OF_HIDDEN * element_bytes
+    logits = config.scheduler.max_running_requests * vocab_size * 4 * _LOGITS_COPIES
+    return activations + logits + _GRAPH_BYTES
+
+
+def _num_pages(
+    config: EngineConfig, shard: KvShard, other_bytes: int, total_device_bytes: int | None
+) -> tuple[int, ...] | None:
+    """Pages of each KV group; None if they depend on a device that is not known."""
+    l1, layout = config.cache.l1, shard.layout
+    page_bytes = [shard.page_bytes(group) for group in range(len(layout.groups))]
+    if l1.num_pages is not None:
+        return pool_pages(config, layout, l1.num_pages)
+    if total_device_bytes is None or l1.memory_fraction is None:
+        return None
+
+    free_bytes = int(l1.memory_fraction * total_device_bytes) - other_bytes
+    num_pages = largest_pools(config, layout, page_bytes, free_bytes) if free_bytes > 0 else 0
+    if num_pages < 1:
+        raise ConfigError(
+            f"cache.l1.memory_fraction {l1.memory_fraction} of {total_device_bytes} bytes leaves "
+            f"{free_bytes} bytes for KV after weights and the largest steps; expected room for a "
+            "page. Raise it, raise parallel.tp, or use a larger device."
+        )
+    return pool_pages(config, layout, num_pages)

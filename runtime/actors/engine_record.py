@@ -1,0 +1,144 @@
+"""How processes of one user on one host find an engine by its name, without Ray.
+
+A folder that belongs to the user alone has a file for each engine. The Supervisor holds the file's
+lock, so that the file ends with it, and writes there how to call it. What other users put into the
+temporary folder is not believed.
+"""
+
+import contextlib
+import json
+import os
+import stat
+import time
+import urllib.parse
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.lock_file import LockFile, LockHeld, read_if_held
+
+_ROOT = Path("/tmp")  # not the user's TMPDIR, which may differ between the user's processes
+_MODE = 0o700
+_MAX_NAME_BYTES = 200
+_SUFFIX = ".engine"
+_NUM_ATTEMPTS = 5
+_RETRY_S = 0.02
+NAME_RELEASE_S = 5.0
+"""How long a Supervisor may still live after the process that started it was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord:
+    """Where an engine's Supervisor answers, and the secret that it asks for."""
+
+    control_address: str
+    secret: bytes = field(repr=False)
+
+    def encode(self) -> bytes:
+        """As it is written."""
+        return json.dumps(
+            {"control_address": self.control_address, "secret": self.secret.hex()}
+        ).encode()
+
+
+class EngineName:
+    """Owns: an engine's name among those of this user on this host, until `release`.
+
+    It ends with this process at the latest.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Raises EngineDead if a living engine has the name, ConfigError if it cannot be one.
+
+        Removes the records of engines that have died.
+        """
+        path = _path_of(name)
+        _remove_dead(Path(path).parent)
+        self._file = _lock(path, name)
+
+    def publish(self, record: EngineRecord) -> None:
+        """Let others find the engine. Once."""
+        self._file.write(record.encode())
+
+    def release(self) -> None:
+        """Let another engine have the name. May be called twice."""
+        self._file.remove()
+
+
+def find_record(name: str) -> EngineRecord | None:
+    """The record of this user's engine of this name; None if there is none on this host.
+
+    Raises ConfigError if the folder of records is not the user's alone.
+    """
+    content = read_if_held(_path_of(name))
+    return None if content is None else _decode(content)
+
+
+def require_free_name(name: str, patience_s: float = NAME_RELEASE_S) -> None:
+    """Raise EngineDead if an engine has this name, and keeps it for `patience_s`."""
+    give_up_s = time.monotonic() + patience_s
+    while read_if_held(_path_of(name)) is not None:
+        if time.monotonic() > give_up_s:
+            raise EngineDead(_taken(name))
+        time.sleep(_RETRY_S)
+
+
+def _remove_dead(folder: Path) -> None:
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(LockHeld, OSError):
+            LockFile(str(path)).remove()
+
+
+def _lock(path: str, name: str) -> LockFile:
+    for _ in range(_NUM_ATTEMPTS):
+        try:
+            return LockFile(path)
+        except LockHeld:
+            # Who only looks whether the lock is held has it for a moment.
+            time.sleep(_RETRY_S)
+    raise EngineDead(_taken(name))
+
+
+def _taken(name: str) -> str:
+    return f"an engine named {name} runs already on this host; choose another name, or stop it"
+
+
+def _decode(content: bytes) -> EngineRecord | None:
+    """What `publish` wrote; None for less: its writer has just begun."""
+    try:
+        values = json.loads(content)
+        secret = bytes.fromhex(values["secret"])
+        return EngineRecord(control_address=str(values["control_address"]), secret=secret)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _path_of(name: str) -> str:
+    file_name = urllib.parse.quote(name, safe="")
+    if not 0 < len(file_name) <= _MAX_NAME_BYTES:
+        raise ConfigError(
+            f"an engine's name has {len(file_name)} bytes as a file's name; expected 1 to "
+            f"{_MAX_NAME_BYTES}. Choose another one."
+        )
+    return str(_user_folder() / f"{file_name}{_SUFFIX}")
+
+
+def _user_folder() -> Path:
+    """This user's folder of records, which nobody else may enter. Raises ConfigError."""
+    folder = _ROOT / f"raydix-user-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=_MODE)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
+
+    # Anybody may put something there.
+    found = os.lstat(folder)
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_own or stat.S_IMODE(found.st_mode) != _MODE:
+        raise ConfigError(
+            f"{folder} must be a folder of this user with mode 0700, as engines are found there; "
+            f"it has owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}. Remove it."
+        )
+    return folder

@@ -1,0 +1,205 @@
+"""What a configuration asks for, tier by tier, and what of it does not fit: nothing is started."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.engine_sizes import (
+    EngineSizes,
+    measure_checkpoint,
+    size_engine,
+)
+from raydix.runtime.cli.output import print_json, standard_output
+from raydix.runtime.config.capacity import effective_summary, format_bytes
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.memory_limit import available_memory_bytes
+
+if TYPE_CHECKING:
+    from raydix.runtime.model.model_sizes import ModelSizes
+
+_GIB = 1 << 30
+_GPUS = {
+    "L4": 22 * _GIB,
+    "L40S": 44 * _GIB,
+    "A100 40GB": 39 * _GIB,
+    "A100 80GB": 79 * _GIB,
+    "H100": 79 * _GIB,
+    "H200": 139 * _GIB,
+    "B200": 178 * _GIB,
+}
+"""What CUDA lets programs use of each, rounded down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the engine's node has; None: not known, so nothing is compared with it."""
+
+    device_bytes: int | None
+    """Memory of each GPU."""
+    node_bytes: int | None
+    """Memory that the node can still give."""
+    num_cpus: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found."""
+
+    sizes: EngineSizes
+    summary: str
+    problems: tuple[str, ...]
+    """Each says what does not fit."""
+
+    def figures(self) -> dict[str, Any]:
+        """For programs."""
+        sizes = self.sizes
+        return {
+            "weight_bytes_per_rank": sizes.weight_bytes,
+            "step_bytes_per_rank": sizes.step_bytes,
+            "l1_pages_per_rank": sizes.num_pages,
+            "l1_bytes_per_rank": sizes.l1_bytes,
+            "l2_bytes_per_node": sizes.arena_bytes,
+            "expert_store_bytes_per_node": sizes.expert_store_bytes,
+            "token_bytes": sizes.layout.token_bytes,
+            "max_model_len": sizes.max_model_len,
+            "problems": self.problems,
+        }
+
+
+def print_report(
+    config: EngineConfig,
+    *,
+    device_bytes: int | None = None,
+    node_bytes: int | None = None,
+    as_json: bool = False,
+) -> None:
+    """Print what an engine takes. Raises ConfigError, after that, for what does not fit.
+
+    device_bytes, node_bytes: as of `Machine`; None: those of this machine, where it could be the
+    engine's.
+    """
+    with standard_output(as_json) as (console, stdout):
+        report = check_config(config, _machine(config, device_bytes, node_bytes))
+        if as_json:
+            print_json(report.figures(), stdout)
+        else:
+            console.print(report.summary, markup=False, highlight=False, soft_wrap=True)
+    if report.problems:
+        raise ConfigError(" ".join(report.problems))
+
+
+def _machine(config: EngineConfig, device_bytes: int | None, node_bytes: int | None) -> Machine:
+    """What was given, and else what this machine has."""
+    is_cpu, num_cpus = config.model.device == "cpu", None
+    if not is_cpu and device_bytes is None:
+        device_bytes = _own_device_bytes()
+        is_here = device_bytes is not None
+    else:
+        is_here = is_cpu
+
+    if is_here and node_bytes is None:
+        node_bytes, num_cpus = available_memory_bytes(), len(os.sched_getaffinity(0))
+    return Machine(device_bytes=device_bytes, node_bytes=node_bytes, num_cpus=num_cpus)
+
+
+def _own_device_bytes() -> int | None:
+    """Memory of the smallest GPU here; None without one."""
+    # Imported here because it takes seconds.
+    import torch
+
+    devices = range(torch.cuda.device_count())
+    return min(
+        [torch.cuda.get_device_properties(device).total_memory for device in devices], default=None
+    )
+
+
+def check_config(config: EngineConfig, machine: Machine) -> Report:
+    """Size an engine. Raises CheckpointError or ConfigError if that cannot be done at all."""
+    model = measure_checkpoint(config)
+    problems: list[str] = []
+    try:
+        sizes = size_engine(config, model, machine.device_bytes)
+    except ConfigError as error:
+        # Without that device it has sizes all the same; if not, nothing can be told.
+        sizes = size_engine(config, model)
+        problems.append(str(error))
+
+    problems += _overflows(config, sizes, machine)
+    return Report(
+        sizes=sizes,
+        summary="\n".join(_lines(config, model, sizes, machine)),
+        problems=tuple(problems),
+    )
+
+
+def _lines(
+    config: EngineConfig, model: "ModelSizes", sizes: EngineSizes, machine: Machine
+) -> Iterator[str]:
+    if sizes.num_pages is not None:
+        yield effective_summary(config, sizes.layout, sizes.num_pages)
+    else:
+        yield f"model  {config.model.path}: {sizes.layout.token_bytes:,} bytes of KV per token"
+
+    yield f"weights {format_bytes(sizes.weight_bytes)} per rank"
+    if sizes.step_bytes:
+        yield f"steps  about {format_bytes(sizes.step_bytes)} per rank, with captured graphs"
+    if sizes.expert_store_bytes:
+        yield f"experts {format_bytes(sizes.expert_store_bytes)} in the node's memory"
+    if sizes.max_model_len is not None:
+        yield f"context at most {sizes.max_model_len:,} tokens per request"
+    yield f"node   {format_bytes(_node_bytes(config, sizes))} of its memory"
+
+    if config.model.device == "cuda":
+        for name, num_bytes in _GPUS.items():
+            yield f"  {name}: {_fit(config, model, num_bytes)}"
+
+
+def _fit(config: EngineConfig, model: "ModelSizes", device_bytes: int) -> str:
+    """Whether ranks fit GPUs of this kind, and the tokens that each then has room for."""
+    try:
+        sizes = size_engine(config, model, device_bytes)
+    except ConfigError:
+        return "does not fit"
+    if sizes.device_bytes is None or sizes.device_bytes > device_bytes or sizes.num_pages is None:
+        return "does not fit"
+    num_tokens = max(sizes.num_pages) * sizes.layout.page_size
+    return f"fits, with {num_tokens:,} tokens of L1 per rank"
+
+
+def _overflows(config: EngineConfig, sizes: EngineSizes, machine: Machine) -> Iterator[str]:
+    device_bytes, node_bytes = machine.device_bytes, machine.node_bytes
+    if (
+        config.model.device == "cuda"
+        and device_bytes is not None
+        and sizes.device_bytes is not None
+        and sizes.device_bytes > device_bytes
+    ):
+        yield (
+            f"a rank takes {format_bytes(sizes.device_bytes)} of its GPU, which has "
+            f"{format_bytes(device_bytes)}. Lower cache.l1.num_pages, or raise parallel.tp."
+        )
+
+    needed = _node_bytes(config, sizes)
+    if node_bytes is not None and needed > node_bytes:
+        yield (
+            f"the node gives {format_bytes(needed)} of its memory, of which "
+            f"{format_bytes(node_bytes)} are free. Lower cache.l2.bytes_per_node or "
+            "cache.l1.num_pages."
+        )
+
+    num_ranks, num_cpus = config.parallel.num_ranks, machine.num_cpus
+    if num_cpus is not None and num_ranks > num_cpus:
+        yield (
+            f"{num_ranks} ranks need a CPU each; the node has {num_cpus}. Lower parallel.dp or "
+            "parallel.tp."
+        )
+
+
+def _node_bytes(config: EngineConfig, sizes: EngineSizes) -> int:
+    """Memory of the node itself: the arena, the experts' store and, on cpu, all of each rank."""
+    shared = (sizes.arena_bytes or 0) + sizes.expert_store_bytes
+    if config.model.device == "cuda":
+        return shared
+    return shared + config.parallel.num_ranks * (sizes.weight_bytes + (sizes.l1_bytes or 0))

@@ -1,0 +1,251 @@
+"""Engines that end, and what is told of it: clients that outlive them, `serve` that gives up."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from raydix.errors import EngineDead
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.launch import find_engine, start_engine
+from raydix.runtime.actors.engine_record import find_record
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.config.loading import load_config
+from tests.ray_cluster import SharedEngine, own_name
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+DEAD_S = 1.0
+"""Within which a client hears that its engine has ended."""
+SILENCE_S = 90.0
+"""Ray's own client library ends a process that has lost its cluster for 60 s."""
+RAY_ENDS_S = 1.0
+"""For Ray, and then the kernel, to end the other actors of an engine that gives up."""
+SERVE_ENDS_S = 10.0
+PROMPT = list(range(40))
+LONG = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+CLIENT = """
+import asyncio, sys, time
+from raydix.errors import EngineDead
+from raydix.runtime.api.client import AsyncLLM
+
+async def generate(engine, max_tokens):
+    params = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    async for output in engine.generate(list(range(40)), params):
+        if len(output.outputs[0].token_ids) == 8:
+            print("streams", flush=True)
+    return len(output.outputs[0].token_ids)
+
+async def main():
+    engine = await AsyncLLM.connect(sys.argv[1])
+    try:
+        await generate(engine, 1500)
+    except EngineDead as error:
+        print("dead", time.monotonic(), error, flush=True)
+    began_s = time.monotonic()
+    try:
+        await generate(engine, 8)
+    except EngineDead as error:
+        print("still", time.monotonic() - began_s, error, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print("again", await generate(engine, 9), flush=True)
+
+asyncio.run(main())
+"""
+"""Streams from an engine until that ends, asks again at once, and once more when it is told to."""
+
+
+def here(seconds: float) -> float:
+    """As long as this takes where others have their share of the cores, too."""
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def user_environment() -> dict[str, str]:
+    """As users have it: a private cluster, with token authentication."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
+        environment.pop(name, None)
+    return environment
+
+
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that nothing leaves behind, whatever fails."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=user_environment(),
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def serving(
+    checkpoint: Path, name: str
+) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+    settings = ["cache.l1.num_pages=128", "cache.l2.bytes_per_node=4MiB", "cache.l2.ratio=null"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return running("-m", "raydix", "serve", str(checkpoint), "--name", name, *sets)
+
+
+def line_of(process: subprocess.Popen[str], word: str) -> str:
+    """The next line with this word on standard output."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line:
+            return line
+    assert process.stderr is not None
+    raise AssertionError(f"no line with {word!r}: {process.stderr.read()}")
+
+
+def pid_of(name: str, actor: str) -> int:
+    """The process of a running engine's actor, asked for without Ray."""
+    health = asyncio.run(find_engine(name).call("health"))
+    return int(health[actor]["pid"])
+
+
+def supervisor_pid(name: str) -> int:
+    """The process that has the engine's record locked."""
+    path = f"/tmp/raydix-user-{os.geteuid()}/{name}.engine"
+    inode = os.stat(path).st_ino
+    (line,) = [
+        each for each in Path("/proc/locks").read_text().splitlines() if f":{inode} " in each
+    ]
+    return int(line.split()[4])
+
+
+def test_a_client_outlives_its_engine_and_serve_says_why_it_ends(checkpoint: Path) -> None:
+    name = own_name("mortal")
+    with serving(checkpoint, name) as serve:
+        line_of(serve, "is ready")
+        with serving(checkpoint, name) as second:
+            _, said = second.communicate(timeout=60)
+            assert second.returncode == 1
+            assert said.splitlines()[-1].startswith(
+                f"EngineDead: an engine named {name} runs already on this host"
+            )
+
+        with running("-c", CLIENT, name) as client:
+            line_of(client, "streams")
+            killed_s = time.monotonic()
+            os.kill(supervisor_pid(name), signal.SIGKILL)
+            _, heard_s, _ = line_of(client, "dead").split(maxsplit=2)
+            assert float(heard_s) - killed_s < here(DEAD_S)
+            _, took_s, reason = line_of(client, "still").split(maxsplit=2)
+            assert float(took_s) < here(DEAD_S)
+            assert f"no engine named {name}" in reason
+
+            _, said = serve.communicate(timeout=60)
+            assert time.monotonic() - killed_s < here(SERVE_ENDS_S)
+            assert serve.returncode == 1
+            assert said.splitlines()[-1].startswith(f"EngineDead: the Supervisor of engine {name}")
+            assert find_record(name) is None
+
+            # Really waited for: it is Ray's clock that must not matter.
+            time.sleep(max(0.0, killed_s + SILENCE_S - time.monotonic()))
+            assert client.poll() is None
+            with serving(checkpoint, name) as successor:
+                line_of(successor, "is ready")
+                assert client.stdin is not None
+                client.stdin.write("\n")
+                client.stdin.flush()
+                assert line_of(client, "again") == "again 9\n"
+                successor.send_signal(signal.SIGTERM)
+                successor.communicate(timeout=60)
+                assert successor.returncode == 0
+
+
+@pytest.fixture
+async def fragile(ray_cluster: PrivateCluster, checkpoint: Path) -> AsyncIterator[EngineHandle]:
+    """An engine that gives up at the first crash."""
+    config = load_config(
+        {
+            "model": {"path": str(checkpoint)},
+            "cache": {"l1": {"num_pages": 128}, "l2": {"bytes_per_node": "4MiB"}},
+        }
+    )
+    supervision = Supervision(max_crashes=0, heartbeat_interval_s=0.5)
+    handle = await asyncio.to_thread(
+        start_engine, config, own_name("fragile"), supervision=supervision
+    )
+    yield handle
+    await handle.shutdown()
+
+
+async def test_an_engine_that_gives_up_says_why_to_all_at_once(fragile: EngineHandle) -> None:
+    async with await AsyncLLM.connect(fragile.name) as engine:
+        waiting = asyncio.create_task(engine.wait_ended())
+        outputs = engine.generate(PROMPT, LONG)
+        await anext(outputs)
+
+        killed_s = time.monotonic()
+        os.kill((await fragile.call("health"))["gpu0"]["pid"], signal.SIGKILL)
+        reason = f"engine {fragile.name} has given up: gpu0 ended 1 times"
+        with pytest.raises(EngineDead, match=reason):
+            await waiting
+        with pytest.raises(EngineDead):
+            async for _ in outputs:
+                pass
+        assert time.monotonic() - killed_s < here(DEAD_S + RAY_ENDS_S)
+
+        began_s = time.monotonic()
+        with pytest.raises(EngineDead, match=reason):
+            await anext(engine.generate(PROMPT, LONG))
+        with pytest.raises(EngineDead, match="given up"):
+            await engine.stats()
+        assert time.monotonic() - began_s < here(DEAD_S)
+
+
+async def until_refused(engine: AsyncLLM) -> None:
+    """Send short requests: until the Scheduler has heard that it is to stop, they are taken."""
+    while True:
+        async for _ in engine.generate(PROMPT, {"max_tokens": 1}):
+            pass
+
+
+async def test_running_requests_end_before_the_engine_does(fragile: EngineHandle) -> None:
+    async with await AsyncLLM.connect(fragile.name) as engine:
+        outputs = engine.generate(PROMPT, {**LONG, "max_tokens": 600})
+        await anext(outputs)
+        stopping = asyncio.create_task(fragile.shutdown())
+
+        with pytest.raises(EngineDead, match="shutting down and takes no new requests"):
+            await until_refused(engine)
+
+        last = [output async for output in outputs][-1]
+        assert last.outputs[0].finish_reason == "length"
+        await stopping
+        with pytest.raises(EngineDead, match="no engine named"):
+            await AsyncLLM.connect(fragile.name)
+
+
+async def test_control_calls_need_no_ray(shared_engine: SharedEngine) -> None:
+    program = (
+        "import asyncio, ray, sys\n"
+        "from raydix.runtime.api.client import AsyncLLM\n"
+        "async def main():\n"
+        "    async with await AsyncLLM.connect(sys.argv[1]) as engine:\n"
+        "        stats, dropped = await engine.stats(), await engine.flush()\n"
+        "        print(sorted(stats), sorted(dropped), ray.is_initialized())\n"
+        "asyncio.run(main())\n"
+    )
+    with running("-c", program, shared_engine.name) as client:
+        out, err = await asyncio.to_thread(client.communicate, timeout=60)
+    expected = ["gpu0", "gpu1", "host", "restarts", "scheduler", "storage"]
+    assert out == f"{expected} ['l1_pages', 'l2_pages'] False\n", err
