@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-
 DRAIN_S = 10.0
 
 

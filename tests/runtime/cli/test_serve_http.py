@@ -41,6 +41,7 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     cluster: Any, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, told = asyncio.Event(), io.StringIO()
+
     async def until_told(ended: Any) -> None:
         ended.close()
         await stop.wait()
