@@ -76,7 +76,7 @@ class StepShape:
     def holds_prompts(self, num_tokens: Column) -> bool:
         """Is there room for rows of these numbers of tokens, and for the padding behind them?"""
         missing = self.num_tokens - int(num_tokens.sum())
-        if missing < 0 or len(num_tokens) > self.num_rows:
+        if not self.num_prompt_tiles or missing < 0 or len(num_tokens) > self.num_rows:
             return False
         tiles = -(-num_tokens[num_tokens > 1] // self.tokens_per_prompt_tile)
         padding = -(-missing // self.tokens_per_prompt_tile)

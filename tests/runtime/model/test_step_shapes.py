@@ -79,4 +79,12 @@ def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
 def test_only_prompts_wait_by_layer() -> None:
     assert all(shape.waits_by_layer for shape in prompt_shapes(8, 16))
     assert not any(shape.waits_by_layer for shape in (*decode_shapes(8), *extension_shapes(64, 16)))
+
+
+def test_a_shape_is_chosen_among_those_of_its_kind() -> None:
+    """Single tokens of one lane must not take a decode shape that the others do not."""
+    others = (*decode_shapes(8), *extension_shapes(64, 16))
+
     assert not any(shape.holds(8, 20) for shape in prompt_shapes(8, 16))
+    assert choose_prompt_shape(np.array([1, 1]), others) is None
+    assert choose_prompt_shape(np.array([16]), others) is None
