@@ -21,9 +21,9 @@ MEANINGS: Mapping[PageSource, str] = {
     PageSource.PARTIAL_PAGE: "fills no whole page, and only whole pages are kept",
     PageSource.NOT_FOUND: "no tier had it",
     PageSource.BELOW_MIN_TOKENS: (
-        "storage was not asked for so few tokens: cache.prefetch.min_tokens"
+        "so few tokens are not fetched from storage: cache.prefetch.min_tokens"
     ),
-    PageSource.TIMED_OUT: "storage took longer than it may",
+    PageSource.TIMED_OUT: "storage was asked, and took longer than it may",
     PageSource.CANCELLED: (
         "the request did not wait for storage any longer: cache.prefetch.strategy"
     ),

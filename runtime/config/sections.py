@@ -150,7 +150,9 @@ class PrefetchSection(Section):
         0.25, description="timeout: the part per 1024 tokens of the prompt."
     )
     min_tokens: Annotated[int, Field(ge=0)] = Field(
-        64, description="Fewer missing tokens than this are not fetched."
+        64,
+        description="Fewer tokens than this, from the first missing one to the last that storage "
+        "has, are not fetched.",
     )
     cap: Literal["recompute", "none"] = Field(
         "recompute",
