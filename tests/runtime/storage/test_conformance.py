@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from raydix.errors import ConfigError
 from raydix.ids import HostPageId
 from raydix.runtime.messages.host import CancelBatch, ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
@@ -51,23 +50,6 @@ def test_hole_anywhere_in_a_batch_shifts_nothing(bench: Bench) -> None:
         expected = [OK if is_there else MISSING for is_there in there]
         assert bench.exists(names) == expected
         assert bench.read(names) == expected
-
-
-def test_server_that_answers_is_found_to_before_anything_is_stored(bench: Bench) -> None:
-    bench.worker.require_answer(timeout_s=30)
-    assert bench.worker.last_error() is None
-
-
-def test_server_that_does_not_answer_is_told_with_the_cause_and_used_once_it_does(
-    bench: Bench, store: Store
-) -> None:
-    lost = store.lose_service(bench.backend)
-    if lost is None:
-        pytest.skip("there is no service of this backend that could be lost here")
-    with lost, pytest.raises(ConfigError, match=r"does not answer: .*(has not|is gone).*--lazy"):
-        bench.worker.require_answer(timeout_s=0.2)
-    bench.worker.require_answer(timeout_s=30)
-    assert bench.write([1]) == [OK]
 
 
 def test_duplicate_names_in_a_batch_are_each_answered(bench: Bench) -> None:
