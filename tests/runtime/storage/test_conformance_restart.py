@@ -1,4 +1,4 @@
-"""What every L3 backend must do when a process restarts or dies in a batch, or its server is lost."""
+"""What every L3 backend must do when a process restarts or dies, or its server does not answer."""
 
 import multiprocessing
 import os
