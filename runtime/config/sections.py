@@ -20,7 +20,8 @@ class ModelSection(Section):
     """Which model, and how it is held."""
 
     path: str = Field(
-        description="Folder of a Hugging Face checkpoint (config.json and safetensors)."
+        description="Folder of a Hugging Face checkpoint (config.json and safetensors), or a model "
+        "on the Hub: ORG/NAME, or ORG/NAME@REVISION."
     )
     load_format: Literal["auto", "dummy"] = Field(
         "auto",
