@@ -12,8 +12,11 @@ from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
     HttpFront,
+    HttpOptions,
     KeyFile,
     ModelName,
+    NumReplicas,
+    ray_serve_environment,
     read_http_options,
     serving_http,
 )
@@ -44,6 +47,7 @@ def serve(
     drain_s: DrainS = DRAIN_S,
     dry_run: DryRun = False,
     http: Http = None,
+    http_replicas: NumReplicas = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
 ) -> None:
@@ -52,11 +56,13 @@ def serve(
     Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
     """
     config = load_config(source, sections_of(settings))
-    front = read_http_options(http, keys, model_name, config)
+    options = HttpOptions(http, http_replicas, keys, model_name)
+    front = read_http_options(options, config, address)
     if dry_run:
         print_report(config)
         return
-    asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+    with ray_serve_environment(front):
+        asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
 
 
 async def serve_until_stopped(

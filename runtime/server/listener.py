@@ -45,6 +45,12 @@ class HttpAddress:
             # The name of a host: what it stands for may change.
             return False
 
+    @property
+    def url(self) -> str:
+        """As clients write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
 
 class _Server(uvicorn.Server):
     """Leaves signals to the command."""
@@ -73,10 +79,16 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="raydix-http")
     try:
-        yield _url(listener)
+        yield _bound_address(listener).url
     finally:
         server.should_exit = True
         await serving
+
+
+def free_port(address: HttpAddress) -> int:
+    """The address's port, or a free one for port 0. Raises ConfigError if it cannot be had."""
+    with _bind(address) as listener:
+        return _bound_address(listener).port
 
 
 def _ended_quietly(app: ASGIApp) -> ASGIApp:
@@ -101,6 +113,6 @@ def _bind(address: HttpAddress) -> socket.socket:
         ) from error
 
 
-def _url(listener: socket.socket) -> str:
+def _bound_address(listener: socket.socket) -> HttpAddress:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return HttpAddress(host, port)
