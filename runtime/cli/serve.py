@@ -16,6 +16,7 @@ from raydix.runtime.cli.http_front import (
     KeyFile,
     ModelName,
     NumReplicas,
+    loop_factory,
     ray_serve_environment,
     read_http_options,
     serving_http,
@@ -61,8 +62,8 @@ def serve(
     if dry_run:
         print_report(config)
         return
-    with ray_serve_environment(front):
-        asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+    with ray_serve_environment(front), asyncio.Runner(loop_factory=loop_factory(front)) as runner:
+        runner.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
 
 
 async def serve_until_stopped(

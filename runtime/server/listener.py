@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.errors import ConfigError
+from raydix.runtime.server.bounded_http import BoundedHttp
 
 _BACKLOG = 2048
 
@@ -74,6 +75,8 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
         log_level="warning",
         access_log=False,
         lifespan="off",
+        http=BoundedHttp,
+        ws="none",
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     server = _Server(config)
