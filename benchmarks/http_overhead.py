@@ -31,6 +31,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
+from benchmarks.http_client import EVENT, stream_parts
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM
@@ -40,8 +41,6 @@ MAX_EXTRA_TTFT_MS = 5.0
 MIN_THROUGHPUT_FRACTION = 0.95
 _PAUSE_S = 0.2
 """The pause between rounds, for what the last one left in flight."""
-_EVENT = b"data: {"
-_READ_BYTES = 1 << 16
 _TAIL_BYTES = 4096
 """More than the last event has."""
 
@@ -59,34 +58,17 @@ async def ask_http(port: int, prompt: list[int], num_tokens: int) -> Answer:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    content = json.dumps(body).encode()
-
     sent_s = time.monotonic()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
-    )
-    try:
-        return await _read_answer(reader, sent_s)
-    finally:
-        writer.close()
-
-
-async def _read_answer(reader: asyncio.StreamReader, sent_s: float) -> Answer:
-    head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200 "):
-        raise RuntimeError(f"{head.decode()}{(await reader.read()).decode()}")
-
     # Events are counted as they come and not parsed: at full speed they are too many for Python.
     arrivals_s: list[float] = []
     tail = b""
-    while part := await reader.read(_READ_BYTES):
-        arrivals_s += [time.monotonic()] * part.count(_EVENT)
-        tail = (tail + part)[-_TAIL_BYTES:]
+    async with contextlib.aclosing(stream_parts(port, body)) as parts:
+        async for part in parts:
+            arrivals_s += [time.monotonic()] * part.count(EVENT)
+            tail = (tail + part)[-_TAIL_BYTES:]
 
     # The last one tells the usage.
-    last = tail.rpartition(_EVENT)[2].partition(b"\n")[0]
+    last = tail.rpartition(EVENT)[2].partition(b"\n")[0]
     usage = json.loads(b"{" + last)["usage"]
     return Answer(
         sent_s=sent_s,
@@ -99,10 +81,10 @@ async def _read_answer(reader: asyncio.StreamReader, sent_s: float) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def http_front() -> AsyncIterator[int]:
-    """A server for the engine, which runs; yields its port."""
+async def http_front(engine: str) -> AsyncIterator[int]:
+    """A server for the running engine of this name; yields its port."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.http_front", ENGINE),
+        *(sys.executable, "-m", "benchmarks.http_front", engine),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ,
@@ -125,7 +107,7 @@ async def measure(
     async with (
         dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config,
         await AsyncLLM.start(config, name=ENGINE) as llm,
-        http_front() as port,
+        http_front(ENGINE) as port,
     ):
         ways: dict[str, Ask] = {
             "direct": lambda prompt, num_tokens: ask(llm.generate, prompt, num_tokens),
