@@ -12,7 +12,7 @@ _TOO_LARGE = (
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. What comes before a request's body is refused beyond `MAX_HEADER_BYTES`."""
+    """One connection, closed once what comes before a body goes on beyond `MAX_HEADER_BYTES`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

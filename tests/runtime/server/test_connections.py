@@ -119,7 +119,7 @@ async def test_engine_that_is_gone_is_not_ready(
 
 
 async def test_long_bodies_are_refused_told_or_not(server: Server) -> None:
-    body = b'{"prompt": "' + b"x" * (33 << 20) + b'"}'
+    body = b'{"prompt": "' + b"x" * (9 << 20) + b'"}'
     headers = {"Content-Type": "application/json"}
 
     async def pieces() -> Any:
