@@ -51,5 +51,9 @@ class EngineDead(RaydixError):
     """The engine, or the part of it that held the request, is gone."""
 
 
+class ModelFailed(RaydixError):
+    """The model computed no answer for a request: its logits are not finite."""
+
+
 class AccountingError(RaydixError):
     """An owner's invariant does not hold; the message carries the figures."""
