@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from raydix import __version__
 from raydix.errors import BadRequest
 from raydix.runtime.cli import main as cli
 
@@ -68,6 +69,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", fail)
     with pytest.raises(ExceptionGroup):
         cli.main()
+
+
+def test_the_version_is_printed(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
 
 
 @pytest.mark.parametrize(
