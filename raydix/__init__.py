@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Overloaded,
         PromptTooLong,
         RaydixError,
+        UnknownRequest,
     )
     from raydix.runtime.api.client import AsyncLLM
     from raydix.runtime.api.llm import LLM
@@ -44,6 +45,7 @@ __all__ = [
     "RaydixError",
     "RequestOutput",
     "SamplingParams",
+    "UnknownRequest",
 ]
 
 _MODULES = {

@@ -17,6 +17,10 @@ class BadRequest(RaydixError):
     """A request cannot be served as it was asked."""
 
 
+class UnknownRequest(BadRequest):
+    """The engine does not remember a request of this id."""
+
+
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for one generated token."""
 
