@@ -12,6 +12,7 @@ import typer
 
 from raydix import __version__
 from raydix.errors import RaydixError
+from raydix.missing import advice
 from raydix.runtime.cli import cache, config
 from raydix.runtime.cli.bench import bench
 from raydix.runtime.cli.demo import demo
@@ -67,6 +68,12 @@ def main() -> NoReturn:
         if expected is None or others is not None:
             raise
         _fail(_first_in(expected))
+    except ModuleNotFoundError as error:
+        # Most packages are imported by the verb that needs them.
+        text = advice(error)
+        if text is None:
+            raise
+        sys.exit(text)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

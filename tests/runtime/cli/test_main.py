@@ -88,6 +88,21 @@ def test_every_command_explains_itself(
     assert "Usage" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("package", ["typer", "ray", "msgpack"])
+def test_a_package_that_is_not_installed_is_one_line_that_says_what_to_do(package: str) -> None:
+    code = (
+        f"import runpy, sys; sys.modules[{package!r}] = None; "
+        "sys.argv = ['raydix', 'cache', 'stats']; runpy.run_module('raydix', run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"Raydix needs the package {package}, ")
+    assert "--runtime-env examples/runtime_env.yaml" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_what_every_verb_imports_at_once_is_quick() -> None:
     code = (
         "import sys, raydix.runtime.cli.main; "
