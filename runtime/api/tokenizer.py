@@ -10,16 +10,21 @@ from typing import Any
 
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from raydix.runtime.model.hub import settings_folder
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""What a template runs into, besides its own errors, if its variables are not what it expects."""
 
 
-def load_tokenizer(folder: str | Path) -> "Tokenizer | None":
-    """The tokenizer in a checkpoint folder, or None if the folder (or this host) has none.
+def load_tokenizer(path: str | Path) -> "Tokenizer | None":
+    """The tokenizer of a model, or None if its folder (or this host) has none.
 
-    Raises CheckpointError if the files are there but cannot be used.
+    path: as `model.path` of a loaded configuration. Raises CheckpointError if the files are there
+    but cannot be used, or a model on the Hub cannot be had.
     """
-    if not any((Path(folder) / name).is_file() for name in _FILES):
+    folder = settings_folder(str(path))
+    if not any((folder / name).is_file() for name in _FILES):
         return None
     from transformers import AutoTokenizer
 
@@ -86,7 +91,7 @@ class Tokenizer:
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
             text = self._wrapped.apply_chat_template([dict(each) for each in messages], **options)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, *_TEMPLATE_ERRORS) as error:
             raise BadRequest(f"The chat template refuses these messages: {error}.") from error
         return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
 

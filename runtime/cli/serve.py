@@ -12,12 +12,24 @@ from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
     HttpFront,
+    HttpOptions,
     KeyFile,
     ModelName,
+    NumReplicas,
+    loop_factory,
+    ray_serve_environment,
     read_http_options,
     serving_http,
 )
-from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
+from raydix.runtime.cli.options import (
+    Address,
+    Lazy,
+    Name,
+    Settings,
+    Source,
+    lazy_storage,
+    sections_of,
+)
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -42,8 +54,10 @@ def serve(
     name: Name = "raydix",
     address: Address = None,
     drain_s: DrainS = DRAIN_S,
+    lazy: Lazy = False,
     dry_run: DryRun = False,
     http: Http = None,
+    http_replicas: NumReplicas = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
 ) -> None:
@@ -51,12 +65,14 @@ def serve(
 
     Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
     """
-    config = load_config(source, sections_of(settings))
-    front = read_http_options(http, keys, model_name, config)
+    config = load_config(source, lazy_storage(lazy, sections_of(settings)))
+    options = HttpOptions(http, http_replicas, keys, model_name)
+    front = read_http_options(options, config, address)
     if dry_run:
         print_report(config)
         return
-    asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+    with ray_serve_environment(front), asyncio.Runner(loop_factory=loop_factory(front)) as runner:
+        runner.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
 
 
 async def serve_until_stopped(

@@ -51,8 +51,8 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
         (["stats", "--all"], ("stats",)),
         (["flush", "--l3"], ("flush", True)),
         (
-            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=x", "--json"],
-            ("attach_storage", {"backend": "file", "path": "x"}),
+            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=/x", "--json"],
+            ("attach_storage", {"backend": "file", "path": "/x"}),
         ),
         (["detach", "--json"], ("detach_storage",)),
         (["explain", "r", "--json"], ("explain", "r")),
@@ -86,7 +86,6 @@ def test_each_verb_asks_the_running_engine_which_goes_on(
 def test_a_change_of_storage_is_told_in_a_sentence(
     run: Callable[..., int],
     cluster: FakeCluster,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: str,
     answer: dict[str, str | None],
@@ -95,7 +94,7 @@ def test_a_change_of_storage_is_told_in_a_sentence(
     async def call(*_: object) -> dict[str, str | None]:
         return answer
 
-    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.handle.call = call  # type: ignore[method-assign, assignment]
     cluster.engines["mine"] = cluster.handle
     settings = ["--set", "cache.l3.backend=file"] if command == "attach" else []
 
