@@ -7,6 +7,7 @@ from raydix.errors import (
     BadRequest,
     DeadlineExceeded,
     EngineDead,
+    ModelFailed,
     Overloaded,
     PromptTooLong,
     RaydixError,
@@ -309,3 +310,5 @@ def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> R
             return DeadlineExceeded(failure.message, partial=partial)
         case FailureKind.ENGINE_DEAD:
             return EngineDead(failure.message)
+        case FailureKind.MODEL_FAILED:
+            return ModelFailed(failure.message)

@@ -32,6 +32,7 @@ class FailureKind(StrEnum):
     OVERLOADED = "Overloaded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     ENGINE_DEAD = "EngineDead"
+    MODEL_FAILED = "ModelFailed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

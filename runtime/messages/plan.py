@@ -162,8 +162,9 @@ class TokenLogprobs:
 class StepResult:
     """A step is done on one rank.
 
-    `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only). Never stale as
-    a whole; a row is, if its request has ended or started another run since the plan was sent.
+    `token_ids` has one entry per sampling row, in row order (rank 0 of a lane only): `NO_TOKEN` for
+    logits that are not finite. Never stale as a whole; a row is, if its request has ended or
+    started another run since the plan was sent.
     """
 
     rank: int

@@ -100,7 +100,8 @@ def _block_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The tensors of `LogprobTensors` of some rows, in order."""
     logprobs_JV = logits_RV[index_J].float().log_softmax(-1)
-    sampled_J1 = token_ids_R[index_J].long()[:, None]
+    # A row without a token has no logprobs that count, either.
+    sampled_J1 = token_ids_R[index_J].long().clamp_min(0)[:, None]
     sampled_logprobs_J1 = logprobs_JV.gather(1, sampled_J1)
     top_logprobs_JK, top_ids_JK = logprobs_JV.topk(num_top, dim=-1)
     ranks_J = (logprobs_JV > sampled_logprobs_J1).sum(-1) + 1

@@ -98,7 +98,8 @@ class RequestSlots:
 
         `next_index_R`: int64, where in `tokens_XL`, seen as one dimension.
         """
-        self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R)
+        # Before the host knows that there is no token, a step may run on top of it.
+        self.tokens_XL.view(-1).scatter_(0, next_index_R, token_ids_R.clamp_min(0))
 
     def check_tables(self, changes: TableChanges) -> None:
         """Raise AccountingError if a run does not fit its table, or names a page outside the pool.
