@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 from raydix.ids import RequestId, Slot
 from raydix.runtime.messages.arrays import Int32Array, empty
 
+MAX_BIAS = 100.0
+"""As in OpenAI's interface; about twice what tells a certain token from a hopeless one."""
+MAX_BIASED_TOKENS = 1024
+"""Of one request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSampling:
@@ -30,6 +35,10 @@ class DeviceSampling:
     min_tokens: int = 0
     masked_until_min_tokens: tuple[int, ...] = ()
     """EOS and stop ids, which may not be sampled before `min_tokens` output tokens."""
+    biased_token_ids: tuple[int, ...] = ()
+    """No id twice."""
+    biases: tuple[float, ...] = ()
+    """What is added to the logits of these tokens, in their order."""
     num_logprobs: int | None = None
     """None: no logprobs. 0: of the sampled token alone. k: also of the k most likely."""
 

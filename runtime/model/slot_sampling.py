@@ -38,7 +38,7 @@ class SamplingRows:
     columns: tuple[Column, ...]
     """The columns of `SamplingColumns`, in which adjusted rows are greedy."""
     adjusted: Column
-    """Indices of rows whose logits change first: by penalties, or before `min_tokens`."""
+    """Indices of rows whose logits change first: by biases or penalties, or before `min_tokens`."""
     has_cuts: bool
     """Does one of the rows that are not adjusted cut tokens?"""
     has_logprobs: bool
@@ -63,7 +63,7 @@ class SlotSampling:
         self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
         self._columns_CX = np.zeros((NUM_COLUMNS, num_slots), dtype=np.int64)
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
-        self._is_penalised = np.zeros(num_slots, dtype=np.bool_)
+        self._has_other_logits = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
         self._min_tokens = np.zeros(num_slots, dtype=np.int64)
         self._is_plain = True
@@ -77,10 +77,10 @@ class SlotSampling:
         self._is_cut[slot] = is_random and (
             sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         )
-        self._is_penalised[slot] = has_penalties(sampling)
+        self._has_other_logits[slot] = has_penalties(sampling) or bool(sampling.biases)
         self._has_logprobs[slot] = sampling.num_logprobs is not None
         self._min_tokens[slot] = sampling.min_tokens
-        asks = self._is_cut, self._is_penalised, self._has_logprobs, self._min_tokens
+        asks = self._is_cut, self._has_other_logits, self._has_logprobs, self._min_tokens
         self._is_plain = not any(column.any() for column in asks)
 
     def rows(self, slots: Column, ends: Column, output_positions: Column) -> SamplingRows:
@@ -97,7 +97,7 @@ class SlotSampling:
                 has_logprobs=False,
             )
 
-        is_adjusted = self._is_penalised[slots] | (output_positions < self._min_tokens[slots])
+        is_adjusted = self._has_other_logits[slots] | (output_positions < self._min_tokens[slots])
         columns[:, is_adjusted] = 0
         return SamplingRows(
             slots=slots,

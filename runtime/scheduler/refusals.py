@@ -15,7 +15,7 @@ from raydix.runtime.messages.client import (
     RequestFailure,
     SubmitRequest,
 )
-from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.plan import MAX_BIAS, MAX_BIASED_TOKENS, DeviceSampling
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _MAX_SEED = 2**63 - 1
@@ -125,17 +125,34 @@ def _wrong_sampling(message: SubmitRequest, settings: SchedulerSettings) -> str 
     for name, ids in (
         ("stop_token_ids", message.stop_token_ids),
         ("masked_until_min_tokens", sampling.masked_until_min_tokens),
+        ("biased_token_ids", sampling.biased_token_ids),
     ):
         wrong = _first_outside(ids, settings.vocab_size)
         if wrong is not None:
             return f"{name} has {wrong!r}; expected token ids from 0 to {settings.vocab_size - 1}."
-    return _wrong_number(sampling)
+    return _wrong_biases(sampling) or _wrong_number(sampling)
 
 
 def _first_outside(ids: Iterable[object], vocab_size: int) -> object | None:
     return next(
         (value for value in ids if not isinstance(value, int) or not 0 <= value < vocab_size), None
     )
+
+
+def _wrong_biases(sampling: DeviceSampling) -> str | None:
+    token_ids, biases = sampling.biased_token_ids, sampling.biases
+    num_different = len(set(token_ids))
+    if not num_different == len(token_ids) == len(biases) <= MAX_BIASED_TOKENS:
+        return (
+            f"biased_token_ids has {len(token_ids)} entries, {num_different} of them different, "
+            f"and biases {len(biases)}; expected one bias for each of up to {MAX_BIASED_TOKENS} "
+            f"tokens."
+        )
+    # Written so that NaN is refused, too.
+    wrong = next((bias for bias in biases if not -MAX_BIAS <= bias <= MAX_BIAS), None)
+    if wrong is not None:
+        return f"biases has {wrong}; expected numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}."
+    return None
 
 
 def _wrong_number(sampling: DeviceSampling) -> str | None:

@@ -56,6 +56,31 @@ class Reference:
         return [self._known[prompt] for prompt in prompts]
 
     @torch.inference_mode()
+    def expect_with(self, prompt: Prompt, num_tokens: int, **options: Any) -> Expected:
+        """A greedy continuation by other options of transformers' `generate`.
+
+        `gaps` and `logits` are those of the scores that it chose by.
+        """
+        batch = torch.tensor([prompt])
+        output = self._model.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+        scores_TV = torch.cat(output.scores)
+        top2_T2 = scores_TV.topk(2, dim=-1).values
+        return Expected(
+            prompt=prompt,
+            token_ids=output.sequences[0, len(prompt) :].tolist(),
+            gaps=(top2_T2[:, 0] - top2_T2[:, 1]).tolist(),
+            logits=scores_TV,
+        )
+
+    @torch.inference_mode()
     def _ask(self, prompts: list[Prompt]) -> None:
         batch = torch.tensor(prompts)
         output = self._model.generate(

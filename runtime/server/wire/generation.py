@@ -6,6 +6,7 @@ from pydantic import Field
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
+from raydix.runtime.messages.plan import MAX_BIASED_TOKENS
 from raydix.runtime.server.wire.base import Text, WireRequest
 
 MAX_SAMPLES = 128
@@ -44,6 +45,8 @@ class GenerationFields(WireRequest):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASED_TOKENS)] | None = None
+    """By token id, which JSON has as text."""
     stop: Text | Annotated[list[Text], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool = False
@@ -64,8 +67,8 @@ class GenerationFields(WireRequest):
 _SAMPLING_NAMES = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
-        *("ignore_eos", "min_tokens", "skip_special_tokens"),
+        *("frequency_penalty", "seed", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
+        *("include_stop_str_in_output", "min_tokens", "skip_special_tokens"),
     }
 )
 

@@ -72,6 +72,13 @@ def test_wrong_request_is_refused_with_its_value(changes: dict[str, Any], words:
         {"num_logprobs": 10**9},
         {"masked_until_min_tokens": (10**12,)},
         {"masked_until_min_tokens": ("a",)},
+        {"biased_token_ids": (1000,), "biases": (1.0,)},
+        {"biased_token_ids": (3, 3), "biases": (1.0, 1.0)},
+        {"biased_token_ids": (3, 4), "biases": (1.0,)},
+        {"biased_token_ids": tuple(range(1025)), "biases": (1.0,) * 1025},
+        {"biases": (math.nan,), "biased_token_ids": (3,)},
+        {"biases": (math.inf,), "biased_token_ids": (3,)},
+        {"biases": (-100.5,), "biased_token_ids": (3,)},
     ],
 )
 def test_wrong_sampling_is_refused_with_its_name(changes: dict[str, Any]) -> None:
