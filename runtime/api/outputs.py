@@ -7,7 +7,7 @@ from raydix.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural log-probability of one token at one output position, from raw logits."""
+    """Natural log-probability of one token at one position, from raw logits."""
 
     logprob: float
     rank: int
@@ -67,5 +67,8 @@ class RequestOutput:
     finished: bool
     """True for exactly one output of a request, its last."""
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """With `prompt_logprobs`: one dict per token of the prompt, token id to Logprob, but None for
+    the first. Under `output_kind="delta"` the first output has them, and later ones None."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed: the sum of `l1`, `l2` and `l3`."""

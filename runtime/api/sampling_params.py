@@ -20,7 +20,7 @@ _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
 _NAMES_OF_VLLM_NOT_SUPPORTED = frozenset(
     (
         "allowed_token_ids", "bad_words", "beam_width", "best_of", "extra_args", "flat_logprobs",
-        "guided_decoding", "logits_processors", "prompt_logprobs", "response_format",
+        "guided_decoding", "logits_processors", "response_format",
         "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
     )
 )  # fmt: skip
@@ -57,6 +57,7 @@ _RANGES = {
     "max_tokens": _Range(1, _MAX_INT64, "1 or more. Set None for the rest of the context"),
     "min_tokens": _Range(0, _MAX_INT32, "0 or more"),
     "logprobs": _Range(0, MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
+    "prompt_logprobs": _Range(0, MAX_LOGPROBS, f"None or 0 to {MAX_LOGPROBS}"),
 }
 
 
@@ -111,6 +112,11 @@ class SamplingParams:
     and stop strings have no effect."""
     logprobs: int | None = None
     """None: none. k: of the sampled token and of the k most likely, from raw logits; at most 20."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first.
+
+    Such a request takes nothing from a cache, which holds no logits; others may use its pages.
+    """
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: OutputKind = OutputKind.CUMULATIVE
@@ -176,6 +182,7 @@ class SamplingParams:
             biased_token_ids=tuple(biases),
             biases=tuple(biases.values()),
             num_logprobs=self.logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
         )
 
     def _adopt_max_new_tokens(self, max_new_tokens: int) -> None:
@@ -195,6 +202,7 @@ class SamplingParams:
             ("seed", self.seed),
             ("max_tokens", self.max_tokens),
             ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
         ):
             if limit is not None:
                 _require(_is_int(limit), name, limit, "a whole number or None")

@@ -1,6 +1,6 @@
 """CUDA graphs of steps, one per shape: such a step is one small copy to the device and one launch.
 
-Legend: R sampling rows of a shape, V vocabulary.
+Legend: R sampling rows of a shape, T its tokens, V vocabulary, C hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +25,8 @@ T = TypeVar("T")
 class CapturedOutput:
     """What a captured step leaves on the device, until the next one."""
 
+    hidden_TC: Tensor
+    """Of all its tokens."""
     logits_RV: Tensor
     token_ids_R: Tensor
     """int32, the sampled tokens; for rows that cut, until those are sampled, the most likely."""

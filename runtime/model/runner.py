@@ -5,6 +5,7 @@ Scheduler has not seen yet. Lengths are known on the host; nothing here waits fo
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,12 +21,13 @@ from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
 from raydix.runtime.model.group_place import GroupPlace, choose_shape, read_lane_sizes
 from raydix.runtime.model.in_turns import MicroBatch
-from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
+from raydix.runtime.model.logprobs import compute_logprobs
 from raydix.runtime.model.micro_batches import halves, split_rows
+from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors, compute_prompt_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
-from raydix.runtime.model.step_output import StepOutput
+from raydix.runtime.model.step_output import StepOutput, make_output
 from raydix.runtime.model.step_rows import (
     StepRows,
     idle_row,
@@ -41,6 +43,17 @@ from raydix.runtime.tiers.transfers import WaitLayer
 
 Part = tuple[StepRows, Sequence[int]]
 """Rows that go through the layers together, and how many tokens each lane has beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """What the layers have made of a step that is not captured."""
+
+    hidden_RC: Tensor
+    """Of the rows that sample."""
+    inputs: BatchInputs
+    """What sampling needs besides."""
+    prompts: PromptLogprobTensors | None
 
 
 def never(num_tokens: int) -> bool:
@@ -178,10 +191,11 @@ class ModelRunner:
                 # arrive first.
                 on_layer(self._decoder.spec.num_layers - 1)
             columns = step_columns(rows, sampling, self.slots, shape)
-            return self._replay(self._captured, columns, shape, sampling)
+            return self._replay(self._captured, columns, shape, rows, sampling)
 
-        hidden_RC, inputs = self._run(self._parts(rows, sizes.tokens), sampling, on_layer)
-        return self._sample(hidden_RC, inputs, sampling) if len(hidden_RC) else self._nothing()
+        return self._sample(
+            self._run(self._parts(rows, sizes.tokens), sampling, on_layer), sampling
+        )
 
     def check(self) -> None:
         """Raise AccountingError if a block table names a page outside its pool. The host waits."""
@@ -209,8 +223,8 @@ class ModelRunner:
         parts: Sequence[Part],
         sampling: SamplingRows,
         on_layer: Callable[[int], None] | None = None,
-    ) -> tuple[Tensor, BatchInputs]:
-        """The hidden states [R, C] of the rows that sample, and what sampling needs besides."""
+    ) -> _Ran:
+        """Everything up to the hidden states of what samples; prompts are scored."""
         # Nothing is sampled before both halves have been run.
         of_part = [*(SAMPLES_NOTHING for _ in parts[1:]), sampling]
         inputs = [
@@ -227,23 +241,44 @@ class ModelRunner:
             for each, (_, tokens) in zip(inputs, parts, strict=True)
         ]
 
-        hidden = [
-            hidden_TC[each.sampled_R]
-            for hidden_TC, each in zip(self._decoder(batches, on_layer), inputs, strict=True)
+        hidden = self._decoder(batches, on_layer)
+        sampled = [
+            hidden_TC[each.sampled_R] for hidden_TC, each in zip(hidden, inputs, strict=True)
         ]
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden), inputs[-1]
+        return _Ran(
+            hidden_RC=sampled[0] if len(sampled) == 1 else torch.cat(sampled),
+            inputs=inputs[-1],
+            prompts=compute_prompt_logprobs(
+                self._decoder,
+                list(zip(hidden, [rows for rows, _ in parts], strict=True)),
+                self.slots,
+            ),
+        )
 
     def _replay(
-        self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows
+        self,
+        captured: CapturedSteps,
+        columns: Column,
+        shape: StepShape,
+        rows: StepRows,
+        sampling: SamplingRows,
     ) -> StepOutput:
-        """A captured step."""
+        """A captured step; what it scores is not captured."""
         num_rows = len(sampling.slots)
         output = captured.replay(columns, shape)
-        if not num_rows:
-            return self._nothing()
         if sampling.has_cuts:
             captured.replay_cut(shape)
-        return self._finish(output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling)
+
+        prompts = None
+        if self.slots.sampling.has_prompt_logprobs[rows.slots].any():
+            # In the order in which the columns have them.
+            own = (output.hidden_TC, rows.sampling_first())
+            prompts = compute_prompt_logprobs(self._decoder, [own], self.slots)
+        if not num_rows:
+            return self._nothing(prompts)
+        return self._finish(
+            output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling, prompts
+        )
 
     def _run_columns(self, packed: Tensor, shape: StepShape) -> CapturedOutput:
         """The step that `step_columns` describes. Reads nothing from the host but the shape."""
@@ -265,7 +300,7 @@ class ModelRunner:
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, sampling)
         self.slots.keep_sampled(next_index_R, token_ids_R)
-        return CapturedOutput(logits_RV=logits_RV, token_ids_R=token_ids_R)
+        return CapturedOutput(hidden_TC=hidden_TC, logits_RV=logits_RV, token_ids_R=token_ids_R)
 
     def _padded(self, token_index_T: Tensor) -> SentRows | None:
         """What this rank sends in a captured step with these tokens."""
@@ -285,44 +320,44 @@ class ModelRunner:
     def _padding(self, shape: StepShape) -> Column:
         return padding_columns(self.slots, shape)
 
-    def _sample(self, hidden_RC: Tensor, inputs: BatchInputs, sampling: SamplingRows) -> StepOutput:
+    def _sample(self, ran: _Ran, sampling: SamplingRows) -> StepOutput:
         """As in captured steps, one operation after another."""
-        logits_RV = self._decoder.logits(hidden_RC)
+        if not len(ran.hidden_RC):
+            return self._nothing(ran.prompts)
+        inputs = ran.inputs
+        logits_RV = self._decoder.logits(ran.hidden_RC)
         token_ids_R = self._decoder.ops.sample_whole(logits_RV, inputs.columns)
         if sampling.has_cuts:
             self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
         self.slots.keep_sampled(inputs.next_index_R, token_ids_R)
-        return self._finish(logits_RV, token_ids_R, sampling)
+        return self._finish(logits_RV, token_ids_R, sampling, ran.prompts)
 
-    def _finish(self, logits_RV: Tensor, token_ids_R: Tensor, sampling: SamplingRows) -> StepOutput:
+    def _finish(
+        self,
+        logits_RV: Tensor,
+        token_ids_R: Tensor,
+        sampling: SamplingRows,
+        prompts: PromptLogprobTensors | None,
+    ) -> StepOutput:
         """What few rows need besides: other logits, logprobs."""
         if len(sampling.adjusted):
             sample_adjusted(self._decoder.ops, logits_RV, sampling, self.slots, token_ids_R)
         if not sampling.has_logprobs:
-            return self._output(token_ids_R, None)
+            return make_output(self.slots.copies, token_ids_R, None, prompts)
         asked = [self.slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
-        return self._output(
-            token_ids_R, compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies)
-        )
+        logprobs = compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies)
+        return make_output(self.slots.copies, token_ids_R, logprobs, prompts)
 
-    def _output(self, token_ids_R: Tensor, logprobs: LogprobTensors | None) -> StepOutput:
-        token_ids = self.slots.copies.to_host(token_ids_R)
-        on_host = None if logprobs is None else logprobs.to_host(self.slots.copies)
-        ready = torch.cuda.Event() if self._device.type == "cuda" else None
-        if ready is not None:
-            ready.record()
-        return StepOutput(token_ids=token_ids, logprobs=on_host, ready=ready)
-
-    def _nothing(self) -> StepOutput:
+    def _nothing(self, prompts: PromptLogprobTensors | None = None) -> StepOutput:
         """The output of a step that samples nothing here."""
-        return self._output(torch.empty(0, dtype=torch.int32), None)
+        return make_output(self.slots.copies, torch.empty(0, dtype=torch.int32), None, prompts)
 
     def _run_padding(self, num_tokens: int, start: int, num_samples: int = 1) -> None:
         """Run a row of padding, and sample `num_samples` tokens of it as the scratch slot asks."""
         rows = padding_row(num_tokens, start, self.slots)
         sampling = rows.repeated(num_samples).sampling_rows(self.slots.sampling)
-        hidden_RC, inputs = self._run([(rows, self._same_on_all_lanes(num_tokens))], sampling)
-        self._sample(hidden_RC.repeat(num_samples, 1), inputs, sampling)
+        ran = self._run([(rows, self._same_on_all_lanes(num_tokens))], sampling)
+        self._sample(replace(ran, hidden_RC=ran.hidden_RC.repeat(num_samples, 1)), sampling)
 
     def _same_on_all_lanes(self, num_tokens: int) -> tuple[int, ...]:
         """Every rank of a group warms up with the same sizes."""

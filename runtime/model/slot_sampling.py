@@ -65,6 +65,8 @@ class SlotSampling:
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
         self._has_other_logits = np.zeros(num_slots, dtype=np.bool_)
         self._has_logprobs = np.zeros(num_slots, dtype=np.bool_)
+        self.has_prompt_logprobs = np.zeros(num_slots, dtype=np.bool_)
+        """Which slots' prompts are to be scored."""
         self._min_tokens = np.zeros(num_slots, dtype=np.int64)
         self._is_plain = True
         """No slot asks for more than a temperature."""
@@ -79,6 +81,7 @@ class SlotSampling:
         )
         self._has_other_logits[slot] = has_penalties(sampling) or bool(sampling.biases)
         self._has_logprobs[slot] = sampling.num_logprobs is not None
+        self.has_prompt_logprobs[slot] = sampling.num_prompt_logprobs is not None
         self._min_tokens[slot] = sampling.min_tokens
         asks = self._is_cut, self._has_other_logits, self._has_logprobs, self._min_tokens
         self._is_plain = not any(column.any() for column in asks)

@@ -17,6 +17,7 @@ ASKING_FOR_ALL = replace(
     biased_token_ids=(0,),
     biases=(1.0,),
     num_logprobs=20,
+    num_prompt_logprobs=20,
 )
 """All that a row may ask of sampling at once: warm-up tries this and the two before."""
 

@@ -43,6 +43,7 @@ class Reference:
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         self._known: dict[Prompt, Expected] = {}
+        self._logits: dict[Prompt, torch.Tensor] = {}
 
     def expect(self, prompts: Iterable[Prompt]) -> list[Expected]:
         """The first `NUM_TOKENS` greedy tokens of each prompt, in order."""
@@ -54,6 +55,13 @@ class Reference:
         for same_length in by_length.values():
             self._ask(same_length)
         return [self._known[prompt] for prompt in prompts]
+
+    @torch.inference_mode()
+    def logits_of(self, prompt: Prompt) -> torch.Tensor:
+        """[tokens, V]: those behind each token of a prompt."""
+        if prompt not in self._logits:
+            self._logits[prompt] = self._model(torch.tensor([prompt])).logits[0]
+        return self._logits[prompt]
 
     @torch.inference_mode()
     def expect_with(self, prompt: Prompt, num_tokens: int, **options: Any) -> Expected:
