@@ -1,25 +1,30 @@
 """`/v1/completions`."""
 
+import contextlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from raydix.runtime.api.outputs import CompletionOutput, RequestOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event
-from raydix.runtime.server.generation import Generation, choices_of, options_of
+from raydix.runtime.server.generation import Choices, Generation, choices_of, options_of
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
 from raydix.runtime.server.wire.completions import (
     Completion,
     CompletionChoice,
     CompletionRequest,
     completion_choice,
+    max_tokens_of,
+    num_prompt_logprobs_of,
     prompts_of,
 )
 from raydix.runtime.server.wire.generation import check_stream_options, sampling_of
+from raydix.runtime.server.wire.prompt_logprobs import Echo, told_prompt_logprobs
 from raydix.runtime.server.wire.usage import Usage, UsageMeter
 
 
@@ -45,13 +50,16 @@ class _Answer:
     async def whole(self) -> Completion:
         """All choices, once they are finished."""
         meter = UsageMeter(self.generation.num_samples)
-        choices = {}
-        async for index, output in choices_of(self.served.engine, self.generation):
+        outputs = {}
+        async for index, output in self._outputs():
             meter.add(index, output)
-            choices[index] = completion_choice(
-                index, output.outputs[0], 0, self.request.return_token_ids
-            )
-        return self.completion([choices[index] for index in sorted(choices)], meter.usage())
+            outputs[index] = output
+        choices = [
+            # The first sample tells of the prompt that all have.
+            await self._choice(index, outputs[index], outputs[index - index % self.request.n])
+            for index in sorted(outputs)
+        ]
+        return self.completion(choices, meter.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The choices piece by piece."""
@@ -59,17 +67,58 @@ class _Answer:
         meter = UsageMeter(self.generation.num_samples)
         num_sent: defaultdict[int, int] = defaultdict(int)
 
-        async for index, output in choices_of(self.served.engine, self.generation):
+        async for index, output in self._outputs():
             meter.add(index, output)
-            new = output.outputs[0]
-            choice = completion_choice(index, new, num_sent[index], self.request.return_token_ids)
-            num_sent[index] += len(new.text)
+            echo = None
+            if self.request.echo and index not in num_sent:
+                echo = await self._echo(output)
+            choice = completion_choice(
+                index, output.outputs[0], num_sent[index], self.request.return_token_ids, echo
+            )
+            num_sent[index] += len(choice.text)
             usage = meter.usage() if options.continuous_usage_stats else None
             yield data_event(self.completion([choice], usage))
 
         if options.include_usage:
             yield data_event(self.completion([], meter.usage()))
         yield DONE
+
+    async def _outputs(self) -> Choices:
+        """What the engine generates, without the token that nobody asked for."""
+        async with contextlib.aclosing(choices_of(self.served.engine, self.generation)) as choices:
+            async for index, output in choices:
+                yield index, output if self.request.max_tokens else _without_tokens(output)
+
+    async def _choice(
+        self, index: int, output: RequestOutput, of_prompt: RequestOutput
+    ) -> CompletionChoice:
+        """A whole choice. `of_prompt`: the output that tells of its prompt."""
+        choice = completion_choice(
+            index,
+            output.outputs[0],
+            0,
+            self.request.return_token_ids,
+            await self._echo(of_prompt) if self.request.echo else None,
+        )
+        if self.request.prompt_logprobs is None:
+            return choice
+        told = told_prompt_logprobs(of_prompt.prompt_logprobs)
+        return choice.model_copy(update={"prompt_logprobs": told})
+
+    async def _echo(self, output: RequestOutput) -> Echo:
+        decode, token_ids = self.served.engine.decode, output.prompt_token_ids
+        return Echo(
+            text=await decode(token_ids) if output.prompt is None else output.prompt,
+            token_ids=token_ids,
+            first_token=await decode(token_ids[:1]),
+            logprobs=output.prompt_logprobs,
+        )
+
+
+def _without_tokens(output: RequestOutput) -> RequestOutput:
+    has_logprobs = output.outputs[0].logprobs is not None
+    nothing = CompletionOutput(finish_reason="length", logprobs=[] if has_logprobs else None)
+    return replace(output, outputs=[nothing])
 
 
 def completion_routes(served: Served) -> APIRouter:
@@ -85,7 +134,12 @@ def completion_routes(served: Served) -> APIRouter:
             request_id=new_request_id(),
             prompts=tuple(prompts_of(body)),
             num_samples=body.n,
-            params=sampling_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs),
+            params=sampling_of(
+                body,
+                max_tokens=max_tokens_of(body),
+                logprobs=body.logprobs,
+                prompt_logprobs=num_prompt_logprobs_of(body),
+            ),
             options=options_of(body, caller_of(request), body.session_id),
         )
         generation.check()

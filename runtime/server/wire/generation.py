@@ -74,7 +74,11 @@ _SAMPLING_NAMES = frozenset(
 
 
 def sampling_of(
-    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None = None
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The sampling that a request asks for; streams bring what is new, others all at the end.
 
@@ -82,7 +86,13 @@ def sampling_of(
     """
     asked = fields.model_dump(include=set(_SAMPLING_NAMES), exclude_none=True)
     kind = OutputKind.DELTA if fields.stream else OutputKind.FINAL
-    return SamplingParams(**asked, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
+    return SamplingParams(
+        **asked,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        output_kind=kind,
+    )
 
 
 def seed_of_sample(seed: int | None, sample: int) -> int | None:
