@@ -1,5 +1,6 @@
 """What a client receives, in vLLM's shape."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raydix.ids import RequestId
@@ -13,6 +14,10 @@ class Logprob:
     rank: int
     """1 for the likeliest token."""
     decoded_token: str | None = None
+
+
+PromptEntry = dict[int, Logprob] | None
+"""Token ids at one place of a prompt; None for the first, before which nothing is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class RequestOutput:
     finished: bool
     """True for exactly one output of a request, its last."""
     metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[PromptEntry] | None = None
     """With `prompt_logprobs`: one dict per token of the prompt, token id to Logprob, but None for
     the first. Under `output_kind="delta"` the first output has them, and later ones None."""
     num_cached_tokens: int = 0

@@ -13,7 +13,7 @@ from raydix.errors import (
 )
 from raydix.ids import RequestId
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from raydix.runtime.api.prompt_logprobs import prompt_entries
+from raydix.runtime.api.prompt_logprobs import PromptEntries
 from raydix.runtime.api.sampling_params import OutputKind, SamplingParams
 from raydix.runtime.api.stop_strings import StopStringFinder
 from raydix.runtime.api.tokenizer import Tokenizer
@@ -77,8 +77,10 @@ class RequestStream:
         )
 
         self._output = _Output()
-        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = (
-            None if params.prompt_logprobs is None else [None]
+        self._prompt_logprobs = (
+            None
+            if params.prompt_logprobs is None
+            else PromptEntries(request.prompt_token_ids, self._decode_one)
         )
         self._decoded: dict[int, str] = {}
         """Text of tokens that logprobs were told of."""
@@ -116,9 +118,7 @@ class RequestStream:
             self._note_admission(delta, now_s)
         if self._prompt_logprobs is not None:
             for run in delta.prompt_logprobs:
-                self._prompt_logprobs.extend(
-                    prompt_entries(self._request.prompt_token_ids, run, self._decode_one)
-                )
+                self._prompt_logprobs.add(run)
         token_ids = delta.token_ids.tolist()
         if self._finder is None:
             self._append_all(token_ids, delta)

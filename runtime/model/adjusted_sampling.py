@@ -15,10 +15,9 @@ from torch import Tensor
 
 from raydix.kernels.ops import ModelOps
 from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
-from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.columns import Column
 from raydix.runtime.model.request_slots import RequestSlots
-from raydix.runtime.model.slot_sampling import SamplingRows
+from raydix.runtime.model.slot_sampling import Biases, SamplingRows
 
 BLOCK_ROWS = 32
 """Rows at a time. Sampling them takes about 30 bytes for each token of the vocabulary."""
@@ -62,8 +61,9 @@ def sample_adjusted(
         # A number as the value would make the host wait for the device.
         masked = logits_BV.new_full((), float("-inf"))
         logits_BV.index_put_((block.masked_rows, block.masked_ids), masked)
-        biases = block.biases.float()
-        logits_BV.index_put_((block.biased_rows, block.biased_ids), biases, accumulate=True)
+        # No place has two biases, so none is lost.
+        places = block.biased_rows, block.biased_ids
+        logits_BV.index_put_(places, logits_BV[places] + block.biases.float())
         logits_BV = _penalise(logits_BV, block, slots.tokens_XL)
 
         columns = as_sampling_columns(block.sampling)
@@ -132,19 +132,17 @@ def _block_columns(
         *np.ascontiguousarray(penalties.T).view(np.int64),
         *slots.sampling.columns(chosen, positions),
         *np.array(masked, dtype=np.int64).reshape(-1, 2).T,
-        *_bias_columns(sampling, vocab_size),
+        *_bias_columns([slots.sampling.biases_of[slot] for slot in chosen], vocab_size),
     ]
 
 
-def _bias_columns(sampling: Sequence[DeviceSampling], vocab_size: int) -> tuple[Column, ...]:
-    """Row, token and bias of each biased token of some rows; the biases by their bits."""
-    counts = [len(each.biases) for each in sampling]
-    rows = np.repeat(np.arange(len(sampling)), counts)
-    token_ids = np.array([i for each in sampling for i in each.biased_token_ids], dtype=np.int64)
-    biases = np.array([bias for each in sampling for bias in each.biases], dtype=np.float64)
+def _bias_columns(biases: Sequence[Biases], vocab_size: int) -> tuple[Column, ...]:
+    """Row, token and bias of each biased token of some rows."""
+    rows = np.repeat(np.arange(len(biases)), [len(token_ids) for token_ids, _ in biases])
+    token_ids, bits = (np.concatenate(columns) for columns in zip(*biases, strict=True))
     # Like a mask, the bias of a token that the model does not have says nothing.
     is_known = (token_ids >= 0) & (token_ids < vocab_size)
-    return rows[is_known], token_ids[is_known], biases[is_known].view(np.int64)
+    return rows[is_known], token_ids[is_known], bits[is_known]
 
 
 def _penalise(logits_BV: Tensor, block: _Block, tokens_XL: Tensor) -> Tensor:

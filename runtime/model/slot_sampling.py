@@ -21,6 +21,9 @@ _SMALLEST_TOP_P = 1e-30
 """The least top-p: above zero in float32, so that the most likely token is always kept."""
 _GREEDY = DeviceSampling(seed=0)
 _NONE: Column = np.zeros(0, dtype=np.int64)
+Biases = tuple[Column, Column]
+"""Tokens, and what is added to the logit of each, float64 by its bits."""
+_NO_BIASES: Biases = (_NONE, _NONE)
 _FEW_ROWS = 4
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -61,6 +64,7 @@ class SlotSampling:
 
     def __init__(self, num_slots: int) -> None:
         self.of_slot: list[DeviceSampling] = [_GREEDY] * num_slots
+        self.biases_of: list[Biases] = [_NO_BIASES] * num_slots
         self._columns_CX = np.zeros((NUM_COLUMNS, num_slots), dtype=np.int64)
         self._is_cut = np.zeros(num_slots, dtype=np.bool_)
         self._has_other_logits = np.zeros(num_slots, dtype=np.bool_)
@@ -74,6 +78,7 @@ class SlotSampling:
     def put(self, slot: int, sampling: DeviceSampling) -> None:
         """Record what the request that has just taken `slot` asks for."""
         self.of_slot[slot] = sampling
+        self.biases_of[slot] = _biases(sampling)
         self._columns_CX[:, slot] = _slot_columns(sampling)
         is_random = sampling.temperature >= GREEDY_BELOW
         self._is_cut[slot] = is_random and (
@@ -119,6 +124,13 @@ class SlotSampling:
         if columns[1].any():
             columns[0] = noise_keys(columns[0].view(np.uint64), output_positions)
         return columns
+
+
+def _biases(sampling: DeviceSampling) -> Biases:
+    if not sampling.biases:
+        return _NO_BIASES
+    biases = np.array(sampling.biases, dtype=np.float64)
+    return np.array(sampling.biased_token_ids, dtype=np.int64), biases.view(np.int64)
 
 
 def has_penalties(sampling: DeviceSampling) -> bool:

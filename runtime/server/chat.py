@@ -1,5 +1,6 @@
 """`/v1/chat/completions`."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -55,7 +56,9 @@ class _Answer:
             meter.add(index, output)
             choices[index] = self._choice(index, output.outputs[0])
             if index == 0:
-                prompt_logprobs = told_prompt_logprobs(output.prompt_logprobs)
+                prompt_logprobs = await asyncio.to_thread(
+                    told_prompt_logprobs, output.prompt_logprobs
+                )
 
         return ChatCompletion(
             id=self.id,

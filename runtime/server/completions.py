@@ -1,5 +1,6 @@
 """`/v1/completions`."""
 
+import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -54,11 +55,9 @@ class _Answer:
         async for index, output in self._outputs():
             meter.add(index, output)
             outputs[index] = output
-        choices = [
-            # The first sample tells of the prompt that all have.
-            await self._choice(index, outputs[index], outputs[index - index % self.request.n])
-            for index in sorted(outputs)
-        ]
+
+        # On a thread: a long prompt has many logprobs.
+        choices = await asyncio.to_thread(self._choices, outputs, await self._echoes(outputs))
         return self.completion(choices, meter.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -89,21 +88,26 @@ class _Answer:
             async for index, output in choices:
                 yield index, output if self.request.max_tokens else _without_tokens(output)
 
-    async def _choice(
-        self, index: int, output: RequestOutput, of_prompt: RequestOutput
-    ) -> CompletionChoice:
-        """A whole choice. `of_prompt`: the output that tells of its prompt."""
-        choice = completion_choice(
-            index,
-            output.outputs[0],
-            0,
-            self.request.return_token_ids,
-            await self._echo(of_prompt) if self.request.echo else None,
-        )
-        if self.request.prompt_logprobs is None:
-            return choice
-        told = told_prompt_logprobs(of_prompt.prompt_logprobs)
-        return choice.model_copy(update={"prompt_logprobs": told})
+    async def _echoes(self, outputs: dict[int, RequestOutput]) -> list[Echo | None]:
+        """Of each prompt, of which its first sample tells."""
+        firsts = [outputs[index] for index in range(0, len(outputs), self.request.n)]
+        return [await self._echo(each) if self.request.echo else None for each in firsts]
+
+    def _choices(
+        self, outputs: dict[int, RequestOutput], echoes: list[Echo | None]
+    ) -> list[CompletionChoice]:
+        """All choices, whole."""
+        choices = []
+        told = None
+        for index, output in sorted(outputs.items()):
+            prompt, sample = divmod(index, self.request.n)
+            if sample == 0 and self.request.prompt_logprobs is not None:
+                told = told_prompt_logprobs(output.prompt_logprobs)
+            choice = completion_choice(
+                index, output.outputs[0], 0, self.request.return_token_ids, echoes[prompt]
+            )
+            choices.append(choice.model_copy(update={"prompt_logprobs": told}))
+        return choices
 
     async def _echo(self, output: RequestOutput) -> Echo:
         decode, token_ids = self.served.engine.decode, output.prompt_token_ids

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.errors import BadRequest
-from raydix.runtime.api.outputs import Logprob
+from raydix.runtime.api.outputs import Logprob, PromptEntry
 from raydix.runtime.server.wire.base import WireAnswer
 from raydix.runtime.server.wire.logprobs import finite
-
-Entries = Sequence[dict[int, Logprob] | None]
 
 
 class PromptTokenLogprob(WireAnswer):
@@ -31,10 +29,10 @@ class Echo:
     token_ids: list[int]
     first_token: str
     """The text of the first token, of which no logprob is told."""
-    logprobs: Entries | None
+    logprobs: Sequence[PromptEntry] | None
 
 
-def told_prompt_logprobs(entries: Entries | None) -> PromptLogprobs | None:
+def told_prompt_logprobs(entries: Sequence[PromptEntry] | None) -> PromptLogprobs | None:
     """What the engine tells of a prompt, as JSON can hold it."""
     if entries is None:
         return None
