@@ -154,6 +154,38 @@ def test_equal_biases_of_all_tokens_change_nothing() -> None:
     assert sample(logits, banned, [0] * 8) == sample(logits, plain, [0] * 8)
 
 
+CHOICES: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_masks_and_biases_of_all_tokens_leave_a_token_of_the_vocabulary(
+    choice: dict[str, float],
+) -> None:
+    all_ids = tuple(range(VOCAB))
+    masked = DeviceSampling(seed=0, min_tokens=1, masked_until_min_tokens=all_ids, **choice)
+    banned = DeviceSampling(seed=0, biased_token_ids=all_ids, biases=(-100.0,) * VOCAB, **choice)
+
+    token_ids = sample(random_logits(2), [masked, banned], [0, 0])
+
+    assert all(0 <= token_id < VOCAB for token_id in token_ids)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_bias_lifts_neither_an_impossible_token_nor_one_that_is_no_number(
+    choice: dict[str, float],
+) -> None:
+    logits = random_logits(1)
+    logits[0, 3], logits[0, 4] = float("-inf"), float("nan")
+    biased = DeviceSampling(seed=0, biased_token_ids=(3, 4), biases=(100.0, 100.0), **choice)
+
+    assert sample(logits, [biased], [0])[0] not in (3, 4)
+
+
 def test_biased_tokens_outside_of_the_vocabulary_need_no_bias() -> None:
     sampling = DeviceSampling(
         seed=0, biased_token_ids=(VOCAB, 10**6, 4), biases=(100.0, 100.0, 1.0)

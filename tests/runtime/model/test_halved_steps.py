@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +16,14 @@ from raydix.runtime.model.overlap_times import step_times
 from raydix.runtime.model.runner import ModelRunner, never
 from raydix.runtime.model.spec import ModelSpec
 from raydix.runtime.tiers.gpu_pool import make_pools
-from tests.runtime.model.test_cuda import LATENT_SPEC, SAMPLING, SPEC, make_plans, run
+from tests.runtime.model.test_cuda import (
+    LATENT_SPEC,
+    SAMPLING,
+    SPEC,
+    assert_same_scores,
+    make_plans,
+    run,
+)
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 DEVICES = ["cpu", GPU]
@@ -74,11 +80,7 @@ def test_rows_sample_the_same_tokens_in_the_same_order(
                 assert one.token_ids == two.token_ids
                 assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)
         assert result.scored_slots.tolist() == other.scored_slots.tolist()
-        for part, wanted in zip(result.prompt_logprobs, other.prompt_logprobs, strict=True):
-            assert (part.start, part.top_ids.tolist()) == (wanted.start, wanted.top_ids.tolist())
-            assert part.logprob_bits.view(np.float32) == pytest.approx(
-                wanted.logprob_bits.view(np.float32), abs=1e-4
-            )
+        assert_same_scores(result, other, 1e-4)
     assert sum(len(each.prompt_logprobs) for each in expected) >= num_rows
 
 
