@@ -71,6 +71,7 @@ def _take_rows(
     slots: list[int] = []
     token_ids: list[int] = []
     logprobs = iter(result.logprobs[flight.num_decodes :])
+    of_prompts = dict(zip(result.scored_slots.tolist(), result.prompt_logprobs, strict=True))
     start = flight.num_decodes
     for row in flight.rows:
         # A view of at most one token: an array of its own would cost ten times as much.
@@ -84,7 +85,8 @@ def _take_rows(
             slots.append(request.slot)
             token_ids.append(int(tokens[0]))
             continue
-        outcome = RowOutcome(row.num_computed, tokens, row_logprobs)
+        of_prompt = of_prompts.get(request.slot) if of_prompts else None
+        outcome = RowOutcome(row.num_computed, tokens, row_logprobs, of_prompt)
         if request.load is not None:
             # Until its load is confirmed, nothing that was computed on top of it counts.
             request.defer(outcome)
@@ -167,6 +169,9 @@ def apply_outcome(
 
     request.finish_row(outcome.num_computed)
     advance(lane, request, now_s)
+    if outcome.prompt_logprobs is not None:
+        request.take_prompt_logprobs(outcome.prompt_logprobs)
+        replica.send_prompt_logprobs(request, outcome.prompt_logprobs)
     if not len(outcome.token_ids):
         return
 
