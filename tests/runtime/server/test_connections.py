@@ -143,7 +143,7 @@ async def test_requests_are_counted_by_route(server: Server) -> None:
     assert counted + '200"} 1.0' in lines
     assert counted + '400"} 1.0' in lines
     assert 'raydix_http_requests_total{route="none",status="404"} 1.0' in lines
-    assert f'raydix_generation_tokens_total{{model="{MODEL}"}} 2.0' in lines
+    assert f'raydix_generation_tokens_total{{engine="{server.llm.name}"}} 2.0' in lines
 
 
 async def test_streams_may_finish_while_the_server_drains(checkpoint: Path) -> None:
