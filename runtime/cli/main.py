@@ -13,6 +13,7 @@ import typer
 from raydix.errors import RaydixError
 from raydix.runtime.cli import cache, config
 from raydix.runtime.cli.bench import bench
+from raydix.runtime.cli.dashboards import dashboards
 from raydix.runtime.cli.demo import demo
 from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.generate import generate
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (serve, generate, demo, bench, doctor):
+for verb in (serve, generate, demo, bench, doctor, dashboards):
     app.command()(verb)
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")

@@ -1,6 +1,7 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
+import sys
 from typing import Annotated
 
 import typer
@@ -17,7 +18,14 @@ from raydix.runtime.cli.http_front import (
     read_http_options,
     serving_http,
 )
-from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
+from raydix.runtime.cli.options import (
+    METRICS_PORT,
+    Address,
+    Name,
+    Settings,
+    Source,
+    sections_of,
+)
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -56,7 +64,23 @@ def serve(
     if dry_run:
         print_report(config)
         return
+    config = with_metrics_port(config, address)
     asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+
+
+def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig:
+    """The configuration with the port that Prometheus is told once, where it names none.
+
+    Whoever joins a cluster uses its ports.
+    """
+    from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
+
+    if config.ray.metrics_port is not None or named_cluster(address) is not None:
+        return config
+    if not is_free_port(METRICS_PORT):
+        print(f"Port {METRICS_PORT} is taken; metrics have another one.", file=sys.stderr)
+        return config
+    return load_config(config, {"ray": {"metrics_port": METRICS_PORT}})
 
 
 async def serve_until_stopped(

@@ -11,7 +11,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster, named_cluster
+from raydix.runtime.actors.bootstrap.cluster import (
+    find_cluster,
+    join_cluster,
+    metrics_urls,
+    named_cluster,
+)
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import (
     EngineHandle,
@@ -75,7 +80,7 @@ def start_engine(
     # What other models take is not known here.
     is_known = build_model is build_torch_model
     sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
-    cluster = join_cluster(address)
+    cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
         placement = place(config, sizes)
@@ -91,6 +96,9 @@ def start_engine(
         raise
 
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
+    print(f"Metrics: {' '.join(metrics_urls())}", file=sys.stderr)
+    if cluster is not None and config.ray.dashboard_port is not None:
+        print(f"Ray's dashboard: http://127.0.0.1:{config.ray.dashboard_port}", file=sys.stderr)
     return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster))
 
 

@@ -4,7 +4,8 @@ import pytest
 import ray
 
 from raydix.errors import ConfigError
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, find_cluster, join_cluster
+from raydix.runtime.config.sections import RaySection
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,18 @@ def test_the_address_of_the_job_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError, match=address):
         join_cluster(None)
+
+
+@pytest.mark.parametrize("name", ["metrics_port", "dashboard_port"])
+def test_a_port_that_is_taken_is_refused_before_anything_starts(name: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"ray.{name} is {port}, which is taken"):
+            PrivateCluster(settings=RaySection(**{name: port}))
+
+
+def test_ports_are_refused_for_a_cluster_that_has_its_own() -> None:
+    with pytest.raises(ConfigError, match="section ray is for a cluster that Raydix starts itself"):
+        join_cluster("127.0.0.1:6379", RaySection(metrics_port=9000))
