@@ -1,7 +1,6 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
-import sys
 from typing import Annotated
 
 import typer
@@ -78,7 +77,7 @@ def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig
     if config.ray.metrics_port is not None or named_cluster(address) is not None:
         return config
     if not is_free_port(METRICS_PORT):
-        print(f"Port {METRICS_PORT} is taken; metrics have another one.", file=sys.stderr)
+        print(f"Port {METRICS_PORT} is taken; metrics have another one.")
         return config
     return load_config(config, {"ray": {"metrics_port": METRICS_PORT}})
 

@@ -54,11 +54,16 @@ class PrivateCluster:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 # Each process of Ray opens Ray's own folders to everybody, again and again: in
                 # ours nobody else reaches them.
-                _temp_dir=f"{self._folder.path}/ray",
+                _temp_dir=self.ray_folder,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
         )
+
+    @property
+    def ray_folder(self) -> str:
+        """Ray's temporary folder, where it leaves what Grafana and Prometheus are to read."""
+        return f"{self._folder.path}/ray"
 
     def stop(self) -> None:
         """End the cluster."""

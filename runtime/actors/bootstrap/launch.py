@@ -98,7 +98,8 @@ def start_engine(
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
     print(f"Metrics: {' '.join(metrics_urls())}", file=sys.stderr)
     if cluster is not None and config.ray.dashboard_port is not None:
-        print(f"Ray's dashboard: http://127.0.0.1:{config.ray.dashboard_port}", file=sys.stderr)
+        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
+        print(f"Ray's dashboard: {url}, its folder {cluster.ray_folder}", file=sys.stderr)
     return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster))
 
 
