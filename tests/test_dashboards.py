@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 from typer.testing import CliRunner
 
-from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, metrics_urls
+from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, metrics_url
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.cli.main import app
@@ -118,7 +119,7 @@ def watched(ray_cluster: PrivateCluster) -> Iterator[Watched]:
     try:
         assert load.is_up.wait(60)
         assert load.url is not None
-        with _scraping(folder, metrics_urls()[0], load.url) as watched:
+        with _scraping(folder, metrics_url(ray.nodes()[0]["NodeID"]), load.url) as watched:
             yield watched
     finally:
         load.stop()

@@ -50,6 +50,13 @@ class HttpMetrics:
             *_named(DURATION), buckets=DURATION.bounds, registry=self.registry
         )
 
+    def expect(self, routes: Iterable[str]) -> None:
+        """Tell of these routes before the first request."""
+        for route in routes:
+            self._requests.labels(route, "200")
+            self._first_byte.labels(route)
+            self._duration.labels(route)
+
     def begin(self) -> None:
         """A request has come."""
         self._in_progress.inc()

@@ -94,10 +94,10 @@ def join_cluster(address: str | None, settings: RaySection | None = None) -> Pri
     return None
 
 
-def metrics_urls() -> list[str]:
-    """Where the nodes of the cluster that this process is part of serve their metrics."""
-    nodes = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes()]
-    return [f"http://{host}:{port}/metrics" for host, port in nodes if port > 0]
+def metrics_url(node_id: str) -> str:
+    """Where a node of the cluster that this process is part of serves its metrics."""
+    [node] = [node for node in ray.nodes() if node["NodeID"] == node_id]
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
 
 
 def find_cluster(address: str | None, engine: str) -> None:

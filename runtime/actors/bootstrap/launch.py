@@ -14,7 +14,7 @@ from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import (
     find_cluster,
     join_cluster,
-    metrics_urls,
+    metrics_url,
     named_cluster,
 )
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
@@ -96,7 +96,7 @@ def start_engine(
         raise
 
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
-    print(f"Metrics: {' '.join(metrics_urls())}", file=sys.stderr)
+    print(f"Metrics: {metrics_url(placement.node_id)}", file=sys.stderr)
     if cluster is not None and config.ray.dashboard_port is not None:
         url = f"http://127.0.0.1:{config.ray.dashboard_port}"
         print(f"Ray's dashboard: {url}, its folder {cluster.ray_folder}", file=sys.stderr)

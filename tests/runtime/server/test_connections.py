@@ -139,6 +139,8 @@ async def test_requests_are_counted_by_route(server: Server) -> None:
         text = (await http.get("/metrics")).text
 
     lines = text.splitlines()
+    assert 'raydix_http_requests_total{route="/v1/responses",status="200"} 0.0' in lines
+    assert 'raydix_http_request_seconds_count{route="/v1/responses"} 0.0' in lines
     counted = 'raydix_http_requests_total{route="/v1/completions",status="'
     assert counted + '200"} 1.0' in lines
     assert counted + '400"} 1.0' in lines
