@@ -20,9 +20,11 @@ from raydix.runtime.cli.http_front import (
 from raydix.runtime.cli.options import (
     METRICS_PORT,
     Address,
+    Lazy,
     Name,
     Settings,
     Source,
+    lazy_storage,
     sections_of,
 )
 from raydix.runtime.cli.stop_signal import until_stopped
@@ -49,6 +51,7 @@ def serve(
     name: Name = "raydix",
     address: Address = None,
     drain_s: DrainS = DRAIN_S,
+    lazy: Lazy = False,
     dry_run: DryRun = False,
     http: Http = None,
     keys: KeyFile = None,
@@ -58,7 +61,7 @@ def serve(
 
     Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
     """
-    config = load_config(source, sections_of(settings))
+    config = load_config(source, lazy_storage(lazy, sections_of(settings)))
     front = read_http_options(http, keys, model_name, config)
     if dry_run:
         print_report(config)
