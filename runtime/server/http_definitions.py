@@ -9,16 +9,19 @@ from raydix.runtime.metrics import (
     histogram,
 )
 
-_ROUTE = ("route",)
+_ROUTE = ("route", "replica")
 
 REQUESTS = counter(
     "http_requests_total",
     Unit.COUNT,
     "Requests that were answered; status 499: the client went away first.",
-    labels=("route", "status"),
+    labels=("route", "status", "replica"),
 )
 IN_PROGRESS = gauge(
-    "http_requests_in_progress", Unit.COUNT, "Requests whose answer is not complete."
+    "http_requests_in_progress",
+    Unit.COUNT,
+    "Requests whose answer is not complete.",
+    labels=("replica",),
 )
 FIRST_BYTE = histogram(
     "http_time_to_first_byte_seconds",

@@ -37,12 +37,15 @@ _NO_ROUTE = "none"
 
 
 class HttpMetrics:
-    """Owns: the counts of one server."""
+    """Owns: the counts of one server, which `replica` tells from others of the same engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: int) -> None:
+        self._replica = str(replica)
         self.registry = CollectorRegistry()
         self._requests = Counter(*_named(REQUESTS), registry=self.registry)
-        self._in_progress = Gauge(*_named(IN_PROGRESS), registry=self.registry)
+        self._in_progress = Gauge(*_named(IN_PROGRESS), registry=self.registry).labels(
+            self._replica
+        )
         self._first_byte = Histogram(
             *_named(FIRST_BYTE), buckets=FIRST_BYTE.bounds, registry=self.registry
         )
@@ -53,9 +56,9 @@ class HttpMetrics:
     def expect(self, routes: Iterable[str]) -> None:
         """Tell of these routes before the first request."""
         for route in routes:
-            self._requests.labels(route, "200")
-            self._first_byte.labels(route)
-            self._duration.labels(route)
+            self._requests.labels(route, "200", self._replica)
+            self._first_byte.labels(route, self._replica)
+            self._duration.labels(route, self._replica)
 
     def begin(self) -> None:
         """A request has come."""
@@ -64,10 +67,10 @@ class HttpMetrics:
     def end(self, route: str, status: int, first_byte_s: float | None, total_s: float) -> None:
         """It was answered, or its client has gone before the first byte."""
         self._in_progress.dec()
-        self._requests.labels(route, str(status)).inc()
-        self._duration.labels(route).observe(total_s)
+        self._requests.labels(route, str(status), self._replica).inc()
+        self._duration.labels(route, self._replica).observe(total_s)
         if first_byte_s is not None:
-            self._first_byte.labels(route).observe(first_byte_s)
+            self._first_byte.labels(route, self._replica).observe(first_byte_s)
 
 
 class CountRequests:
