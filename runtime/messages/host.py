@@ -253,6 +253,11 @@ class ObjectStatus(IntEnum):
     BAD_CHECKSUM = 17
 
     @property
+    def label(self) -> str:
+        """Its name in figures and metrics."""
+        return self.name.lower()
+
+    @property
     def is_bad_object(self) -> bool:
         """The object exists but its bytes must not be used."""
         return self >= ObjectStatus.TOO_SHORT

@@ -19,7 +19,7 @@ from raydix.runtime.messages.host import (
 )
 from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
-from raydix.runtime.scheduler.counters import Counters
+from raydix.runtime.scheduler.counters import Counters, Timing, Timings
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
 from raydix.runtime.scheduler.host_view import HostView, LeaseWanted
 from raydix.runtime.scheduler.lane import Lane
@@ -48,6 +48,8 @@ class Replica:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.counters = Counters()
+        """Of the engine; each lane counts what concerns its ranks."""
+        self.timings = Timings()
         self.host = HostView(settings.num_groups)
         assert settings.num_lanes % settings.lanes_per_group == 0, "every lane is in a step group"
         self.step_groups = [
@@ -55,7 +57,7 @@ class Replica:
             for index in range(settings.num_lanes // settings.lanes_per_group)
         ]
         self.lanes = [
-            Lane(index, settings, group, self.host, self.counters)
+            Lane(index, settings, group, self.host)
             for group in self.step_groups
             for index in group.lanes
         ]
@@ -201,6 +203,7 @@ class Replica:
             self.counters.count_sources(sources)
             if request.admitted_s is not None:
                 queued_s = request.admitted_s - request.arrival_s
+                self.timings.observe(Timing.QUEUE, queued_s)
 
         delta = RequestDelta(
             asking=request.submit.asking,
