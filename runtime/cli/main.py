@@ -5,6 +5,7 @@ does. Help needs all of them, and must come at once: what is slow to import (ray
 brings, torch, the storage backends) is imported in the function that needs it.
 """
 
+import os
 import sys
 from typing import NoReturn
 
@@ -37,6 +38,8 @@ def main() -> NoReturn:
 
     An error that Raydix raises on purpose is one line on stderr and exit status 1.
     """
+    # Ray prints a paragraph for each worker that dies. The Supervisor says the same in a line.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         app()
     except RaydixError as error:

@@ -1,13 +1,16 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
-from typing import Annotated
+import logging
+import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from raydix.runtime.actors.log_format import format_json, format_text
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.cli.config_check import print_report
+from raydix.runtime.cli.console_log import logging_to_console
 from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
@@ -18,9 +21,20 @@ from raydix.runtime.cli.http_front import (
     serving_http,
 )
 from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
-from raydix.runtime.cli.stop_signal import until_stopped
+from raydix.runtime.cli.stop_signal import StopsTooSlowly, unless_stopped, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+
+if TYPE_CHECKING:
+    from raydix.runtime.api.client import AsyncLLM
+
+logger = logging.getLogger(__name__)
+
+_ACTOR = "serve"
+_UNDO_S = 1.5
+"""For an engine that was stopped while it started to give everything back."""
+_STOPPED_STATUS = 130
+"""As of a shell's command that Ctrl-C ends."""
 
 DrainS = Annotated[
     float,
@@ -33,6 +47,9 @@ DrainS = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what the engine would take, and end.")
 ]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="One JSON object per line instead of text.")
+]
 
 
 def serve(
@@ -43,6 +60,7 @@ def serve(
     address: Address = None,
     drain_s: DrainS = DRAIN_S,
     dry_run: DryRun = False,
+    log_json: LogJson = False,
     http: Http = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
@@ -56,7 +74,15 @@ def serve(
     if dry_run:
         print_report(config)
         return
-    asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+    with logging_to_console(format_json if log_json else format_text, _ACTOR):
+        try:
+            asyncio.run(serve_until_stopped(config, name, address, drain_s, front))
+        except StoppedWhileStarting:
+            raise typer.Exit(_STOPPED_STATUS) from None
+
+
+class StoppedWhileStarting(Exception):
+    """Nothing of the engine is left."""
 
 
 async def serve_until_stopped(
@@ -65,21 +91,35 @@ async def serve_until_stopped(
     address: str | None,
     drain_s: float,
     front: HttpFront | None,
-    console: Console,
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
 
-    Raises EngineDead, saying why, if it ends before.
+    Raises EngineDead, saying why, if it ends before, and StoppedWhileStarting.
     """
     async with (
-        await start_engine(config, name, address, drain_s=drain_s) as engine,
+        await _start_unless_stopped(config, name, address, drain_s) as engine,
         serving_http(front, engine, drain_s) as url,
     ):
-        console.print(
-            f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   "
-            "Ctrl-C stops it."
+        logger.info(
+            "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
+            name,
+            name,
         )
         if front is not None:
-            console.print(f"HTTP is ready at {url}/v1, model {front.model_name}.")
+            logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
         await until_stopped(engine.wait_ended())
-        console.print(f"Stopping; requests may go on for {drain_s:g} s. Ctrl-C again ends them.")
+        logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
+
+
+async def _start_unless_stopped(
+    config: EngineConfig, name: str, address: str | None, drain_s: float
+) -> "AsyncLLM":
+    starting = start_engine(config, name, address, drain_s=drain_s)
+    try:
+        engine = await unless_stopped(starting, _UNDO_S)
+    except StopsTooSlowly:
+        # Ray's own start cannot be interrupted. The reaper ends whatever it has started.
+        os._exit(_STOPPED_STATUS)
+    if engine is None:
+        raise StoppedWhileStarting
+    return engine

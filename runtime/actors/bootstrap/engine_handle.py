@@ -10,6 +10,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, release
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
@@ -18,8 +19,10 @@ from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_
 logger = logging.getLogger(__name__)
 
 
-def typed_error(error: RayError, who: str) -> RaydixError:
+def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
     """What a user sees of a failed Ray call: never a bare RayTaskError."""
+    if isinstance(error, RaydixError):
+        return error
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, RaydixError) else RaydixError(f"{who} failed: {cause!r}")
@@ -44,9 +47,11 @@ class OwnEngine:
     """Its Ray handle, without which Ray would end the actor."""
     placement: Placement
     cluster: PrivateCluster | None
+    log: LogFollower
 
     def end(self) -> None:
         """Give everything back."""
+        self.log.finish()
         # A private cluster takes actors and the placement group with it.
         if self.cluster is not None:
             self.cluster.stop()
