@@ -42,10 +42,12 @@ from raydix.runtime.cache.host.events import (
     WatchProcess,
 )
 from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
 from raydix.runtime.metrics import read_samples
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
@@ -112,7 +114,10 @@ class HostMemoryActor:
 
         With `folder`, on a tmpfs, its file can be given a name there.
         """
-        self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
+        with phase(logger, f"arena of {format_bytes(size_bytes)} made"):
+            self._arena = await asyncio.to_thread(
+                HostArena.create, layout, size_bytes, folder=folder
+            )
         return self._arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ACTOR = "serve"
-_UNDO_S = 1.5
+_UNDO_S = 1.0
 """For an engine that was stopped while it started to give everything back."""
 _STOPPED_STATUS = 130
 """As of a shell's command that Ctrl-C ends."""
@@ -116,7 +116,9 @@ async def _start_unless_stopped(
 ) -> "AsyncLLM":
     starting = start_engine(config, name, address, drain_s=drain_s)
     try:
-        engine = await unless_stopped(starting, _UNDO_S)
+        engine = await unless_stopped(
+            starting, _UNDO_S, on_stop=lambda: logger.info("stopping before engine %s serves", name)
+        )
     except StopsTooSlowly:
         # Ray's own start cannot be interrupted. The reaper ends whatever it has started.
         os._exit(_STOPPED_STATUS)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,10 +13,13 @@ class StopsTooSlowly(Exception):
     """What was to be stopped goes on."""
 
 
-async def unless_stopped(work: Coroutine[Any, Any, T], patience_s: float) -> T | None:
+async def unless_stopped(
+    work: Coroutine[Any, Any, T], patience_s: float, on_stop: Callable[[], None]
+) -> T | None:
     """The result of `work`; None after SIGINT or SIGTERM, which cancel it.
 
-    Raises StopsTooSlowly if it has not ended `patience_s` later. On the main thread's loop.
+    `on_stop` is called before that. Raises StopsTooSlowly if `work` has not ended `patience_s`
+    later. On the main thread's loop.
     """
     with _signals() as stopped:
         signalled = asyncio.create_task(stopped.wait())
@@ -26,6 +29,7 @@ async def unless_stopped(work: Coroutine[Any, Any, T], patience_s: float) -> T |
             if doing.done():
                 return doing.result()
 
+            on_stop()
             doing.cancel()
             await asyncio.wait({doing}, timeout=patience_s)
             if not doing.done():

@@ -56,6 +56,8 @@ class Keeper:
         """Incarnations whose processes have ended."""
         self._next_gone = asyncio.Event()
         self._has_served = False
+        self._down_since_s = time.monotonic()
+        """When its first start began, or its last incarnation ended."""
         self._over: RaydixError | None = None
         """Why the actor is not kept any more."""
 
@@ -145,12 +147,14 @@ class Keeper:
             self.actor = actor
             self._has_served = True
             self._serving.set()
+            self._tell_serving()
 
             await self._unless_ended(self._beat(actor), actor)
             raise AssertionError("unreachable: the heartbeat never ends by itself")
         except Exception as caught:  # noqa: BLE001  whatever the cluster or the actor raises
             error = caught
         finally:
+            self._down_since_s = time.monotonic()
             self.actor = None
             self._serving.clear()
             try:
@@ -162,6 +166,18 @@ class Keeper:
                 self._note_gone()
         assert error is not None, "only a cancelled one has none"
         return error
+
+    def _tell_serving(self) -> None:
+        down_s = time.monotonic() - self._down_since_s
+        if self.incarnation == 1:
+            logger.info("%s serves, %.1f s after the start", self.label, down_s)
+        else:
+            logger.info(
+                "%s serves again as incarnation %d, %.1f s after the last one ended",
+                self.label,
+                self.incarnation,
+                down_s,
+            )
 
     def _note_gone(self) -> None:
         self._num_gone = self.incarnation
