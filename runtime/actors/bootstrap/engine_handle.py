@@ -1,6 +1,7 @@
 """A running engine as its clients hold it: what they need to connect, and control calls."""
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,16 @@ def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
         cause = error.cause
         return cause if isinstance(cause, RaydixError) else RaydixError(f"{who} failed: {cause!r}")
     if isinstance(error, RayActorError | GetTimeoutError):
-        return EngineDead(f"{who} is gone: {error}")
+        return EngineDead(f"{who} is gone: {_brief(error)}")
     return RaydixError(f"{who}: {error}")
+
+
+def _brief(error: RayError) -> str:
+    """Without the paragraph of guesses that Ray adds when a process has died."""
+    if not isinstance(error, RayActorError) or error.actor_init_failed:
+        return str(error)
+    exit_type = re.search(r"Worker exit type: (\w+)", str(error))
+    return "its process ended" if exit_type is None else f"its process ended, {exit_type[1]}"
 
 
 def find_supervisor(engine: str) -> Any:

@@ -85,7 +85,9 @@ def start_engine(
     require_free_name(name)
     # What other models take is not known here.
     is_known = build_model is build_torch_model
-    sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
+    with phase(logger, "configuration checked"):
+        sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
+    control.check()
     with phase(logger, "Ray cluster joined"):
         cluster = join_cluster(address)
     placement: Placement | None = None

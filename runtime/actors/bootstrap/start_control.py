@@ -28,18 +28,18 @@ class StartControl:
         self._is_called_off.set()
 
     def check(self) -> None:
-        """Raise EngineDead if the start is called off."""
+        """Raise EngineDead if the start is called off, and what the precondition has raised."""
         if self._is_called_off.is_set():
             raise EngineDead("the start of the engine was called off")
+        if self._precondition is not None and self._precondition.done():
+            self._precondition.result()
 
     def wait_precondition(self) -> None:
         """Wait for the precondition, if there is one, and raise what it raises."""
-        while self._precondition is not None:
-            self.check()
-            if wait([self._precondition], _POLL_S).done:
-                self._precondition.result()
-                return
         self.check()
+        while self._precondition is not None and not self._precondition.done():
+            wait([self._precondition], _POLL_S)
+            self.check()
 
     def get(self, reference: Any) -> Any:
         """`ray.get`, until the start is called off."""

@@ -55,3 +55,12 @@ def test_a_precondition_that_holds_lets_the_start_go_on() -> None:
     tokenizer.set_result("tokenizer")
     StartControl(precondition=tokenizer).wait_precondition()
     StartControl().wait_precondition()
+
+
+def test_a_precondition_that_has_failed_is_told_at_the_next_step() -> None:
+    tokenizer: Future[None] = Future()
+    control = StartControl(precondition=tokenizer)
+    control.check()
+    tokenizer.set_exception(CheckpointError("the tokenizer is broken"))
+    with pytest.raises(CheckpointError, match="is broken"):
+        control.check()
