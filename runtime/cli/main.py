@@ -18,6 +18,7 @@ from raydix.runtime.cli.demo import demo
 from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.serve import serve
+from raydix.runtime.cli.stop_signal import STOPPED_STATUS, StoppedWhileStarting
 
 app = typer.Typer(
     help="Serve large language models on Ray actors, "
@@ -50,8 +51,8 @@ def main() -> NoReturn:
         if expected is None or others is not None:
             raise
         _fail(_first_in(expected))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, StoppedWhileStarting):
+        sys.exit(STOPPED_STATUS)
     sys.exit(0)
 
 

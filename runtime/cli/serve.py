@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,20 +20,13 @@ from raydix.runtime.cli.http_front import (
     serving_http,
 )
 from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
-from raydix.runtime.cli.stop_signal import StopsTooSlowly, unless_stopped, until_stopped
+from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
-
-if TYPE_CHECKING:
-    from raydix.runtime.api.client import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
 _ACTOR = "serve"
-_UNDO_S = 1.0
-"""For an engine that was stopped while it started to give everything back."""
-_STOPPED_STATUS = 130
-"""As of a shell's command that Ctrl-C ends."""
 
 DrainS = Annotated[
     float,
@@ -75,14 +67,7 @@ def serve(
         print_report(config)
         return
     with logging_to_console(format_json if log_json else format_text, _ACTOR):
-        try:
-            asyncio.run(serve_until_stopped(config, name, address, drain_s, front))
-        except StoppedWhileStarting:
-            raise typer.Exit(_STOPPED_STATUS) from None
-
-
-class StoppedWhileStarting(Exception):
-    """Nothing of the engine is left."""
+        asyncio.run(serve_until_stopped(config, name, address, drain_s, front))
 
 
 async def serve_until_stopped(
@@ -97,7 +82,7 @@ async def serve_until_stopped(
     Raises EngineDead, saying why, if it ends before, and StoppedWhileStarting.
     """
     async with (
-        await _start_unless_stopped(config, name, address, drain_s) as engine,
+        await start_engine(config, name, address, drain_s=drain_s) as engine,
         serving_http(front, engine, drain_s) as url,
     ):
         logger.info(
@@ -109,19 +94,3 @@ async def serve_until_stopped(
             logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
         await until_stopped(engine.wait_ended())
         logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)
-
-
-async def _start_unless_stopped(
-    config: EngineConfig, name: str, address: str | None, drain_s: float
-) -> "AsyncLLM":
-    starting = start_engine(config, name, address, drain_s=drain_s)
-    try:
-        engine = await unless_stopped(
-            starting, _UNDO_S, on_stop=lambda: logger.info("stopping before engine %s serves", name)
-        )
-    except StopsTooSlowly:
-        # Ray's own start cannot be interrupted. The reaper ends whatever it has started.
-        os._exit(_STOPPED_STATUS)
-    if engine is None:
-        raise StoppedWhileStarting
-    return engine

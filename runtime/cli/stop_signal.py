@@ -9,6 +9,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+STOPPED_STATUS = 130
+"""As of a shell's command that Ctrl-C ends."""
+
+
+class StoppedWhileStarting(Exception):
+    """A signal has ended what was to start; nothing of it is left."""
+
+
 class StopsTooSlowly(Exception):
     """What was to be stopped goes on."""
 
@@ -62,10 +70,13 @@ def _signals() -> Iterator[asyncio.Event]:
     """An event that SIGINT and SIGTERM set meanwhile."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in former:
         loop.add_signal_handler(number, stopped.set)
     try:
         yield stopped
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in former.items():
             loop.remove_signal_handler(number)
+            # What asyncio had set, say, to cancel the main task.
+            signal.signal(number, handler)

@@ -10,6 +10,7 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.supervision.restarts import CrashHistory, Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
+from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +188,8 @@ class Keeper:
 
     async def _start(self) -> RunningActor:
         # Noted here, because whoever waits for this may be cancelled just when it is done.
-        self._made = await self._make(self.incarnation)
+        with phase(logger, f"process of {self.label} started"):
+            self._made = await self._make(self.incarnation)
         return self._made
 
     async def _unless_ended(self, work: Awaitable[T], actor: RunningActor | None = None) -> T:

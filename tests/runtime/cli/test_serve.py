@@ -116,7 +116,7 @@ def test_a_signal_while_the_engine_starts_ends_serve_as_a_shell_expects(
     monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_for_ever)
     assert run("serve", checkpoint) == 130
     printed = capsys.readouterr()
-    assert "stopping before engine raydix serves" in printed.out
+    assert "stopping before the engine serves" in printed.out
     assert printed.err == ""
 
 
