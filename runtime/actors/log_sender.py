@@ -37,10 +37,12 @@ class LogSender(logging.Handler):
         if self._num_dropped or not self._send(LogLine.of(record, self._actor)):
             self._num_dropped += 1
 
-    def close(self) -> None:
-        """Send nothing any more."""
+    def disconnect(self) -> None:
+        """Send nothing any more.
+
+        Not `close`: whoever sets `logging` up by `dictConfig` closes all handlers that there are.
+        """
         self._socket.close()
-        super().close()
 
     def _send(self, line: LogLine) -> bool:
         try:

@@ -12,7 +12,8 @@ from typing import TextIO
 from raydix.runtime.actors.log_format import FormatLine
 from raydix.runtime.messages.log_line import LogLine
 
-_ROOT = "raydix"
+_LEVELS = {"raydix": logging.INFO, "uvicorn": logging.WARNING, "asyncio": logging.WARNING}
+"""Of the loggers that are shown."""
 _MAX_WAITING = 4000
 _LAST_LINES_S = 1.0
 """For a console that does not take what is written to it, at the end."""
@@ -43,12 +44,14 @@ class ConsoleLog(logging.Handler):
         except queue.Full:
             self._num_dropped += 1
 
-    def close(self) -> None:
-        """Write what waits, for a second at most."""
+    def finish(self) -> None:
+        """Write what waits, for a second at most, and no more after that.
+
+        Not `close`: whoever sets `logging` up by `dictConfig` closes all handlers that there are.
+        """
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=_LAST_LINES_S)
         self._thread.join(_LAST_LINES_S)
-        super().close()
 
     def _run(self) -> None:
         while (line := self._waiting.get()) is not None:
@@ -90,13 +93,14 @@ def logging_to_console(
     On standard output unless another stream is given.
     """
     log = ConsoleLog(format_line, actor, stream or sys.stdout)
-    root = logging.getLogger(_ROOT)
-    former_level = root.level
-    root.setLevel(logging.INFO)
-    root.addHandler(log)
+    former_levels = {name: logging.getLogger(name).level for name in _LEVELS}
+    for name, level in _LEVELS.items():
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).addHandler(log)
     try:
         yield
     finally:
-        root.removeHandler(log)
-        root.setLevel(former_level)
-        log.close()
+        for name, level in former_levels.items():
+            logging.getLogger(name).removeHandler(log)
+            logging.getLogger(name).setLevel(level)
+        log.finish()

@@ -65,6 +65,8 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     listener = _bind(address)
     config = uvicorn.Config(
         _ended_quietly(app),
+        # It would close every handler that there is; who serves has set up its own.
+        log_config=None,
         log_level="warning",
         access_log=False,
         lifespan="off",

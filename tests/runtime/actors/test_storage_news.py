@@ -1,6 +1,11 @@
 import logging
 
 from raydix.runtime.actors.storage_news import StorageNews
+from raydix.runtime.cache.host.arena_geometry import plan_arena
+from raydix.runtime.cache.host.circuit_breaker import BreakerState
+from raydix.runtime.cache.host.core import HostMemoryCore
+from raydix.runtime.cache.host.settings import HostSettings
+from tests.runtime.actors.sample_values import LAYOUT
 
 
 def look(state: str, num_trips: int) -> dict[str, object]:
@@ -40,3 +45,10 @@ def test_a_backend_that_is_detached_is_not_waited_for() -> None:
     assert news.tell(look("none", 0), 2.0) is None
     assert news.tell(look("closed", 0), 3.0) is None
     assert news.tell(look("open", 1), 4.0) is not None
+
+
+def test_these_are_figures_that_host_memory_has() -> None:
+    settings = HostSettings(page_size=16, has_storage=True)
+    figures = HostMemoryCore(plan_arena(LAYOUT, 1 << 16), settings).stats()
+    assert (figures["l3_breaker"], figures["l3_breaker_trips"]) == (BreakerState.CLOSED, 0)
+    assert StorageNews().tell(figures, 1.0) is None

@@ -1,5 +1,6 @@
 import io
 import logging
+import logging.config
 import threading
 
 import pytest
@@ -52,6 +53,14 @@ def test_a_console_that_does_not_read_stops_nobody_and_what_it_misses_is_counted
         out.may_go_on.set()
     loss = "serve: 3 lines were dropped, as the console did not take them\n"
     assert out.getvalue() == f"serve: first\n{loss}serve: 0\nserve: 1\n"
+
+
+def test_whoever_sets_logging_up_anew_does_not_end_it() -> None:
+    out = io.StringIO()
+    with logging_to_console(show, "serve", out):
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+        logging.getLogger("raydix.x").info("still here")
+    assert out.getvalue() == "serve: still here\n"
 
 
 def test_a_closed_console_ends_nothing() -> None:

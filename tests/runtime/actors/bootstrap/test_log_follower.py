@@ -60,7 +60,7 @@ async def test_lines_of_actors_are_logged_here_with_their_level_and_actor(
     sender.handle(record("weights read"))
     await until_told(caplog, "weights read")
     sender.handle(record("it is slow", logging.WARNING))
-    sender.close()
+    sender.disconnect()
     await until_told(caplog, "it is slow")
 
     await engine.end()
@@ -79,7 +79,7 @@ async def test_lines_that_nobody_fetched_in_time_are_counted(
         if i % 50 == 0:
             await engine.log.next_lines(i)
     await engine.log.next_lines(MAX_LINES + 4)
-    sender.close()
+    sender.disconnect()
 
     LogFollower("mine", engine.record)
     await until_told(caplog, f"line {MAX_LINES + 4}")

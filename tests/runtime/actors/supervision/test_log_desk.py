@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import logging.config
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,7 +37,7 @@ async def test_lines_of_all_actors_come_together_and_are_waited_for(desk: LogDes
     senders = [LogSender(desk.path, name) for name in ("gpu0", "host")]
     for sender in senders:
         sender.handle(record("hello"))
-        sender.close()
+        sender.disconnect()
 
     answer = await fetching
     found = lines_of(answer)
@@ -50,9 +51,18 @@ async def test_the_last_words_of_a_process_arrive(desk: LogDesk) -> None:
     # The loop has not even accepted the connection yet.
     sender = LogSender(desk.path, "gpu0")
     sender.handle(record("cannot go on"))
-    sender.close()
+    sender.disconnect()
     (line,) = lines_of(await desk.next_lines(0))
     assert line.text == "cannot go on"
+
+
+async def test_whoever_sets_logging_up_anew_does_not_cut_a_sender_off(desk: LogDesk) -> None:
+    sender = LogSender(desk.path, "gpu0")
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+    sender.handle(record("still here"))
+    sender.disconnect()
+    (line,) = lines_of(await desk.next_lines(0))
+    assert line.text == "still here"
 
 
 async def test_bytes_that_are_no_line_end_nothing(desk: LogDesk) -> None:
@@ -80,7 +90,7 @@ async def test_a_sender_drops_and_counts_what_nobody_takes(tmp_path: Path) -> No
             assert 0 < len(taken) < num_sent
             sender.handle(record("after"))
             loss, last = drained(connection)
-        sender.close()
+        sender.disconnect()
 
     num_dropped = num_sent - len(taken)
     assert loss.text == f"{num_dropped} lines of the log were dropped, as they came too fast"
