@@ -38,6 +38,8 @@ from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, Runnin
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import replace_model_path
+from raydix.runtime.model.hub import hub_environment, pin_model_path
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ def start_engine(
     began_s = time.monotonic()
     control = control or StartControl()
     require_free_name(name)
+    # Whoever loads it later finds the same commit, and on this host without asking the Hub.
+    config = replace_model_path(config, pin_model_path(config.model.path))
     # What other models take is not known here.
     is_known = build_model is build_torch_model
     with phase(logger, "configuration checked"):
@@ -220,6 +224,11 @@ def use_cores(_actor: object, num_ranks: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
 
 
+def use_environment(_actor: object, variables: dict[str, str]) -> None:
+    """Set environment variables. Run once in each GPU actor, before it imports their readers."""
+    os.environ.update(variables)
+
+
 def use_assigned_device(actor: GpuActor) -> None:
     """Load on the device that Ray assigned. Run once in each GPU actor on cuda."""
     assigned = str(ray.get_gpu_ids()[0])
@@ -280,6 +289,8 @@ class RaySpawner:
         self._placement = placement
         self._device = config.model.device
         self._num_ranks = config.parallel.dp * config.parallel.tp
+        # This process's: workers of a running cluster have that of whoever started it.
+        self._hub_environment = hub_environment(config.model.path, os.environ)
 
     async def spawn(
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
@@ -316,6 +327,9 @@ class RaySpawner:
         """Set a new actor's process up."""
         label = name.rpartition(":")[2]
         pid = await handle.__ray_call__.remote(enter_process, os.getpid(), log_path, label)
+        if kind is ActorKind.GPU and self._hub_environment:
+            # Not by a runtime_env, which Ray's dashboard shows: a token may be among it.
+            await handle.__ray_call__.remote(use_environment, self._hub_environment)
         if kind is ActorKind.GPU and self._device == "cuda":
             await handle.__ray_call__.remote(use_assigned_device)
         elif kind is ActorKind.GPU:
