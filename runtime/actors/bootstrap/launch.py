@@ -162,7 +162,9 @@ def _start_supervisor(
 
     follower: LogFollower | None = None
     try:
-        follower = LogFollower(name, control.get(supervisor.open.remote()))
+        with phase(logger, "Supervisor started"):
+            record: EngineRecord = control.get(supervisor.open.remote())
+        follower = LogFollower(name, record)
         facts: EngineFacts = control.get(supervisor.start.remote())
     except (RayError, EngineDead) as error:
         ray.kill(supervisor)
