@@ -14,8 +14,12 @@ from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
     HttpFront,
+    HttpOptions,
     KeyFile,
     ModelName,
+    NumReplicas,
+    loop_factory,
+    ray_serve_environment,
     read_http_options,
     serving_http,
 )
@@ -63,6 +67,7 @@ def serve(
     dry_run: DryRun = False,
     log_json: LogJson = False,
     http: Http = None,
+    http_replicas: NumReplicas = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
 ) -> None:
@@ -71,12 +76,17 @@ def serve(
     Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
     """
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
-    front = read_http_options(http, keys, model_name, config)
+    options = HttpOptions(http, http_replicas, keys, model_name)
+    front = read_http_options(options, config, address)
     if dry_run:
         print_report(config)
         return
-    with logging_to_console(format_json if log_json else format_text, _ACTOR):
-        asyncio.run(serve_until_stopped(config, name, address, drain_s, front))
+    with (
+        logging_to_console(format_json if log_json else format_text, _ACTOR),
+        ray_serve_environment(front),
+        asyncio.Runner(loop_factory=loop_factory(front)) as runner,
+    ):
+        runner.run(serve_until_stopped(config, name, address, drain_s, front))
 
 
 async def serve_until_stopped(
