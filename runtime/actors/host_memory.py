@@ -11,11 +11,14 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
+from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, connect, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
+from raydix.runtime.actors.storage_news import INTERVAL_S as STORAGE_INTERVAL_S
+from raydix.runtime.actors.storage_news import StorageNews
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
@@ -42,10 +45,12 @@ from raydix.runtime.cache.host.events import (
     WatchProcess,
 )
 from raydix.runtime.cache.host.settings import HostSettings
+from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ToHost
 from raydix.runtime.metrics import read_samples
+from raydix.runtime.phases import phase
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 
 logger = logging.getLogger(__name__)
@@ -98,6 +103,7 @@ class HostMemoryActor:
         self._watched: set[int] = set()
         """Processes whose end is waited for."""
 
+        self._storage_log = FiguresLog(StorageNews(), STORAGE_INTERVAL_S)
         self._storage_attached = asyncio.Event()
         self._flushes: list[asyncio.Future[int]] = []
         self._storage_flush: asyncio.Future[ObjectStatus] | None = None
@@ -113,7 +119,10 @@ class HostMemoryActor:
 
         With `folder`, on a tmpfs, its file can be given a name there.
         """
-        self._arena = await asyncio.to_thread(HostArena.create, layout, size_bytes, folder=folder)
+        with phase(logger, f"arena of {format_bytes(size_bytes)} made"):
+            self._arena = await asyncio.to_thread(
+                HostArena.create, layout, size_bytes, folder=folder
+            )
         return self._arena.location
 
     async def adopt_arena(self, location: ArenaLocation) -> ArenaLocation:
@@ -137,6 +146,7 @@ class HostMemoryActor:
             setup.storage_address, self._hello(setup.secret), self._serve_storage
         )
         self._add_task(self._follow_scheduler(setup))
+        self._storage_log.start(self.stats)
         if self._exporter is not None:
             self._exporter.start(lambda: read_samples(HOST_METRICS, self.stats()))
 
@@ -202,6 +212,7 @@ class HostMemoryActor:
         """Close the links and the arena."""
         if self._exporter is not None:
             await self._exporter.stop()
+        await self._storage_log.stop()
         self._turns.stop()
         for task in tuple(self._tasks):
             task.cancel()
@@ -233,14 +244,15 @@ class HostMemoryActor:
 
             connection = self._open(link)
             self._turns.post(SchedulerAttached(connection))
+            logger.info("linked to the Scheduler")
             try:
                 while True:
                     message = await link.receive()
                     if not isinstance(message, ToHost):
                         break
                     self._turns.post(FromScheduler(connection, message))
-            except LinkClosed:
-                pass
+            except LinkClosed as closed:
+                logger.info("the link to the Scheduler is lost (%s) and dialled again", closed)
 
             self._close(connection)
             self._turns.post(SchedulerLost(connection))

@@ -13,12 +13,15 @@ from typing import Any, assert_never
 from raydix.errors import AccountingError
 from raydix.ids import ClientId, ConnectionId, RequestId
 from raydix.runtime.actors.expert_planner import ExpertPlanner
+from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
 from raydix.runtime.actors.links.socket_link import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.outbox import ClientOutbox
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
+from raydix.runtime.actors.traffic import INTERVAL_S as TRAFFIC_INTERVAL_S
+from raydix.runtime.actors.traffic import Traffic
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.messages.client import AbortRequest, PrefetchPrompt, StopRequest, SubmitRequest
@@ -97,6 +100,7 @@ class SchedulerActor:
             Tick(), self._carry_out, finish=self._finish_turn, on_fatal=on_fatal
         )
         self._planner = ExpertPlanner(self._turns.post)
+        self._traffic_log = FiguresLog(Traffic(), TRAFFIC_INTERVAL_S)
         self._is_checked = True
         """Invariants were checked since the core last became idle."""
 
@@ -142,6 +146,7 @@ class SchedulerActor:
         # What is here stays: collections during steps need not walk it.
         gc.collect()
         gc.freeze()
+        self._traffic_log.start(self.stats)
         if self._exporter is not None:
             self._exporter.start(lambda: read_samples(SCHEDULER_METRICS, self.stats()))
         return tuple(listener.address for listener in self._listeners)
@@ -206,6 +211,7 @@ class SchedulerActor:
         if self._exporter is not None:
             await self._exporter.stop()
         self._turns.stop()
+        await self._traffic_log.stop()
         await self._planner.stop()
         for listener in self._listeners:
             await listener.close()

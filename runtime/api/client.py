@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import functools
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
 from raydix.errors import BadRequest, EngineDead, RaydixError, UnknownRequest
 from raydix.runtime.actors.bootstrap.control_client import client_hello
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
+from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
@@ -18,10 +22,14 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.api.threads import on_thread
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.paths import resolve_l3
+from raydix.runtime.phases import phase
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncLLM:
@@ -69,9 +77,13 @@ class AsyncLLM:
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
-        handle = await _start_or_undo(config, name, address, supervision)
+        # One that is broken is told before the weights are read, which may take minutes.
+        tokenizer = on_thread("tokenizer", _load_tokenizer, config.model.path)
+        handle = await _start_or_undo(config, name, address, supervision, tokenizer)
 
         engine = cls(name, address)
+        # Not by the engine's own path, which of a model on the Hub names one commit.
+        engine._tokenizers[config.model.path] = await asyncio.wrap_future(tokenizer)
         engine._handle = handle
         engine._has_started_engine = True
         # The caller has nothing yet to shut down: what fails from here on ends the engine.
@@ -353,18 +365,36 @@ class AsyncLLM:
 
 
 async def _start_or_undo(
-    config: EngineConfig, name: str, address: str | None, supervision: Supervision
+    config: EngineConfig,
+    name: str,
+    address: str | None,
+    supervision: Supervision,
+    tokenizer: "Future[Tokenizer | None]",
 ) -> EngineHandle:
     """Start an engine on a thread, as that blocks.
 
-    A cancelled start cannot be stopped half-way: its end is waited for, and the engine shut down.
+    A cancelled start is called off, and what it had made is undone before this returns.
     """
-    starting = asyncio.create_task(
-        asyncio.to_thread(start_engine, config, name, address, supervision)
+    control = StartControl(precondition=tokenizer)
+    starting = asyncio.wrap_future(
+        on_thread(
+            "start",
+            functools.partial(start_engine, control=control),
+            config,
+            name,
+            address,
+            supervision,
+        )
     )
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
+        control.call_off()
         with contextlib.suppress(RaydixError):
             await (await starting).shutdown()
         raise
+
+
+def _load_tokenizer(folder: str) -> Tokenizer | None:
+    with phase(logger, "tokenizer read"):
+        return load_tokenizer(folder)

@@ -5,6 +5,7 @@ does. Help needs all of them, and must come at once: what is slow to import (ray
 brings, torch, the storage backends) is imported in the function that needs it.
 """
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -20,6 +21,7 @@ from raydix.runtime.cli.demo import demo
 from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.generate import generate
 from raydix.runtime.cli.serve import serve
+from raydix.runtime.cli.stop_signal import STOPPED_STATUS, StoppedWhileStarting
 
 app = typer.Typer(
     help="Serve large language models on Ray actors, "
@@ -59,6 +61,8 @@ def main() -> NoReturn:
 
     An error that Raydix raises on purpose is one line on stderr and exit status 1.
     """
+    # Ray prints a paragraph for each worker that dies. The Supervisor says the same in a line.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         app()
     except RaydixError as error:
@@ -75,8 +79,8 @@ def main() -> NoReturn:
         if text is None:
             raise
         sys.exit(text)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, StoppedWhileStarting):
+        sys.exit(STOPPED_STATUS)
     sys.exit(0)
 
 

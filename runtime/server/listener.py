@@ -72,6 +72,8 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     listener = _bind(address)
     config = uvicorn.Config(
         _ended_quietly(app),
+        # It would close every handler that there is; who serves has set up its own.
+        log_config=None,
         # It would warn of each connection that speaks no HTTP, or another version of it.
         log_level="error",
         access_log=False,

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.keeper import Keeper
+from raydix.runtime.actors.supervision.log_desk import LogDesk
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner
 from raydix.runtime.config.capacity import require_room_in_l3
@@ -42,12 +45,14 @@ class SupervisorActor:
         self._config = config
         self._supervision = supervision
         self._folder = PrivateFolder()
+        self._log = LogDesk(self._folder.path)
         self._actors = EngineActors(
             name=name,
             config=config,
             spawner=spawner,
             supervision=supervision,
             folder=self._folder.path,
+            log_path=self._log.path,
         )
 
         self._desk = ControlDesk(name, self._actors.record, self._calls(), on_shut_down)
@@ -62,12 +67,16 @@ class SupervisorActor:
     def __repr__(self) -> str:
         return f"Supervisor({self._name})"
 
-    async def open(self) -> None:
+    async def open(self) -> EngineRecord:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
-        Raises EngineDead if a living engine has the name.
+        Returns by what. From here on all that this process logs goes to the engine's log. Raises
+        EngineDead if a living engine has the name.
         """
         await self._desk.open()
+        self._log.open()
+        send_log(self._log.path, ActorKind.SUPERVISOR)
+        return self._actors.record
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
@@ -228,7 +237,7 @@ class SupervisorActor:
             self.explain,
             self.check,
         )
-        waits = (self.wait_ended, self.wait_all_serving)
+        waits = (self.wait_ended, self.wait_all_serving, self._log.next_lines)
         return {
             **{method.__name__: Call(method) for method in acts},
             **{method.__name__: Call(method, CallKind.WAITS) for method in waits},

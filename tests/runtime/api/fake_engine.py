@@ -7,6 +7,7 @@ from typing import Any
 
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
+from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
@@ -170,8 +171,14 @@ class FakeCluster:
         monkeypatch.setattr("raydix.runtime.api.client.connect", self._connect)
 
     def _start(
-        self, config: Any, name: str, address: str | None, supervision: Supervision
+        self,
+        config: Any,
+        name: str,
+        address: str | None,
+        supervision: Supervision,
+        control: StartControl,
     ) -> FakeHandle:
+        control.wait_precondition()
         self.configs.append((config, address))
         self.supervisions.append(supervision)
         self.engines[name] = self.handle
