@@ -15,6 +15,7 @@ from raydix.errors import RaydixError
 from raydix.missing import advice
 from raydix.runtime.cli import cache, config
 from raydix.runtime.cli.bench import bench
+from raydix.runtime.cli.dashboards import dashboards
 from raydix.runtime.cli.demo import demo
 from raydix.runtime.cli.doctor import doctor
 from raydix.runtime.cli.generate import generate
@@ -47,7 +48,7 @@ def before_every_verb(version: Version = False) -> None:
     """Options of `raydix` itself."""
 
 
-for verb in (serve, generate, demo, bench, doctor):
+for verb in (serve, generate, demo, bench, doctor, dashboards):
     app.command()(verb)
 app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")

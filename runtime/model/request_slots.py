@@ -52,6 +52,10 @@ class RequestSlots:
         self._pool_pages = tuple(pool_pages)
         self.sampling = SlotSampling(max_slots + 1)
         self.num_prompt_tokens = np.zeros(max_slots + 1, dtype=np.int64)
+        # Padding counts as a prompt, which warm-up may score.
+        self.num_prompt_tokens[self.scratch_slot] = self.tokens_per_slot
+        self.num_scored_tokens = np.zeros(max_slots + 1, dtype=np.int64)
+        """Prompt tokens that need not be scored."""
         self.is_taken = np.zeros(max_slots, dtype=np.bool_)
 
     def vary_padding(self, vocab_size: int) -> None:
@@ -88,6 +92,7 @@ class RequestSlots:
         self.is_taken[slot] = True
         self.sampling.put(slot, request.sampling)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.num_scored_tokens[slot] = request.num_scored_tokens
         (token_ids,) = self.copies.to_device([request.token_ids.astype(np.int64)])
         self.tokens_XL[slot, :num_tokens] = token_ids
         for table_XN in self.tables_XN:

@@ -12,6 +12,8 @@ from raydix.runtime.api.sampling_params import SamplingParams
 class ServedEngine(Protocol):
     """The part of `AsyncLLM` that the server uses; its docstrings hold here, too."""
 
+    name: str
+
     def generate(
         self,
         prompt: Prompt,

@@ -19,6 +19,7 @@ class InProcessLLM:
 
     def __init__(self, engine: InProcessEngine, client: EngineClient, tokenizer: Tokenizer) -> None:
         """`client` must have been connected with the same tokenizer."""
+        self.name = "in-process"
         self._engine = engine
         self._client = client
         self._tokenizer = tokenizer

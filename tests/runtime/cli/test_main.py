@@ -15,7 +15,14 @@ def test_the_schema_is_json_with_every_section(
 ) -> None:
     assert run("config", "schema") == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"model", "parallel", "experts", "cache", "scheduler"}
+    assert set(schema["properties"]) == {
+        "model",
+        "parallel",
+        "experts",
+        "cache",
+        "scheduler",
+        "ray",
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import ray
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster, find_cluster, join_cluster
 from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
+from raydix.runtime.config.sections import RaySection
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +91,18 @@ def test_without_a_cluster_on_this_host_auto_finds_none(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(ConfigError, match="no Ray cluster runs on this host"):
         join_cluster("auto")
+
+
+@pytest.mark.parametrize("name", ["metrics_port", "dashboard_port"])
+def test_a_port_that_is_taken_is_refused_before_anything_starts(name: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"ray.{name} is {port}, which is taken"):
+            PrivateCluster(settings=RaySection(**{name: port}))
+
+
+def test_ports_are_refused_for_a_cluster_that_has_its_own() -> None:
+    with pytest.raises(ConfigError, match="section ray is for a cluster that Raydix starts itself"):
+        join_cluster("127.0.0.1:6379", RaySection(metrics_port=9000))
