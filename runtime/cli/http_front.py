@@ -12,6 +12,7 @@ import typer
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
@@ -102,7 +103,7 @@ def read_http_options(
             "Add --keys FILE, or listen at 127.0.0.1."
         )
     keys = None if options.key_file is None else load_keys(options.key_file)
-    model_name = options.model_name or Path(config.model.path).resolve().name
+    model_name = options.model_name or model_label(config.model.path)
     return HttpFront(address, keys, model_name, options.num_replicas)
 
 
