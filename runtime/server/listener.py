@@ -15,6 +15,12 @@ from raydix.errors import ConfigError
 from raydix.runtime.server.bounded_http import BoundedHttp
 
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 620
+"""How long an idle connection is kept: longer than clients and load balancers keep theirs.
+
+Whoever closes first must not be the server: a request may be on its way. With uvicorn's 5 s AIPerf
+lost 8 of 500.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
         lifespan="off",
         http=BoundedHttp,
         ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     server = _Server(config)

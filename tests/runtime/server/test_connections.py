@@ -236,3 +236,22 @@ async def test_a_header_without_end_is_refused(server: Server, start: bytes) -> 
 
     async with server.http() as http:
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_the_client_is_the_one_who_closes_an_idle_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    real, closings_s = loop.call_later, []
+
+    def call_later(delay: float, callback: Any, *arguments: Any, **options: Any) -> Any:
+        if "keep_alive" in getattr(callback, "__name__", ""):
+            closings_s.append(delay)
+        return real(delay, callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    async with server.http() as http:
+        assert (await http.get("/health")).status_code == 200
+    assert closings_s
+    # Load balancers keep theirs for up to ten minutes.
+    assert min(closings_s) > 600
