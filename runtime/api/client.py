@@ -21,6 +21,7 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.paths import resolve_l3
 
 
 class AsyncLLM:
@@ -211,13 +212,15 @@ class AsyncLLM:
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Use another L3 backend from now on, while requests run.
 
-        section: as `cache.l3` of a configuration. The former backend is left once its operations
+        section: as `cache.l3` of a configuration; a relative path starts at this process's working
+        directory. The former backend is left once its operations
         have ended. Returns the names of both backends.
 
         Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
         cannot be put to use in time; then the engine goes on with what it had.
         """
-        names: dict[str, Any] = await self._call("attach_storage", dict(section))
+        own = resolve_l3(section, Path.cwd())
+        names: dict[str, Any] = await self._call("attach_storage", own)
         return names
 
     async def detach_storage(self) -> dict[str, Any]:

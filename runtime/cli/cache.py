@@ -16,7 +16,9 @@ from raydix.runtime.cli.options import (
     Address,
     AsJson,
     Connect,
+    Lazy,
     Settings,
+    lazy_storage,
     sections_of,
 )
 from raydix.runtime.cli.output import print_json, print_values
@@ -71,13 +73,14 @@ def attach(
     connect: Connect = "raydix",
     address: Address = None,
     settings: Settings = None,
+    lazy: Lazy = False,
     as_json: AsJson = False,
 ) -> None:
     """Use another L3 backend from now on. Requests go on.
 
     Name it by --set cache.l3.backend=file --set cache.l3.path=DIR.
     """
-    section = _l3_section(sections_of(settings))
+    section = _l3_section(lazy_storage(lazy, sections_of(settings)))
     names = asyncio.run(_ask(connect, address, lambda engine: engine.attach_storage(section)))
     print_values(names, as_json)
 

@@ -17,7 +17,15 @@ from raydix.runtime.cli.http_front import (
     read_http_options,
     serving_http,
 )
-from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
+from raydix.runtime.cli.options import (
+    Address,
+    Lazy,
+    Name,
+    Settings,
+    Source,
+    lazy_storage,
+    sections_of,
+)
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -42,6 +50,7 @@ def serve(
     name: Name = "raydix",
     address: Address = None,
     drain_s: DrainS = DRAIN_S,
+    lazy: Lazy = False,
     dry_run: DryRun = False,
     http: Http = None,
     keys: KeyFile = None,
@@ -51,7 +60,7 @@ def serve(
 
     Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
     """
-    config = load_config(source, sections_of(settings))
+    config = load_config(source, lazy_storage(lazy, sections_of(settings)))
     front = read_http_options(http, keys, model_name, config)
     if dry_run:
         print_report(config)

@@ -15,19 +15,24 @@ from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.group_place import GroupPlace, choose_shape, read_lane_sizes
+from raydix.runtime.model.group_place import (
+    GroupPlace,
+    LaneSizes,
+    choose_shape,
+    group_place_of,
+    read_lane_sizes,
+)
 from raydix.runtime.model.in_turns import MicroBatch
-from raydix.runtime.model.logprobs import compute_logprobs
+from raydix.runtime.model.layer_waits import layer_waiter
 from raydix.runtime.model.micro_batches import halves, split_rows
 from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors, compute_prompt_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
-from raydix.runtime.model.step_output import StepOutput, make_output
+from raydix.runtime.model.step_output import StepOutput, finish_step, make_output
 from raydix.runtime.model.step_rows import (
     StepRows,
     idle_row,
@@ -37,7 +42,13 @@ from raydix.runtime.model.step_rows import (
     read_rows,
     step_columns,
 )
-from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+from raydix.runtime.model.step_shapes import (
+    StepShape,
+    choose_prompt_shape,
+    decode_shapes,
+    extension_shapes,
+    prompt_shapes,
+)
 from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
@@ -85,7 +96,7 @@ class ModelRunner:
         self._device = device
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
-        self._group = _group_place(decoder)
+        self._group = group_place_of(decoder)
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
@@ -153,7 +164,12 @@ class ModelRunner:
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
         extensions = extension_shapes(self.slots.max_model_len, self._decoder.ops.extension_tokens)
-        return (*decode_shapes(self.slots.max_slots), *extensions)
+        prompts: tuple[StepShape, ...] = ()
+        # Those that share experts, or layers, would have to send as many tokens in one graph.
+        if self._group is None and self._decoder.collectives.size == 1:
+            tile_tokens = min(self._decoder.ops.tile_tokens, self.slots.max_model_len)
+            prompts = prompt_shapes(self.slots.max_slots, tile_tokens)
+        return (*decode_shapes(self.slots.max_slots), *extensions, *prompts)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
@@ -179,19 +195,11 @@ class ModelRunner:
         sizes = read_lane_sizes(plan, self._group)
         if not any(sizes.tokens):
             return self._nothing()
-        on_layer = _layer_waiter(plan, wait_layer)
+        on_layer = layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
-        if (
-            self._captured is not None
-            and (shape := choose_shape(sizes, self._captured.shapes)) is not None
-        ):
-            if on_layer is not None:
-                # A load's events are the plan's own, so no graph can hold them: all of it has to
-                # arrive first.
-                on_layer(self._decoder.spec.num_layers - 1)
-            columns = step_columns(rows, sampling, self.slots, shape)
-            return self._replay(self._captured, columns, shape, rows, sampling)
+        if (shape := self._captured_shape(rows, sizes)) is not None:
+            return self._replay(rows, shape, sampling, on_layer)
 
         return self._sample(
             self._run(self._parts(rows, sizes.tokens), sampling, on_layer), sampling
@@ -255,17 +263,39 @@ class ModelRunner:
             ),
         )
 
+    def _captured_shape(self, rows: StepRows, sizes: LaneSizes) -> StepShape | None:
+        """That by which the step is replayed; None: it is not."""
+        if self._captured is None:
+            return None
+        shape = choose_shape(sizes, self._captured.shapes)
+        if shape is not None:
+            return shape
+        shape = choose_prompt_shape(rows.num_tokens, self._captured.shapes)
+        if shape is None:
+            return None
+        # How far a row's latents are expanded depends on its context, which no graph knows.
+        prompts = rows.attention_rows(rows.num_tokens > 1)
+        return None if self._decoder.divide_rows(prompts)[1] else shape
+
     def _replay(
         self,
-        captured: CapturedSteps,
-        columns: Column,
-        shape: StepShape,
         rows: StepRows,
+        shape: StepShape,
         sampling: SamplingRows,
+        on_layer: Callable[[int], None] | None,
     ) -> StepOutput:
         """A captured step; what it scores is not captured."""
+        captured = self._captured
+        assert captured is not None, "it has chosen the shape"
+        if on_layer is not None and not shape.waits_by_layer:
+            # A load's events are the plan's own, so no graph can hold them: all of it has to arrive
+            # first.
+            on_layer(self._decoder.spec.num_layers - 1)
+            on_layer = None
+
         num_rows = len(sampling.slots)
-        output = captured.replay(columns, shape)
+        columns = step_columns(rows, sampling, self.slots, shape)
+        output = captured.replay(columns, shape, on_layer)
         if sampling.has_cuts:
             captured.replay_cut(shape)
 
@@ -276,17 +306,29 @@ class ModelRunner:
             prompts = compute_prompt_logprobs(self._decoder, [own], self.slots)
         if not num_rows:
             return self._nothing(prompts)
-        return self._finish(
-            output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling, prompts
+        return finish_step(
+            self._decoder.ops,
+            self.slots,
+            output.logits_RV[:num_rows],
+            output.token_ids_R[:num_rows],
+            sampling,
+            prompts,
         )
 
-    def _run_columns(self, packed: Tensor, shape: StepShape) -> CapturedOutput:
+    def _run_columns(
+        self,
+        packed: Tensor,
+        shape: StepShape,
+        on_layer: Callable[[int], None] | None = None,
+        /,
+    ) -> CapturedOutput:
         """The step that `step_columns` describes. Reads nothing from the host but the shape."""
         columns = split_columns(packed, shape.lengths)
         token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
-        *tile_columns, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
+        *tile_columns, prompt_tiles, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
         tiles = decode_tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
-        attention_rows = AttentionRows(prefill=(), decode=(tiles,))
+        tiles_X4 = prompt_tiles.view(torch.int32).view(-1, 4) if shape.num_prompt_tiles else None
+        attention_rows = AttentionRows(decode=(tiles,), tiles_X4=tiles_X4)
         batch = MicroBatch(
             token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
             attention=self._inputs.attention(
@@ -294,7 +336,7 @@ class ModelRunner:
             ),
             sent=self._padded(token_index_T),
         )
-        [hidden_TC] = self._decoder([batch])
+        [hidden_TC] = self._decoder([batch], on_layer)
 
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])
@@ -330,23 +372,9 @@ class ModelRunner:
         if sampling.has_cuts:
             self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
         self.slots.keep_sampled(inputs.next_index_R, token_ids_R)
-        return self._finish(logits_RV, token_ids_R, sampling, ran.prompts)
-
-    def _finish(
-        self,
-        logits_RV: Tensor,
-        token_ids_R: Tensor,
-        sampling: SamplingRows,
-        prompts: PromptLogprobTensors | None,
-    ) -> StepOutput:
-        """What few rows need besides: other logits, logprobs."""
-        if len(sampling.adjusted):
-            sample_adjusted(self._decoder.ops, logits_RV, sampling, self.slots, token_ids_R)
-        if not sampling.has_logprobs:
-            return make_output(self.slots.copies, token_ids_R, None, prompts)
-        asked = [self.slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
-        logprobs = compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies)
-        return make_output(self.slots.copies, token_ids_R, logprobs, prompts)
+        return finish_step(
+            self._decoder.ops, self.slots, logits_RV, token_ids_R, sampling, ran.prompts
+        )
 
     def _nothing(self, prompts: PromptLogprobTensors | None = None) -> StepOutput:
         """The output of a step that samples nothing here."""
@@ -367,25 +395,3 @@ class ModelRunner:
 def _halves(rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
     first, second = halves(tokens)
     return list(zip(split_rows(rows, first[group.lane]), (first, second), strict=True))
-
-
-def _group_place(decoder: Decoder) -> GroupPlace | None:
-    """The lanes with which this decoder shares experts; None: it has them to itself."""
-    if decoder.experts is None:
-        return None
-    ranks = decoder.experts.ranks
-    return GroupPlace(
-        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
-    )
-
-
-def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:
-    transfer_ids = sorted({int(transfer_id) for transfer_id in plan.row_loads if transfer_id >= 0})
-    if not transfer_ids:
-        return None
-
-    def wait(layer: int) -> None:
-        for transfer_id in transfer_ids:
-            wait_layer(transfer_id, layer)
-
-    return wait

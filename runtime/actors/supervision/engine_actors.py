@@ -1,7 +1,6 @@
 """The actors of one engine: how an incarnation of each is started and made to serve."""
 
 import asyncio
-import os
 import secrets
 from collections.abc import Awaitable
 from typing import Any
@@ -104,7 +103,7 @@ class EngineActors:
             client_address=self._scheduler_address,
             control_address=self.record.control_address,
             secret=self._secret,
-            model_path=os.path.abspath(self._config.model.path),
+            model_path=self._config.model.path,
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
             eos_token_ids=report.eos_token_ids,
