@@ -58,11 +58,13 @@ class AsyncLLM:
     ) -> Self:
         """Start an engine and connect to it.
 
-        source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
-        (`cache={...}`) are laid over it. name: by which others reach it; None: one of its own, as
-        a name is free for one engine of a user and host. drain_s: how long requests may go on when
-        the engine is shut down, and then writes to L3; new ones are refused meanwhile. The engine
-        ends with this process. Raises ConfigError, CheckpointError or EngineDead.
+        source: a YAML file, a checkpoint folder, `ORG/NAME` on the Hub, or a dict with the
+        configuration; `sections` (`cache={...}`) are laid over it. name: by which others reach it;
+        None: one of its own, as a name is free for one engine of a user and host. drain_s: how long
+        requests may go on when the engine is shut down, and then writes to L3; new ones are refused
+        meanwhile. The engine ends with this process.
+
+        Raises ConfigError, CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name

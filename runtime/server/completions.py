@@ -14,6 +14,7 @@ from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event
 from raydix.runtime.server.generation import Choices, Generation, choices_of, options_of
+from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
 from raydix.runtime.server.wire.completions import (
     Completion,
@@ -64,23 +65,33 @@ class _Answer:
         """The choices piece by piece."""
         options = check_stream_options(self.request, self.request.stream_options)
         meter = UsageMeter(self.generation.num_samples)
+        plain = PlainChunks(self._plain_chunk)
         num_sent: defaultdict[int, int] = defaultdict(int)
 
         async for index, output in self._outputs():
             meter.add(index, output)
-            echo = None
+            new, event, echo = output.outputs[0], None, None
             if self.request.echo and index not in num_sent:
                 echo = await self._echo(output)
-            choice = completion_choice(
-                index, output.outputs[0], num_sent[index], self.request.return_token_ids, echo
-            )
-            num_sent[index] += len(choice.text)
-            usage = meter.usage() if options.continuous_usage_stats else None
-            yield data_event(self.completion([choice], usage))
+            elif not options.continuous_usage_stats:
+                event = plain.event(index, new)
+
+            if event is None:
+                choice = completion_choice(
+                    index, new, num_sent[index], self.request.return_token_ids, echo
+                )
+                usage = meter.usage() if options.continuous_usage_stats else None
+                event = data_event(self.completion([choice], usage))
+            num_sent[index] += len(new.text) if echo is None else len(echo.text + new.text)
+            yield event
 
         if options.include_usage:
             yield data_event(self.completion([], meter.usage()))
         yield DONE
+
+    def _plain_chunk(self, index: int, new: CompletionOutput) -> Completion:
+        choice = completion_choice(index, new, 0, self.request.return_token_ids)
+        return self.completion([choice], None)
 
     async def _outputs(self) -> Choices:
         """What the engine generates, without the token that nobody asked for."""
