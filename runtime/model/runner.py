@@ -15,20 +15,19 @@ from raydix.kernels.attention_rows import AttentionRows
 from raydix.kernels.sampling_columns import NUM_COLUMNS, as_sampling_columns
 from raydix.moe.sent_rows import SentRows
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.group_place import GroupPlace, read_lane_sizes
+from raydix.runtime.model.group_place import GroupPlace, group_place_of, read_lane_sizes
 from raydix.runtime.model.in_turns import MicroBatch
-from raydix.runtime.model.logprobs import compute_logprobs
+from raydix.runtime.model.layer_waits import layer_waiter
 from raydix.runtime.model.micro_batches import halves, split_rows
 from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors, compute_prompt_logprobs
 from raydix.runtime.model.request_slots import RequestSlots
 from raydix.runtime.model.shape_choice import choose_step_shape, shapes_of
 from raydix.runtime.model.slot_sampling import SAMPLES_NOTHING, SamplingRows
 from raydix.runtime.model.step_inputs import BatchInputs, InputMaker, decode_tiles
-from raydix.runtime.model.step_output import StepOutput, make_output
+from raydix.runtime.model.step_output import StepOutput, finish_step, make_output
 from raydix.runtime.model.step_rows import (
     StepRows,
     idle_row,
@@ -86,7 +85,7 @@ class ModelRunner:
         self._device = device
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
-        self._group = _group_place(decoder)
+        self._group = group_place_of(decoder)
         self.slots = RequestSlots(
             pool_pages=[pool.shape[0] - 1 for pool in pools],
             page_size=page_size,
@@ -179,7 +178,7 @@ class ModelRunner:
         sizes = read_lane_sizes(plan, self._group)
         if not any(sizes.tokens):
             return self._nothing()
-        on_layer = _layer_waiter(plan, wait_layer)
+        on_layer = layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
         captured = self._captured
@@ -278,8 +277,13 @@ class ModelRunner:
             prompts = compute_prompt_logprobs(self._decoder, [own], self.slots)
         if not num_rows:
             return self._nothing(prompts)
-        return self._finish(
-            output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling, prompts
+        return finish_step(
+            self._decoder.ops,
+            self.slots,
+            output.logits_RV[:num_rows],
+            output.token_ids_R[:num_rows],
+            sampling,
+            prompts,
         )
 
     def _run_columns(
@@ -339,23 +343,9 @@ class ModelRunner:
         if sampling.has_cuts:
             self._decoder.ops.sample_cut(logits_RV, inputs.columns, token_ids_R)
         self.slots.keep_sampled(inputs.next_index_R, token_ids_R)
-        return self._finish(logits_RV, token_ids_R, sampling, ran.prompts)
-
-    def _finish(
-        self,
-        logits_RV: Tensor,
-        token_ids_R: Tensor,
-        sampling: SamplingRows,
-        prompts: PromptLogprobTensors | None,
-    ) -> StepOutput:
-        """What few rows need besides: other logits, logprobs."""
-        if len(sampling.adjusted):
-            sample_adjusted(self._decoder.ops, logits_RV, sampling, self.slots, token_ids_R)
-        if not sampling.has_logprobs:
-            return make_output(self.slots.copies, token_ids_R, None, prompts)
-        asked = [self.slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
-        logprobs = compute_logprobs(logits_RV, token_ids_R, asked, self.slots.copies)
-        return make_output(self.slots.copies, token_ids_R, logprobs, prompts)
+        return finish_step(
+            self._decoder.ops, self.slots, logits_RV, token_ids_R, sampling, ran.prompts
+        )
 
     def _nothing(self, prompts: PromptLogprobTensors | None = None) -> StepOutput:
         """The output of a step that samples nothing here."""
@@ -376,25 +366,3 @@ class ModelRunner:
 def _halves(rows: StepRows, tokens: Sequence[int], group: GroupPlace) -> list[Part]:
     first, second = halves(tokens)
     return list(zip(split_rows(rows, first[group.lane]), (first, second), strict=True))
-
-
-def _group_place(decoder: Decoder) -> GroupPlace | None:
-    """The lanes with which this decoder shares experts; None: it has them to itself."""
-    if decoder.experts is None:
-        return None
-    ranks = decoder.experts.ranks
-    return GroupPlace(
-        rank=ranks.rank, num_ranks=ranks.size, ranks_per_lane=decoder.collectives.size
-    )
-
-
-def _layer_waiter(plan: StepPlan, wait_layer: WaitLayer) -> Callable[[int], None] | None:
-    transfer_ids = sorted({int(transfer_id) for transfer_id in plan.row_loads if transfer_id >= 0})
-    if not transfer_ids:
-        return None
-
-    def wait(layer: int) -> None:
-        for transfer_id in transfer_ids:
-            wait_layer(transfer_id, layer)
-
-    return wait

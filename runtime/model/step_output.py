@@ -5,11 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raydix.kernels.ops import ModelOps
 from raydix.runtime.messages.arrays import empty, int32_array
 from raydix.runtime.messages.plan import StepResult
-from raydix.runtime.model.logprobs import LogprobTensors
+from raydix.runtime.model.adjusted_sampling import sample_adjusted
+from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.pinned_copies import PinnedCopies
 from raydix.runtime.model.prompt_logprobs import PromptLogprobTensors
+from raydix.runtime.model.request_slots import RequestSlots
+from raydix.runtime.model.slot_sampling import SamplingRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,25 @@ class StepOutput:
             prompt_logprobs=prompt_logprobs,
             compute_s=compute_s,
         )
+
+
+def finish_step(
+    ops: ModelOps,
+    slots: RequestSlots,
+    logits_RV: Tensor,
+    token_ids_R: Tensor,
+    sampling: SamplingRows,
+    prompt_logprobs: PromptLogprobTensors | None,
+) -> StepOutput:
+    """What few rows need after all were sampled: other logits, logprobs."""
+    if len(sampling.adjusted):
+        sample_adjusted(ops, logits_RV, sampling, slots, token_ids_R)
+
+    logprobs = None
+    if sampling.has_logprobs:
+        asked = [slots.sampling.of_slot[slot].num_logprobs for slot in sampling.slots]
+        logprobs = compute_logprobs(logits_RV, token_ids_R, asked, slots.copies)
+    return make_output(slots.copies, token_ids_R, logprobs, prompt_logprobs)
 
 
 def make_output(

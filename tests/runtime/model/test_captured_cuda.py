@@ -346,14 +346,8 @@ def test_sampling_the_largest_batch_takes_no_more_than_warm_up_did(decoder: Deco
     torch.cuda.reset_peak_memory_stats()
     runner.warm_up(64)
     expected = torch.cuda.max_memory_allocated()
-    everything = DeviceSampling(
-        seed=0,
-        temperature=1.0,
-        top_k=9,
-        top_p=0.5,
-        presence_penalty=1.0,
-        frequency_penalty=1.0,
-        num_logprobs=20,
+    everything = replace(
+        LOGPROBS, temperature=1.0, top_k=9, top_p=0.5, presence_penalty=1.0, frequency_penalty=1.0
     )
     plan = start_all(runner, (everything,) * MAX_SLOTS, 60)
     torch.cuda.reset_peak_memory_stats()

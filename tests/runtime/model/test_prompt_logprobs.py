@@ -109,10 +109,12 @@ def test_what_is_known_is_not_scored_again(
     assert result.prompt_logprobs == ()
 
 
+@pytest.mark.parametrize("is_captured", [False, True])
 def test_rows_beside_each_other_get_their_own(
-    small_model: LoadedModel, expected: torch.Tensor
+    small_model: LoadedModel, expected: torch.Tensor, is_captured: bool
 ) -> None:
     driver = PlanDriver(small_model)
+    steps = without_graphs(driver.runner) if is_captured else None
     wants = [GREEDY, replace(GREEDY, num_prompt_logprobs=0), SCORED]
     requests = [driver.add(slot, PROMPT[:40], sampling=each) for slot, each in enumerate(wants)]
 
@@ -123,6 +125,7 @@ def test_rows_beside_each_other_get_their_own(
     assert check(result.prompt_logprobs[0], expected, 0) == range(1, 40)
     assert check(result.prompt_logprobs[1], expected) == range(1, 40)
     # What they generate is not of their prompts, nor is what the slot's next request has.
+    assert steps is None or len(steps.replayed) == 1
     rows = [Row(request=request, num_tokens=1) for request in requests]
     assert driver.step(rows).to_result(0, 1, 0.0).prompt_logprobs == ()
     driver.remove(requests[2])
