@@ -90,6 +90,7 @@ class HostMemoryActor:
         self._exporter = exporter
         self._arena: HostArena | None = None
         self._is_adopted = False
+        self._page_tokens = 0
         self._core: HostMemoryCore | None = None
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
 
@@ -139,6 +140,7 @@ class HostMemoryActor:
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
         self._turns.start(self._core)
+        self._page_tokens = setup.settings.page_size
 
         self._listener = await listen(
             setup.storage_address, self._hello(setup.secret), self._serve_storage
@@ -146,8 +148,7 @@ class HostMemoryActor:
         self._add_task(self._follow_scheduler(setup))
         self._storage_log.start(self.stats)
         if self._exporter is not None:
-            page = {PAGE_TOKENS: setup.settings.page_size}
-            self._exporter.start(lambda: read_samples(HOST_METRICS, {**self.stats(), **page}))
+            self._exporter.start(lambda: read_samples(HOST_METRICS, self.stats()))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -170,8 +171,9 @@ class HostMemoryActor:
         self._turns.post(DetachStorage())
 
     def stats(self) -> dict[str, Any]:
-        """The core's figures."""
-        return {**self._running_core().stats(), "incarnation": self._incarnation}
+        """The core's figures, and how many tokens a page has."""
+        own = {PAGE_TOKENS: self._page_tokens, "incarnation": self._incarnation}
+        return {**self._running_core().stats(), **own}
 
     async def flush(self) -> int:
         """Drop all of L2 that nobody reads or writes.

@@ -11,7 +11,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster, named_cluster
+from raydix.runtime.actors.bootstrap.cluster import (
+    find_cluster,
+    join_cluster,
+    metrics_url,
+    named_cluster,
+)
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import (
     EngineHandle,
@@ -93,7 +98,7 @@ def start_engine(
         sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
     control.check()
     with phase(logger, "Ray cluster joined"):
-        cluster = join_cluster(address)
+        cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
         control.check()
@@ -115,6 +120,10 @@ def start_engine(
         raise
 
     logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
+    logger.info("metrics: %s", metrics_url(placement.node_id))
+    if cluster is not None and config.ray.dashboard_port is not None:
+        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
+        logger.info("Ray's dashboard: %s, its folder %s", url, cluster.ray_folder)
     logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster, follower))
 

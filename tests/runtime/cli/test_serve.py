@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from raydix.runtime.actors.bootstrap import cluster as cluster_module
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.cli import serve
 from raydix.runtime.cli.stop_signal import StopsTooSlowly, unless_stopped, until_stopped
+from raydix.runtime.config.loading import load_config
 from tests.runtime.api.fake_engine import FakeCluster
 
 
@@ -56,6 +58,23 @@ def test_a_signal_drains_the_engine_for_as_long_as_asked(
     assert run("serve", checkpoint, "--drain-s", "42") == 0
     assert cluster.supervisions[0].drain_timeout_s == 42.0
     assert cluster.handle.is_shut_down
+
+
+def test_metrics_have_one_port_unless_told_otherwise(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = {7000, 9477}
+    monkeypatch.setattr(cluster_module, "is_free_port", lambda port: port not in taken)
+    monkeypatch.setattr(cluster_module, "named_cluster", lambda address: address)
+    config = load_config(checkpoint)
+    named = load_config(checkpoint, {"ray": {"metrics_port": 7000}})
+
+    assert serve.with_metrics_port(named, None).ray.metrics_port == 7000
+    assert serve.with_metrics_port(config, "10.0.0.1:6379").ray.metrics_port is None
+    assert serve.with_metrics_port(config, None).ray.metrics_port is None
+    assert "port 9477 is taken" in caplog.text
+    taken.clear()
+    assert serve.with_metrics_port(config, None).ray.metrics_port == 9477
 
 
 async def test_who_waits_no_longer_leaves_no_handler_of_signals() -> None:
