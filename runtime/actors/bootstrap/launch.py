@@ -120,10 +120,10 @@ def start_engine(
         raise
 
     logger.info("%s", effective_summary(config, facts.layout, facts.num_pages))
-    logger.info("metrics are at %s", metrics_url(placement.node_id))
+    logger.info("metrics: %s", metrics_url(placement.node_id))
     if cluster is not None and config.ray.dashboard_port is not None:
         url = f"http://127.0.0.1:{config.ray.dashboard_port}"
-        logger.info("Ray's dashboard is at %s, its folder is %s", url, cluster.ray_folder)
+        logger.info("Ray's dashboard: %s, its folder %s", url, cluster.ray_folder)
     logger.info("engine %s serves, %.1f s after its start", name, time.monotonic() - began_s)
     return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster, follower))
 
