@@ -166,7 +166,9 @@ class CacheSection(Section):
     """The three tiers and the rules between them."""
 
     page_size: int = Field(
-        16, description="Tokens per page, a power of two up to 256. Default on cuda: 64."
+        16,
+        description="Tokens per page. Default on cuda: 64.",
+        json_schema_extra={"enum": [2**power for power in range(9)]},
     )
     l1: L1Section = Field(
         default_factory=lambda: L1Section(num_pages=1024), description="Pages on the device."

@@ -38,6 +38,7 @@ class PageSource(IntEnum):
     BAD_OBJECT = 18
     IO_ERROR = 19
     CACHING_OFF = 20
+    PROMPT_LOGPROBS = 21
     PENDING = 30
     """Not yet known: a read is in flight or waits for its turn. Never final."""
 

@@ -12,11 +12,12 @@ from raydix.runtime.messages.host import (
     CancelLookup,
     LeasePages,
     Lookup,
+    PageSource,
     ReleaseLeases,
     ToHost,
     Urgency,
 )
-from raydix.runtime.messages.plan import TokenLogprobs
+from raydix.runtime.messages.plan import PromptLogprobs, TokenLogprobs
 from raydix.runtime.scheduler.cached_prefix import CachedPrefix, ends_in_l1, find_prefix
 from raydix.runtime.scheduler.counters import Counters, Timing, Timings
 from raydix.runtime.scheduler.events import Effect, SendClient, SendHost
@@ -216,6 +217,15 @@ class Replica:
         )
         self.emit(SendClient(client_id=request.client_id, delta=delta))
 
+    def send_prompt_logprobs(self, request: RequestState, logprobs: PromptLogprobs) -> None:
+        """Tell the client of more of its prompt, before any of its output."""
+        delta = RequestDelta(
+            asking=request.submit.asking,
+            request_id=request.request_id,
+            prompt_logprobs=(logprobs,),
+        )
+        self.emit(SendClient(client_id=request.client_id, delta=delta))
+
     def finish(self, request: RequestState, reason: FinishReason) -> None:
         """End a request well: its pages stay cached. The caller sends the client the last news."""
         self.counters.count_end(reason)
@@ -269,7 +279,7 @@ class Replica:
         """What L1 and L2 hold of a request, as far as is known."""
         host = self.host
         is_useful = host.is_usable and host.num_keys > 0 and self.settings.prefix_caching
-        max_pages = request.num_tokens // self.settings.page_size
+        max_pages = request.max_cached_tokens // self.settings.page_size
         return find_prefix(
             self.settings,
             host if is_useful else None,
@@ -282,6 +292,11 @@ class Replica:
         """Have a waiting request looked up: at once, or in its turn if L3 may have some of it."""
         request.renew_prefetch()
         num_full = request.chain.num_prompt_pages
+        if request.must_score:
+            request.prefetch.rule_out(
+                PageSource.PROMPT_LOGPROBS, num_full, num_groups=self.settings.num_groups
+            )
+            return
         if not self.host.is_usable or not self.settings.prefix_caching or not num_full:
             return
 

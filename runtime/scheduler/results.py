@@ -5,9 +5,9 @@ from typing import assert_never
 import numpy as np
 
 from raydix.errors import AccountingError
-from raydix.ids import TransferId
-from raydix.runtime.messages.arrays import empty, int32_array
-from raydix.runtime.messages.client import FinishReason
+from raydix.ids import NO_TOKEN, TransferId
+from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
+from raydix.runtime.messages.client import FailureKind, FinishReason
 from raydix.runtime.messages.plan import StepResult, TransfersDone
 from raydix.runtime.scheduler.counters import Count, Duration, Prediction, Timing
 from raydix.runtime.scheduler.decodes import TakenTokens
@@ -53,8 +53,7 @@ def _take_results(replica: Replica, lane: Lane, flight: StepInFlight, now_s: flo
     if joined_slots:
         slots = np.concatenate((slots, int32_array(joined_slots)))
         token_ids = np.concatenate((token_ids, int32_array(joined_tokens)))
-    if len(slots):
-        _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
+    _take_tokens(replica, lane, slots, token_ids, now_s)
 
 
 def _take_rows(
@@ -72,6 +71,7 @@ def _take_rows(
     slots: list[int] = []
     token_ids: list[int] = []
     logprobs = iter(result.logprobs[flight.num_decodes :])
+    of_prompts = dict(zip(result.scored_slots.tolist(), result.prompt_logprobs, strict=True))
     start = flight.num_decodes
     for row in flight.rows:
         # A view of at most one token: an array of its own would cost ten times as much.
@@ -85,13 +85,38 @@ def _take_rows(
             slots.append(request.slot)
             token_ids.append(int(tokens[0]))
             continue
-        outcome = RowOutcome(row.num_computed, tokens, row_logprobs)
+        of_prompt = of_prompts.get(request.slot) if of_prompts else None
+        outcome = RowOutcome(row.num_computed, tokens, row_logprobs, of_prompt)
         if request.load is not None:
             # Until its load is confirmed, nothing that was computed on top of it counts.
             request.defer(outcome)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
     return slots, token_ids
+
+
+def _take_tokens(
+    replica: Replica, lane: Lane, slots: Int32Array, token_ids: Int32Array, now_s: float
+) -> None:
+    """Take one token for each of these slots, whose requests are of the batch."""
+    is_missing = token_ids == NO_TOKEN
+    if is_missing.any():
+        for slot in slots[is_missing].tolist():
+            _fail_without_token(replica, lane.batch.request(slot))
+        slots, token_ids = slots[~is_missing], token_ids[~is_missing]
+
+    if len(slots):
+        _take_decoded(replica, lane, lane.batch.take(slots, token_ids), now_s)
+
+
+def _fail_without_token(replica: Replica, request: RequestState) -> None:
+    """End a request whose logits are not finite. What this step computed of it is not kept."""
+    text = (
+        f"Request {request.request_id}: the model's logits after {request.num_output} output "
+        "tokens are not finite, so that no token can be sampled. Check the checkpoint; with "
+        "model.dtype float16 try bfloat16 or float32, whose numbers reach further."
+    )
+    replica.fail(request, FailureKind.MODEL_FAILED, text)
 
 
 def _take_decoded(replica: Replica, lane: Lane, taken: TakenTokens, now_s: float) -> None:
@@ -137,8 +162,16 @@ def apply_outcome(
 ) -> None:
     """Take the outcome of a row that is not of the batch: pages to publish, a token, the end."""
     assert request.batch is None, "what decodes is taken by the batch"
+    if len(outcome.token_ids) and outcome.token_ids[0] == NO_TOKEN:
+        # First of all: pages with such numbers would spoil the prompts that find them.
+        _fail_without_token(replica, request)
+        return
+
     request.finish_row(outcome.num_computed)
     advance(lane, request, now_s)
+    if outcome.prompt_logprobs is not None:
+        request.take_prompt_logprobs(outcome.prompt_logprobs)
+        replica.send_prompt_logprobs(request, outcome.prompt_logprobs)
     if not len(outcome.token_ids):
         return
 
@@ -236,7 +269,7 @@ def _run_on_load(replica: Replica, lane: Lane, request: RequestState, now_s: flo
         if request.batch is not None and request.slot is not None:
             # It joined with the first of them.
             slots = int32_array((request.slot,))
-            _take_decoded(replica, lane, lane.batch.take(slots, outcome.token_ids), now_s)
+            _take_tokens(replica, lane, slots, outcome.token_ids, now_s)
         else:
             apply_outcome(replica, lane, request, outcome, now_s)
 

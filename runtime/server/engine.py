@@ -62,6 +62,6 @@ class ServedEngine(Protocol):
         """Go on without L3."""
         ...
 
-    async def explain(self, request_id: str) -> dict[str, Any] | None:
+    async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a request's prompt came from."""
         ...

@@ -14,13 +14,13 @@ from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
+from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.supervision.spawn import NAMESPACE
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.sections import RaySection
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
-_DIAL_S = 10.0
 
 
 class PrivateCluster:
@@ -141,30 +141,22 @@ def is_free_port(port: int) -> bool:
 
 
 def _connect(address: str) -> None:
-    _require_listener(address)
+    require_cluster(address)
     try:
         ray.init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
         )
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        if address == "auto":
+            raise ConfigError(
+                "no Ray cluster runs on this host. Start one with `ray start --head`, give its "
+                "HOST:PORT, or leave the address out for a private one."
+            ) from error
         raise ConfigError(
             f"the Ray cluster at {address} refuses this process: {error}. If it has token "
             f"authentication, set "
             "RAY_AUTH_MODE=token and provide its token; if it has not, set RAY_AUTH_MODE=disabled."
         ) from error
-
-
-def _require_listener(address: str) -> None:
-    """Raise ConfigError if nobody listens there; Ray itself would try for two minutes."""
-    host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _DIAL_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"no Ray cluster answers at {address}: {error}. Start one, or correct the address."
-        ) from None
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
