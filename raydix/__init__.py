@@ -15,9 +15,11 @@ if TYPE_CHECKING:
         ConfigError,
         DeadlineExceeded,
         EngineDead,
+        ModelFailed,
         Overloaded,
         PromptTooLong,
         RaydixError,
+        UnknownRequest,
     )
     from raydix.runtime.api.client import AsyncLLM
     from raydix.runtime.api.llm import LLM
@@ -37,11 +39,13 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "EngineDead",
+    "ModelFailed",
     "Overloaded",
     "PromptTooLong",
     "RaydixError",
     "RequestOutput",
     "SamplingParams",
+    "UnknownRequest",
 ]
 
 _MODULES = {

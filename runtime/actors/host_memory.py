@@ -85,6 +85,7 @@ class HostMemoryActor:
         self._exporter = exporter
         self._arena: HostArena | None = None
         self._is_adopted = False
+        self._page_tokens = 0
         self._core: HostMemoryCore | None = None
         self._turns = Turns[HostEvent, HostEffect](Tick(), self._carry_out, on_fatal=on_fatal)
 
@@ -130,14 +131,14 @@ class HostMemoryActor:
         old_generations = self._arena.generations if self._is_adopted else None
         self._core = HostMemoryCore(self._arena.geometry, setup.settings, old_generations)
         self._turns.start(self._core)
+        self._page_tokens = setup.settings.page_size
 
         self._listener = await listen(
             setup.storage_address, self._hello(setup.secret), self._serve_storage
         )
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
-            page = {PAGE_TOKENS: setup.settings.page_size}
-            self._exporter.start(lambda: read_samples(HOST_METRICS, {**self.stats(), **page}))
+            self._exporter.start(lambda: read_samples(HOST_METRICS, self.stats()))
 
     async def wait_storage(self) -> None:
         """Return once a storage actor is attached."""
@@ -160,8 +161,9 @@ class HostMemoryActor:
         self._turns.post(DetachStorage())
 
     def stats(self) -> dict[str, Any]:
-        """The core's figures."""
-        return {**self._running_core().stats(), "incarnation": self._incarnation}
+        """The core's figures, and how many tokens a page has."""
+        own = {PAGE_TOKENS: self._page_tokens, "incarnation": self._incarnation}
+        return {**self._running_core().stats(), **own}
 
     async def flush(self) -> int:
         """Drop all of L2 that nobody reads or writes.

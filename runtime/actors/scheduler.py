@@ -116,7 +116,6 @@ class SchedulerActor:
 
         self._attached = asyncio.Event()
         self._kill_orders: asyncio.Queue[KillRank] = asyncio.Queue(_KILL_ORDERS)
-        self._num_plans = 0
         self._cpu_start_s = 0.0
 
     def __repr__(self) -> str:
@@ -160,7 +159,6 @@ class SchedulerActor:
         return {
             **self._running_core().stats(),
             "scheduler_cpu_s": time.thread_time() - self._cpu_start_s,
-            "num_plans": self._num_plans,
             "num_clients": len(self._clients),
             "num_slow_clients": self._num_slow_clients,
             "incarnation": self._incarnation,
@@ -348,7 +346,6 @@ class SchedulerActor:
                     self._unsent.add(effect.client_id)
 
             case SendPlan():
-                self._num_plans += 1
                 for connection in effect.connections:
                     send_if_open(self._links.get(connection), effect.plan)
             case SendHost():

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import BadRequest, EngineDead, RaydixError
+from raydix.errors import BadRequest, EngineDead, RaydixError, UnknownRequest
 from raydix.runtime.actors.bootstrap.control_client import client_hello
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
@@ -58,11 +58,13 @@ class AsyncLLM:
     ) -> Self:
         """Start an engine and connect to it.
 
-        source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
-        (`cache={...}`) are laid over it. name: by which others reach it; None: one of its own, as
-        a name is free for one engine of a user and host. drain_s: how long requests may go on when
-        the engine is shut down, and then writes to L3; new ones are refused meanwhile. The engine
-        ends with this process. Raises ConfigError, CheckpointError or EngineDead.
+        source: a YAML file, a checkpoint folder, `ORG/NAME` on the Hub, or a dict with the
+        configuration; `sections` (`cache={...}`) are laid over it. name: by which others reach it;
+        None: one of its own, as a name is free for one engine of a user and host. drain_s: how long
+        requests may go on when the engine is shut down, and then writes to L3; new ones are refused
+        meanwhile. The engine ends with this process.
+
+        Raises ConfigError, CheckpointError or EngineDead.
         """
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
@@ -234,9 +236,13 @@ class AsyncLLM:
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a request's prompt came from, or why it was computed.
 
-        The engine remembers its last 1,024 requests.
+        The engine remembers its last 1,024 requests. Raises UnknownRequest for any other.
         """
-        explanation: dict[str, Any] = await self._call("explain", request_id)
+        explanation: dict[str, Any] | None = await self._call("explain", request_id)
+        if explanation is None:
+            raise UnknownRequest(
+                f"Request {request_id!r} is not among the last 1,024 of this engine."
+            )
         return explanation
 
     async def wait_ended(self) -> None:

@@ -82,14 +82,22 @@ def attach(
     """
     section = _l3_section(lazy_storage(lazy, sections_of(settings)))
     names = asyncio.run(_ask(connect, address, lambda engine: engine.attach_storage(section)))
-    print_values(names, as_json)
+    if as_json:
+        print_json(names)
+        return
+    former = "it had no L3 before" if names["detached"] is None else f"it left {names['detached']}"
+    print(f"Engine {connect} uses {names['attached']} from now on; {former}.")
 
 
 @app.command()
 def detach(connect: Connect = "raydix", address: Address = None, as_json: AsJson = False) -> None:
     """Go on without L3. Requests go on, and what L3 holds stays there."""
     names = asyncio.run(_ask(connect, address, lambda engine: engine.detach_storage()))
-    print_values(names, as_json)
+    if as_json:
+        print_json(names)
+        return
+    former = "it had none" if names["detached"] is None else f"it left {names['detached']}"
+    print(f"Engine {connect} goes on without L3; {former}.")
 
 
 @app.command()
@@ -119,8 +127,6 @@ def explain(
 ) -> None:
     """Say for each range of a request's prompt which tier it came from, or why it was computed."""
     explanation = asyncio.run(_ask(connect, address, lambda engine: engine.explain(request_id)))
-    if explanation is None:
-        raise BadRequest(f"Request {request_id} is not among the last 1,024 of engine {connect}.")
     if as_json:
         print_json(explanation)
         return

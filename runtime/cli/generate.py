@@ -47,6 +47,10 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Take each prompt as a user's message.")
     ] = False,
+    routing_key: Annotated[
+        str | None,
+        typer.Option(help="Requests of one key run together, if scheduler.policy is routing_key."),
+    ] = None,
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
@@ -61,7 +65,8 @@ def generate(
 
     async def run(out: Console, stdout: TextIO) -> None:
         async with await open_engine(config, connect, address) as engine:
-            async for answer in generate_all(engine, prompts, params, as_chat=chat):
+            answers = generate_all(engine, prompts, params, as_chat=chat, routing_key=routing_key)
+            async for answer in answers:
                 if as_json:
                     print_json(answer, stdout)
                 else:
@@ -72,7 +77,12 @@ def generate(
 
 
 async def generate_all(
-    engine: "AsyncLLM", prompts: Sequence[Prompt], params: SamplingParams, *, as_chat: bool
+    engine: "AsyncLLM",
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    as_chat: bool,
+    routing_key: str | None = None,
 ) -> AsyncIterator[dict[str, Any]]:
     """Run all prompts, a bounded number at a time; answers come in the order of the prompts."""
     admitted = asyncio.Semaphore(_MAX_CONCURRENT)
@@ -82,7 +92,7 @@ async def generate_all(
             if as_chat:
                 prompt = await engine.apply_chat_template([{"role": "user", "content": prompt}])
             last = None
-            async for output in engine.generate(prompt, params):
+            async for output in engine.generate(prompt, params, routing_key=routing_key):
                 last = output
         if last is None:
             raise BadRequest("the stream ended without an output")

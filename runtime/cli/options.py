@@ -8,9 +8,15 @@ from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import apply_set, load_config
 
+METRICS_PORT = 9477
+"""Of `raydix serve`, unless the configuration names another one."""
+
 Source = Annotated[
     str | None,
-    typer.Argument(help="A YAML configuration or a checkpoint folder.", show_default=False),
+    typer.Argument(
+        help="A YAML configuration, a checkpoint folder, or ORG/NAME on the Hub.",
+        show_default=False,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

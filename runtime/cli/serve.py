@@ -22,6 +22,7 @@ from raydix.runtime.cli.http_front import (
     serving_http,
 )
 from raydix.runtime.cli.options import (
+    METRICS_PORT,
     Address,
     Lazy,
     Name,
@@ -71,8 +72,24 @@ def serve(
     if dry_run:
         print_report(config)
         return
+    config = with_metrics_port(config, address)
     with ray_serve_environment(front), asyncio.Runner(loop_factory=loop_factory(front)) as runner:
         runner.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+
+
+def with_metrics_port(config: EngineConfig, address: str | None) -> EngineConfig:
+    """The configuration with the port that Prometheus is told once, where it names none.
+
+    Whoever joins a cluster uses its ports.
+    """
+    from raydix.runtime.actors.bootstrap.cluster import is_free_port, named_cluster
+
+    if config.ray.metrics_port is not None or named_cluster(address) is not None:
+        return config
+    if not is_free_port(METRICS_PORT):
+        print(f"Port {METRICS_PORT} is taken; metrics have another one.")
+        return config
+    return load_config(config, {"ray": {"metrics_port": METRICS_PORT}})
 
 
 async def serve_until_stopped(

@@ -48,6 +48,10 @@ class PrefetchState:
         """More pages may come."""
         return self.state is not LookupState.CLOSED
 
+    def rule_out(self, reason: PageSource, num_pages: int, *, num_groups: int) -> None:
+        """No page is to be looked for, for this reason."""
+        self.by_group = (bytes([reason]) * num_pages,) * num_groups
+
     def make_due(self, num_l1_pages: Sequence[int], num_pages: int) -> None:
         """A lookup of `num_pages`, of which L1 holds the first ones, is to be sent."""
         self.by_group = _unknown(num_l1_pages, num_pages)

@@ -78,6 +78,8 @@ class Workload:
     deadline_fraction: float = 0.05
     abort_fraction: float = 0.15
     stop_fraction: float = 0.05
+    score_fraction: float = 0.15
+    """Ask for the logprobs of their prompts."""
     num_client_losses: int = 0
     hint_fraction: float = 0.2
     """Of the requests are announced by a prefetch, which may be aborted."""

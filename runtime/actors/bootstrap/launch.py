@@ -11,7 +11,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster, named_cluster
+from raydix.runtime.actors.bootstrap.cluster import (
+    find_cluster,
+    join_cluster,
+    metrics_url,
+    named_cluster,
+)
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import (
     EngineHandle,
@@ -79,7 +84,7 @@ def start_engine(
     # What other models take is not known here.
     is_known = build_model is build_torch_model
     sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
-    cluster = join_cluster(address)
+    cluster = join_cluster(address, config.ray)
     placement: Placement | None = None
     try:
         placement = place(config, sizes)
@@ -95,6 +100,10 @@ def start_engine(
         raise
 
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
+    print(f"Metrics: {metrics_url(placement.node_id)}", file=sys.stderr)
+    if cluster is not None and config.ray.dashboard_port is not None:
+        url = f"http://127.0.0.1:{config.ray.dashboard_port}"
+        print(f"Ray's dashboard: {url}, its folder {cluster.ray_folder}", file=sys.stderr)
     return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster))
 
 

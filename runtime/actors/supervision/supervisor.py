@@ -15,6 +15,7 @@ from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner
+from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
 
@@ -153,6 +154,7 @@ class SupervisorActor:
                 "cache.prefix_caching is false, so that L3 has no effect. Start the engine with "
                 "true."
             )
+        require_room_in_l3(config, (await self._actors.facts()).layout)
         former = await self._actors.storage.attach(config.cache.l3)
         return {"attached": config.cache.l3.backend, "detached": former}
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from raydix.errors import BadRequest, Cancelled, ConfigError, EngineDead
+from raydix.errors import BadRequest, Cancelled, ConfigError, EngineDead, UnknownRequest
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.messages.client import AbortRequest, SubmitRequest
 from tests.runtime.api.fake_engine import FakeCluster, FakeHandle, delta, echo
@@ -251,3 +251,15 @@ async def test_control_calls_go_to_the_engine(cluster):
     await engine.flush(l3=True)
     await engine.explain("r")
     assert cluster.handle.calls == [("stats",), ("flush", True), ("explain", "r")]
+
+
+async def test_a_request_that_the_engine_does_not_remember_cannot_be_explained(
+    cluster, monkeypatch
+):
+    async def call(method, request_id):
+        assert (method, request_id) == ("explain", "r")
+
+    monkeypatch.setattr(cluster.handle, "call", call)
+    cluster.engines["raydix"] = cluster.handle
+    with pytest.raises(UnknownRequest, match="'r' is not among the last 1,024"):
+        await AsyncLLM().explain("r")

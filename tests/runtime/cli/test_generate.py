@@ -15,3 +15,10 @@ async def test_answers_keep_the_order_of_the_prompts(cluster):
         sum(answer["cached_tokens_by_source"].values()) in (0, answer["num_prompt_tokens"])
         for answer in answers
     )
+
+
+def test_the_routing_key_goes_with_every_request(cluster, run):
+    cluster.engines["mine"] = cluster.handle
+    prompts = ("--prompt", "a", "--prompt", "b")
+    assert run("generate", "--connect", "mine", *prompts, "--routing-key", "math") == 0
+    assert [each.routing_key for each in cluster.links[0].sent] == ["math", "math"]

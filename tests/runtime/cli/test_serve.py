@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from raydix.runtime.actors.bootstrap import cluster as cluster_module
 from raydix.runtime.cli import serve
 from raydix.runtime.cli.stop_signal import until_stopped
+from raydix.runtime.config.loading import load_config
 from tests.runtime.api.fake_engine import FakeCluster
 
 
@@ -52,6 +54,23 @@ def test_a_signal_drains_the_engine_for_as_long_as_asked(
     assert run("serve", checkpoint, "--drain-s", "42") == 0
     assert cluster.supervisions[0].drain_timeout_s == 42.0
     assert cluster.handle.is_shut_down
+
+
+def test_metrics_have_one_port_unless_told_otherwise(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = {7000, 9477}
+    monkeypatch.setattr(cluster_module, "is_free_port", lambda port: port not in taken)
+    monkeypatch.setattr(cluster_module, "named_cluster", lambda address: address)
+    config = load_config(checkpoint)
+    named = load_config(checkpoint, {"ray": {"metrics_port": 7000}})
+
+    assert serve.with_metrics_port(named, None).ray.metrics_port == 7000
+    assert serve.with_metrics_port(config, "10.0.0.1:6379").ray.metrics_port is None
+    assert serve.with_metrics_port(config, None).ray.metrics_port is None
+    assert "Port 9477 is taken" in capsys.readouterr().out
+    taken.clear()
+    assert serve.with_metrics_port(config, None).ray.metrics_port == 9477
 
 
 async def test_who_waits_no_longer_leaves_no_handler_of_signals() -> None:

@@ -140,11 +140,13 @@ async def test_requests_are_counted_by_route(server: Server) -> None:
         text = (await http.get("/metrics")).text
 
     lines = text.splitlines()
+    assert 'raydix_http_requests_total{replica="0",route="/v1/responses",status="200"} 0.0' in lines
+    assert 'raydix_http_request_seconds_count{replica="0",route="/v1/responses"} 0.0' in lines
     counted = 'raydix_http_requests_total{replica="0",route="/v1/completions",status="'
     assert counted + '200"} 1.0' in lines
     assert counted + '400"} 1.0' in lines
     assert 'raydix_http_requests_total{replica="0",route="none",status="404"} 1.0' in lines
-    assert f'raydix_generation_tokens_total{{model="{MODEL}"}} 2.0' in lines
+    assert f'raydix_generation_tokens_total{{engine="{server.llm.name}"}} 2.0' in lines
 
 
 async def test_streams_may_finish_while_the_server_drains(checkpoint: Path) -> None:
