@@ -10,14 +10,15 @@ from raydix.runtime.model.columns import Column, packed_size
 
 EXTENSION_TOKENS = (16, 32, 64, 128)
 """Of one row; longer ones are steps of prompts."""
+_MAX_PROMPT_ROWS = 128
 _PROMPT_TOKENS = (
     *range(32, 128, 32),
     *range(128, 768, 64),
     *range(768, 1536, 128),
     *range(1536, 2048 + 1, 256),
+    2048 + _MAX_PROMPT_ROWS,
 )
-"""Larger steps have work enough to hide their launches."""
-_MAX_PROMPT_ROWS = 128
+"""Up to the usual chunk and a token of every row. Larger steps can hide their launches."""
 _MORE_TILES = 16
 """As each row, and the padding behind them, may end within a tile."""
 
