@@ -13,7 +13,8 @@ from raydix.errors import AccountingError
 from raydix.ids import ConnectionId
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
 from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, send_if_open
-from raydix.runtime.actors.links.socket_link import Listener, connect, listen
+from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import exit_process, wait_for_exit
 from raydix.runtime.actors.turns import Turns
@@ -132,7 +133,7 @@ class HostMemoryActor:
         self._turns.start(self._core)
 
         self._listener = await listen(
-            setup.storage_address, self._hello(setup.secret), self._serve_storage
+            setup.storage_address, self._hello(), setup.secret, self._serve_storage
         )
         self._add_task(self._follow_scheduler(setup))
         if self._exporter is not None:
@@ -209,9 +210,8 @@ class HostMemoryActor:
         if self._arena is not None:
             self._arena.close()
 
-    def _hello(self, secret: bytes) -> Hello:
+    def _hello(self) -> Hello:
         return Hello(
-            secret=secret,
             role=Role.HOST_MEMORY,
             name=self._name,
             incarnation=self._incarnation,
@@ -222,7 +222,7 @@ class HostMemoryActor:
         """Stay connected to whichever Scheduler listens at the address."""
         while True:
             try:
-                link = await connect(setup.scheduler_address, self._hello(setup.secret))
+                link = await connect(setup.scheduler_address, self._hello(), setup.secret)
             except LinkRefused:
                 await asyncio.sleep(_RETRY_S)
                 continue

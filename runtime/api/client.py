@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from raydix.errors import BadRequest, EngineDead, RaydixError
-from raydix.runtime.actors.bootstrap.control_client import client_hello
+from raydix.runtime.actors.bootstrap.control_client import dial_engine
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
 from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.links.socket_link import connect
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
@@ -21,6 +20,7 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.messages.hello import Role
 
 
 class AsyncLLM:
@@ -311,11 +311,11 @@ class AsyncLLM:
     async def _open(self, handle: EngineHandle) -> EngineClient:
         tokenizer = await self._tokenizer_of(handle)
         try:
-            link = await connect(handle.client_address, client_hello(handle.secret))
+            link = await dial_engine(handle.record, Role.SCHEDULER)
         except (LinkClosed, OSError) as error:
             raise EngineDead(
-                f"The engine {self.name!r} does not answer at {handle.client_address} ({error}). "
-                "Start it, or wait until it has recovered. Clients must run on its host."
+                f"The engine {self.name!r} does not answer ({error}). Start it, or wait until it "
+                "has recovered."
             ) from error
 
         limits = ModelLimits(

@@ -91,7 +91,7 @@ def start_engine(
         raise
 
     print(effective_summary(config, facts.layout, facts.num_pages), file=sys.stderr)
-    return EngineHandle(facts.client, OwnEngine(supervisor, placement, cluster))
+    return EngineHandle(facts.client, facts.record, OwnEngine(supervisor, placement, cluster))
 
 
 def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandle:
@@ -102,7 +102,7 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
     """
     record = find_record(name) if named_cluster(address) is None else None
     if record is not None:
-        return EngineHandle(asyncio.run(_ask_facts(name, record)))
+        return EngineHandle(asyncio.run(_ask_facts(name, record)), record)
 
     find_cluster(address, name)
     supervisor = find_supervisor(name)
@@ -110,7 +110,7 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
         facts: EngineFacts = ray.get(supervisor.facts.remote())
     except RayError as error:
         raise typed_error(error, f"engine {name}") from error
-    return EngineHandle(facts.client)
+    return EngineHandle(facts.client, facts.record)
 
 
 async def _ask_facts(name: str, record: EngineRecord) -> ClientFacts:

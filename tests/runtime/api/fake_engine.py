@@ -7,6 +7,7 @@ from typing import Any
 
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
+from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
@@ -20,8 +21,10 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
     TokenFrame,
 )
+from raydix.runtime.messages.hello import Role
 
 CLOSED = object()
+RECORD = EngineRecord(control_address="fake:1", client_address="fake:2", secret=b"secret")
 
 
 class FakeLink:
@@ -127,8 +130,8 @@ class FakeHandle:
     """What `start_engine` and `find_engine` give."""
 
     model_path: str
-    client_address: str = "fake:1"
-    secret: bytes = b"secret"
+    record: EngineRecord = RECORD
+    listens_at: str | None = None
     max_model_len: int = 64
     vocab_size: int = 300
     eos_token_ids: tuple[int, ...] = (256,)
@@ -167,7 +170,7 @@ class FakeCluster:
         """Replace what `raydix.runtime.api.client` imports from the launching side."""
         monkeypatch.setattr("raydix.runtime.api.client.start_engine", self._start)
         monkeypatch.setattr("raydix.runtime.api.client.find_engine", self._find)
-        monkeypatch.setattr("raydix.runtime.api.client.connect", self._connect)
+        monkeypatch.setattr("raydix.runtime.api.client.dial_engine", self._connect)
 
     def _start(
         self, config: Any, name: str, address: str | None, supervision: Supervision
@@ -182,7 +185,7 @@ class FakeCluster:
             raise EngineDead(f"there is no engine {name!r} at {address}")
         return self.engines[name]
 
-    async def _connect(self, address: str, hello: Any) -> FakeLink:
+    async def _connect(self, record: EngineRecord, seeks: Role) -> FakeLink:
         if self.refuses_links:
             raise LinkClosed("nobody listens")
         self.links.append(FakeLink(self.answer))
