@@ -9,10 +9,13 @@ from typing import Any, Self
 
 from raydix.errors import BadRequest, EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.control_client import dial_engine
-from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine, start_engine
+from raydix.runtime.actors.bootstrap.launch import EngineHandle, start_engine
+from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
+from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
@@ -32,13 +35,16 @@ class AsyncLLM:
     on.
     """
 
-    def __init__(self, name: str = "raydix", address: str | None = None) -> None:
-        """A handle that connects when first used.
-
-        address: the Ray cluster's; None: the one at hand.
-        """
+    def __init__(
+        self,
+        name: str = "raydix",
+        address: str | None = None,
+        secret_file: str | Path | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """A handle that connects when first used; the arguments are those of `connect`."""
         self.name = name
-        self.address = address
+        self.place = EnginePlace(name, address, secret_file, cluster)
         self._has_started_engine = False
         self._handle: EngineHandle | None = None
         self._client: EngineClient | None = None
@@ -53,22 +59,28 @@ class AsyncLLM:
         name: str | None = None,
         address: str | None = None,
         drain_s: float = DRAIN_S,
+        listen: str | None = None,
+        secret_file: str | Path | None = None,
         **sections: Any,
     ) -> Self:
         """Start an engine and connect to it.
 
         source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
         (`cache={...}`) are laid over it. name: by which others reach it; None: one of its own, as
-        a name is free for one engine of a user and host. drain_s: how long requests may go on when
-        the engine is shut down, and then writes to L3; new ones are refused meanwhile. The engine
-        ends with this process. Raises ConfigError, CheckpointError or EngineDead.
+        a name is free for one engine of a user and host. address: of the Ray cluster; None: the one
+        at hand, else a private one. drain_s: how long requests may go on when the engine is shut
+        down, and then writes to L3; new ones are refused meanwhile. listen: `HOST:PORT` for clients
+        on other hosts, who must know the secret, as `connect` finds it; without one only this user
+        may connect, by a loopback address. The engine ends with this process. Raises ConfigError,
+        CheckpointError or EngineDead.
         """
+        gateway = gateway_settings(listen, secret_file)
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
-        handle = await _start_or_undo(config, name, address, supervision)
+        handle = await _start_or_undo(config, name, address, supervision, gateway)
 
-        engine = cls(name, address)
+        engine = cls(name, cluster=address)
         engine._handle = handle
         engine._has_started_engine = True
         # The caller has nothing yet to shut down: what fails from here on ends the engine.
@@ -80,9 +92,23 @@ class AsyncLLM:
         return engine
 
     @classmethod
-    async def connect(cls, name: str = "raydix", address: str | None = None) -> Self:
-        """Reach a running engine. Raises EngineDead if there is none of this name."""
-        engine = cls(name, address)
+    async def connect(
+        cls,
+        name: str = "raydix",
+        address: str | None = None,
+        *,
+        secret_file: str | Path | None = None,
+        cluster: str | None = None,
+    ) -> Self:
+        """Reach a running engine. Raises EngineDead if there is none of this name.
+
+        address: `HOST:PORT` where the engine listens, on whatever host; nothing of Ray is needed.
+        None: it is on this host. secret_file: a file of mode 0600 with the secret that an engine
+        elsewhere asks for; None: it is in RAYDIX_SECRET, or in the file that RAYDIX_SECRET_FILE
+        names. TLS is used where RAY_USE_TLS is set, with Ray's certificates. cluster: find the
+        engine through the Ray cluster of this address, which must have it on this host.
+        """
+        engine = cls(name, address, secret_file, cluster)
         await engine._connected()
         return engine
 
@@ -236,6 +262,10 @@ class AsyncLLM:
         explanation: dict[str, Any] = await self._call("explain", request_id)
         return explanation
 
+    async def listens_at(self) -> str | None:
+        """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""
+        return (await self._found()).listens_at
+
     async def wait_ended(self) -> None:
         """Wait until the engine gives up, is shut down or is killed. Raises EngineDead: why."""
         await (await self._found()).wait_ended()
@@ -265,8 +295,9 @@ class AsyncLLM:
         else:
             await self.disconnect()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
-        return type(self), (self.name, self.address)
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        place = self.place
+        return type(self), (place.name, place.address, place.secret_file, place.cluster)
 
     async def _connected(self) -> EngineClient:
         """The open connection; a new one, to whatever engine has the name now, if there is none."""
@@ -305,7 +336,7 @@ class AsyncLLM:
 
     async def _found(self) -> EngineHandle:
         if self._handle is None:
-            self._handle = await asyncio.to_thread(find_engine, self.name, self.address)
+            self._handle = await self.place.find()
         return self._handle
 
     async def _open(self, handle: EngineHandle) -> EngineClient:
@@ -344,14 +375,18 @@ class AsyncLLM:
 
 
 async def _start_or_undo(
-    config: EngineConfig, name: str, address: str | None, supervision: Supervision
+    config: EngineConfig,
+    name: str,
+    address: str | None,
+    supervision: Supervision,
+    gateway: GatewaySettings | None,
 ) -> EngineHandle:
     """Start an engine on a thread, as that blocks.
 
     A cancelled start cannot be stopped half-way: its end is waited for, and the engine shut down.
     """
     starting = asyncio.create_task(
-        asyncio.to_thread(start_engine, config, name, address, supervision)
+        asyncio.to_thread(start_engine, config, name, address, supervision, gateway=gateway)
     )
     try:
         return await asyncio.shield(starting)

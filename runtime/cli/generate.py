@@ -13,6 +13,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.cli.engine_access import open_engine
+from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import (
     PROMPT_FILE_HELP,
     Address,
@@ -50,6 +51,7 @@ def generate(
     settings: Settings = None,
     connect: OptionalConnect = None,
     address: Address = None,
+    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate from prompts, with an engine of its own or a running one."""
@@ -60,7 +62,7 @@ def generate(
     )
 
     async def run(out: Console, stdout: TextIO) -> None:
-        async with await open_engine(config, connect, address) as engine:
+        async with await open_engine(config, connect, address, secret_file) as engine:
             async for answer in generate_all(engine, prompts, params, as_chat=chat):
                 if as_json:
                     print_json(answer, stdout)

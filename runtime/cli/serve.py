@@ -1,6 +1,9 @@
 """`raydix serve`: keep an engine up."""
 
 import asyncio
+import ipaddress
+import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +20,7 @@ from raydix.runtime.cli.http_front import (
     read_http_options,
     serving_http,
 )
+from raydix.runtime.cli.listen_options import Listen, SecretFile
 from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
@@ -43,20 +47,34 @@ def serve(
     address: Address = None,
     drain_s: DrainS = DRAIN_S,
     dry_run: DryRun = False,
+    listen: Listen = None,
+    secret_file: SecretFile = None,
     http: Http = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
 ) -> None:
     """Start an engine and keep it up until Ctrl-C.
 
-    Reach it with AsyncLLM.connect(NAME), or over HTTP. Ends with an error if the engine does.
+    Reach it with AsyncLLM.connect(NAME) here, with --listen also from other hosts, or over HTTP.
+    Ends with an error if the engine does.
     """
     config = load_config(source, sections_of(settings))
     front = read_http_options(http, keys, model_name, config)
     if dry_run:
         print_report(config)
         return
-    asyncio.run(serve_until_stopped(config, name, address, drain_s, front, Console()))
+    asyncio.run(
+        serve_until_stopped(
+            config,
+            name,
+            address,
+            drain_s,
+            front,
+            Console(),
+            listen=listen,
+            secret_file=secret_file,
+        )
+    )
 
 
 async def serve_until_stopped(
@@ -66,20 +84,38 @@ async def serve_until_stopped(
     drain_s: float,
     front: HttpFront | None,
     console: Console,
+    *,
+    listen: str | None = None,
+    secret_file: Path | None = None,
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
 
     Raises EngineDead, saying why, if it ends before.
     """
     async with (
-        await start_engine(config, name, address, drain_s=drain_s) as engine,
+        await start_engine(
+            config, name, address, drain_s=drain_s, listen=listen, secret_file=secret_file
+        ) as engine,
         serving_http(front, engine, drain_s) as url,
     ):
         console.print(
             f"Engine {name} is ready: raydix generate --connect {name} --prompt ...   "
             "Ctrl-C stops it."
         )
+        listens_at = await engine.listens_at()
+        if listens_at is not None:
+            console.print(
+                f"Clients elsewhere: raydix generate --connect {name}@{_dialled(listens_at)} "
+                "--secret-file FILE --prompt ..."
+            )
         if front is not None:
             console.print(f"HTTP is ready at {url}/v1, model {front.model_name}.")
         await until_stopped(engine.wait_ended())
         console.print(f"Stopping; requests may go on for {drain_s:g} s. Ctrl-C again ends them.")
+
+
+def _dialled(listens_at: str) -> str:
+    """What clients dial: where every interface is listened at, this host's name."""
+    host, _, port = listens_at.rpartition(":")
+    is_any = host.strip("[]") in (str(ipaddress.IPv4Address(0)), str(ipaddress.IPv6Address(0)))
+    return f"{socket.gethostname()}:{port}" if is_any else listens_at

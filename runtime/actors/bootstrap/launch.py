@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import find_cluster, join_cluster, named_cluster
-from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.control_client import ask_facts
 from raydix.runtime.actors.bootstrap.engine_handle import (
     EngineHandle,
     OwnEngine,
@@ -21,7 +21,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
 )
 from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release
-from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
+from raydix.runtime.actors.engine_record import find_record, require_free_name
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel, build_torch_model
 from raydix.runtime.actors.host_memory import HostMemoryActor
@@ -29,7 +29,8 @@ from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import ProcessHandle, end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
 from raydix.runtime.actors.storage import StorageActor
-from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
+from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, RunningActor, actor_name
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
@@ -37,7 +38,6 @@ from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
 
 _RAY_KILL_S = 0.5
-_FIND_S = 10.0
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
 _GPU_ENVIRONMENT = {
@@ -63,11 +63,13 @@ def start_engine(
     address: str | None = None,
     supervision: Supervision | None = None,
     build_model: BuildModel = build_torch_model,
+    gateway: GatewaySettings | None = None,
 ) -> EngineHandle:
     """Start an engine and wait until it serves; it ends with this process.
 
     Ray: an initialised one, else the cluster at `address`, else the job's, else a private one on
     this host. Prints the effective configuration to stderr. `build_model`: what GPU actors drive.
+    `gateway`: where it listens for clients on other hosts.
 
     Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine.
     """
@@ -82,7 +84,13 @@ def start_engine(
         spawner = RaySpawner(
             engine=name, placement=placement, config=config, build_model=build_model
         )
-        supervisor, facts = _start_supervisor(config, name, spawner, supervision or Supervision())
+        supervisor, facts = _start_supervisor(
+            spawner,
+            name=name,
+            config=config,
+            supervision=supervision or Supervision(),
+            gateway=gateway,
+        )
     except BaseException:
         if placement is not None:
             release(placement)
@@ -102,7 +110,7 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
     """
     record = find_record(name) if named_cluster(address) is None else None
     if record is not None:
-        return EngineHandle(asyncio.run(_ask_facts(name, record)), record)
+        return EngineHandle(asyncio.run(ask_facts(name, record)), record)
 
     find_cluster(address, name)
     supervisor = find_supervisor(name)
@@ -113,22 +121,14 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
     return EngineHandle(facts.client, facts.record)
 
 
-async def _ask_facts(name: str, record: EngineRecord) -> ClientFacts:
-    try:
-        async with asyncio.timeout(_FIND_S):
-            return ClientFacts.from_values(await call_supervisor(name, record, "client_facts"))
-    except TimeoutError:
-        raise EngineDead(f"engine {name} does not answer for {_FIND_S:g} s") from None
-
-
 def _start_supervisor(
-    config: EngineConfig, name: str, spawner: "RaySpawner", supervision: Supervision
+    spawner: "RaySpawner", *, name: str, **arguments: Any
 ) -> tuple[Any, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, and the facts of the running engine."""
     supervisor = _make_supervisor(
         spawner.options(ActorKind.SUPERVISOR, actor_name(name, ActorKind.SUPERVISOR)),
         name,
-        {"name": name, "config": config, "spawner": spawner, "supervision": supervision},
+        {"name": name, "spawner": spawner, **arguments},
     )
 
     try:

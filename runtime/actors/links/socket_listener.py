@@ -67,11 +67,22 @@ class Listener:
 
         self.address = str(parsed)
 
-    async def close(self) -> None:
-        """Stop listening, close every accepted link and wait for the tasks that serve them."""
+    @property
+    def port(self) -> int:
+        """The TCP port, also after it was withdrawn."""
+        address = parse_address(self.address)
+        assert isinstance(address, TcpAddress), "a socket file has no port"
+        return address.port
+
+    def withdraw(self) -> None:
+        """Stop listening; links stay. May be called twice."""
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    async def close(self) -> None:
+        """Stop listening, close every accepted link and wait for the tasks that serve them."""
+        self.withdraw()
         if self._socket_file is not None:
             self._socket_file.remove()
             self._socket_file = None

@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from raydix.errors import ConfigError, EngineDead
+from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.private_folder import PrivateFolder
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.control_desk import Call, CallKind, ControlDesk
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
+from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import Spawner
@@ -34,9 +38,13 @@ class SupervisorActor:
         config: EngineConfig,
         spawner: Spawner,
         supervision: Supervision,
+        gateway: GatewaySettings | None = None,
         on_shut_down: Callable[[], None] = exit_process,
     ) -> None:
-        """`on_shut_down` is called after a shutdown that a client has asked for."""
+        """`on_shut_down` is called after a shutdown that a client has asked for.
+
+        `gateway`: where clients on other hosts connect; None: nowhere.
+        """
         self._name = name
         self._config = config
         self._supervision = supervision
@@ -49,7 +57,12 @@ class SupervisorActor:
             folder=self._folder.path,
         )
 
-        self._desk = ControlDesk(name, self._actors.record, self._calls(), on_shut_down)
+        record = self._actors.record
+        self._desk = ControlDesk(name, record, self._calls(), on_shut_down)
+        self._gateway = (
+            None if gateway is None else Gateway(name, gateway, record, self._desk.serve)
+        )
+        self._listens_at: str | None = None
 
         self._facts: EngineFacts | None = None
         self._failure: BaseException | None = None
@@ -64,9 +77,11 @@ class SupervisorActor:
     async def open(self) -> None:
         """Take the engine's name on this host and be found by it, before the engine starts.
 
-        Raises EngineDead if a living engine has the name.
+        Raises EngineDead if a living engine has the name, ConfigError if the gateway cannot listen.
         """
         await self._desk.open()
+        if self._gateway is not None:
+            self._listens_at = await self._gateway.open(TlsFiles.of(os.environ))
 
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
@@ -83,7 +98,8 @@ class SupervisorActor:
             await self.stop()
             raise failure or EngineDead(f"engine {self._name} was stopped while it started")
 
-        self._facts = ready.result()
+        facts = ready.result()
+        self._facts = replace(facts, client=replace(facts.client, listens_at=self._listens_at))
         return self._facts
 
     def facts(self) -> EngineFacts:
@@ -183,6 +199,8 @@ class SupervisorActor:
         await self._actors.storage.end()
         self._actors.close()
         self._desk.withdraw()
+        if self._gateway is not None:
+            self._gateway.withdraw()
         self._is_over.set()
         self._folder.remove()
 

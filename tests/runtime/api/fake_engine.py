@@ -9,6 +9,7 @@ from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
@@ -162,6 +163,7 @@ class FakeCluster:
         self.engines: dict[str, FakeHandle] = {}
         self.configs: list[Any] = []
         self.supervisions: list[Supervision] = []
+        self.gateways: list[GatewaySettings | None] = []
         self.links: list[FakeLink] = []
         self.refuses_links = False
         self.answer: Callable[[FakeLink, Any], None] = echo
@@ -169,12 +171,18 @@ class FakeCluster:
     def install(self, monkeypatch: Any) -> None:
         """Replace what `raydix.runtime.api.client` imports from the launching side."""
         monkeypatch.setattr("raydix.runtime.api.client.start_engine", self._start)
-        monkeypatch.setattr("raydix.runtime.api.client.find_engine", self._find)
+        monkeypatch.setattr("raydix.runtime.api.engine_place.find_engine", self._find)
         monkeypatch.setattr("raydix.runtime.api.client.dial_engine", self._connect)
 
     def _start(
-        self, config: Any, name: str, address: str | None, supervision: Supervision
+        self,
+        config: Any,
+        name: str,
+        address: str | None,
+        supervision: Supervision,
+        gateway: GatewaySettings | None,
     ) -> FakeHandle:
+        self.gateways.append(gateway)
         self.configs.append((config, address))
         self.supervisions.append(supervision)
         self.engines[name] = self.handle

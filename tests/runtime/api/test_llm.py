@@ -157,7 +157,7 @@ def test_a_failed_start_leaves_no_thread(cluster, checkpoint):
 def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypatch):
     is_starting, is_interrupted = threading.Event(), threading.Event()
 
-    def start_slowly(config, name, address, supervision):
+    def start_slowly(config, name, address, supervision, gateway):
         is_starting.set()
         is_interrupted.wait(5)
         return cluster.handle
