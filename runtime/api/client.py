@@ -7,20 +7,20 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from raydix.errors import BadRequest, EngineDead, RaydixError
+from raydix.errors import BadRequest, EngineDead
 from raydix.runtime.actors.bootstrap.control_client import dial_engine
-from raydix.runtime.actors.bootstrap.launch import EngineHandle, start_engine
+from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import DRAIN_S, Supervision
 from raydix.runtime.api.engine_client import EngineClient, ModelLimits
 from raydix.runtime.api.engine_place import EnginePlace
+from raydix.runtime.api.engine_start import start_or_undo
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.prompts import Prompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer
+from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.hello import Role
@@ -78,7 +78,7 @@ class AsyncLLM:
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name
         supervision = Supervision(drain_timeout_s=drain_s)
-        handle = await _start_or_undo(config, name, address, supervision, gateway)
+        handle = await start_or_undo(config, name, address, supervision, gateway)
 
         engine = cls(name, cluster=address)
         engine._handle = handle
@@ -368,29 +368,12 @@ class AsyncLLM:
 
     async def _tokenizer_of(self, handle: EngineHandle) -> Tokenizer | None:
         if handle.model_path not in self._tokenizers:
-            self._tokenizers[handle.model_path] = await asyncio.to_thread(
-                load_tokenizer, handle.model_path
-            )
+            self._tokenizers[handle.model_path] = await self._load_tokenizer(handle)
         return self._tokenizers[handle.model_path]
 
-
-async def _start_or_undo(
-    config: EngineConfig,
-    name: str,
-    address: str | None,
-    supervision: Supervision,
-    gateway: GatewaySettings | None,
-) -> EngineHandle:
-    """Start an engine on a thread, as that blocks.
-
-    A cancelled start cannot be stopped half-way: its end is waited for, and the engine shut down.
-    """
-    starting = asyncio.create_task(
-        asyncio.to_thread(start_engine, config, name, address, supervision, gateway=gateway)
-    )
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        with contextlib.suppress(RaydixError):
-            await (await starting).shutdown()
-        raise
+    async def _load_tokenizer(self, handle: EngineHandle) -> Tokenizer | None:
+        if self.place.address is None:
+            return await asyncio.to_thread(load_tokenizer, handle.model_path)
+        # The path means something on the engine's host; here it may hold another model.
+        files = await handle.call("tokenizer_files")
+        return await asyncio.to_thread(load_tokenizer_files, files)

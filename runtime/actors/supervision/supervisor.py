@@ -19,6 +19,7 @@ from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import Spawner
+from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
 
@@ -113,6 +114,10 @@ class SupervisorActor:
     def client_facts(self) -> dict[str, Any]:
         """`ClientFacts` as plain values. Raises EngineDead unless the engine serves."""
         return self.facts().client.to_values()
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """What makes the tokenizer, for clients on other hosts. Raises CheckpointError."""
+        return await asyncio.to_thread(read_tokenizer_files, self._config.model.path)
 
     async def wait_ended(self) -> None:
         """Wait until the engine gives up or is stopped. Raises EngineDead that says why."""
@@ -230,6 +235,7 @@ class SupervisorActor:
         """What clients may ask for."""
         acts = (
             self.client_facts,
+            self.tokenizer_files,
             self.stats,
             self.health,
             self.flush,

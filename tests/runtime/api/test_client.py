@@ -69,7 +69,7 @@ async def test_a_start_that_is_cancelled_is_taken_back(cluster, checkpoint, monk
         may_go_on.wait(5)
         return cluster.handle
 
-    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_slowly)
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_slowly)
     task = asyncio.create_task(AsyncLLM.start(checkpoint))
     await asyncio.to_thread(is_starting.wait, 5)
     task.cancel()

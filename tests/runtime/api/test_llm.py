@@ -167,7 +167,7 @@ def test_a_start_that_is_interrupted_is_taken_back(cluster, checkpoint, monkeypa
         is_interrupted.set()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("raydix.runtime.api.client.start_engine", start_slowly)
+    monkeypatch.setattr("raydix.runtime.api.engine_start.start_engine", start_slowly)
     monkeypatch.setattr("concurrent.futures.Future.result", once(interrupt))
     with pytest.raises(KeyboardInterrupt):
         LLM(checkpoint)

@@ -1,0 +1,54 @@
+"""An engine that listens for clients on other hosts, in this process and without Ray."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.actors.supervision.gateway import GatewaySettings
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.testing.sleeping_runner import build_sleeping_model
+from raydix.runtime.testing.spawner import InProcessSpawner
+
+SECRET = "0123456789abcdef" * 2
+
+
+@dataclass(frozen=True)
+class RemoteEngine:
+    """Where it listens, and the Supervisor that tests may end."""
+
+    name: str
+    address: str
+    supervisor: SupervisorActor
+
+
+@contextlib.asynccontextmanager
+async def remote_engine(
+    name: str, model_path: Path, port: int = 0, step_s: float = 0.0
+) -> AsyncIterator[RemoteEngine]:
+    """An engine whose model makes its tokens up."""
+    config = load_config(
+        {
+            "model": {"path": str(model_path), "max_model_len": 4096},
+            "cache": {"l1": {"num_pages": 512}, "l2": None},
+        }
+    )
+    supervisor = SupervisorActor(
+        name=name,
+        config=config,
+        spawner=InProcessSpawner(partial(build_sleeping_model, step_s=step_s)),
+        supervision=Supervision(max_crashes=0, drain_timeout_s=0.1),
+        gateway=GatewaySettings(address=TcpAddress("127.0.0.1", port), secret=SECRET.encode()),
+        on_shut_down=lambda: None,
+    )
+    await supervisor.open()
+    facts = await supervisor.start()
+    assert facts.client.listens_at is not None
+    try:
+        yield RemoteEngine(name, facts.client.listens_at, supervisor)
+    finally:
+        await supervisor.shutdown()
