@@ -9,7 +9,7 @@ from torch.distributed import Store
 from raydix.moe.dispatch.deepep import DeepEpDispatcher, deepep_obstacle
 from raydix.moe.dispatch.expert_major import expert_major_obstacle
 from raydix.moe.dispatch.machine import Machine
-from raydix.moe.dispatch.mooncake_ep import connect_mooncake_ep
+from raydix.moe.dispatch.mooncake_ep import connect_mooncake_ep, mooncake_ep_obstacle
 from raydix.moe.dispatch.mori import MoriDispatcher, mori_obstacle
 from raydix.moe.dispatch.nixl_ep import connect_nixl_ep
 from raydix.moe.dispatch.probes import probe
@@ -31,7 +31,7 @@ class Adapter:
 ADAPTERS = {
     "deepep": Adapter(deepep_obstacle, DeepEpDispatcher),
     "nixl_ep": Adapter(expert_major_obstacle, connect_nixl_ep),
-    "mooncake_ep": Adapter(expert_major_obstacle, connect_mooncake_ep),
+    "mooncake_ep": Adapter(mooncake_ep_obstacle, connect_mooncake_ep),
     "mori": Adapter(mori_obstacle, MoriDispatcher),
 }
 """By backend; those of `probes.LIBRARIES`."""

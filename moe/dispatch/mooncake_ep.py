@@ -12,6 +12,7 @@ from torch.distributed import Store
 from raydix.moe.dispatch.expert_major import (
     ExpertMajor,
     Landed,
+    expert_major_obstacle,
     low_latency_tokens,
     part_tokens,
 )
@@ -20,6 +21,15 @@ from raydix.moe.dispatch.store_group import StoreGroup
 
 _FOREVER_US = -1
 """A time limit would leave a late rank's tokens out without a word."""
+
+
+def mooncake_ep_obstacle(shape: DispatchShape) -> str | None:
+    """Why the kernels cannot serve this; None if they can."""
+    num_experts = shape.num_ranks * shape.slots_per_rank
+    # Rows follow two words of each expert, and are moved 16 bytes at a time: the device would fail.
+    if num_experts % 2:
+        return f"all ranks together must have an even number of experts, here are {num_experts}"
+    return expert_major_obstacle(shape)
 
 
 def connect_mooncake_ep(

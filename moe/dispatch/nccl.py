@@ -5,6 +5,7 @@ Rows of rank r are behind those of the ranks before it, so no counts have to be 
 Legend: as in `protocol`. P columns of a packed choice: 2 x K.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.distributed import Store
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
-from raydix.moe.dispatch.nccl_group import connect_nccl
+from raydix.moe.dispatch.nccl_group import connect_nccl, end_nccl
 from raydix.moe.dispatch.protocol import DispatchShape, DispatchSizes, Received
 
 if TYPE_CHECKING:
@@ -28,32 +29,36 @@ class NcclDispatcher:
         """Connect; waits for every rank. The calling thread is on `device`."""
         self._rank = rank
         self._shape = shape
-        self._group = connect_nccl(store, rank, shape.num_ranks)
-        self._is_closed = False
+        self._group: ProcessGroupNCCL | None = connect_nccl(store, rank, shape.num_ranks)
         self._warm_up(device)
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> "NcclExchange":
         """See `Dispatcher`. Raises RuntimeError once it is closed."""
-        if self._is_closed:
-            raise RuntimeError("the dispatcher of this rank is closed")
+        group = self._open_group()
         assert sizes.tokens_R[self._rank] == x_TC.shape[0], "sizes are those of the step"
 
         packed_TP = torch.cat([physical_ids_TK.int(), weights_TK.view(torch.int32)], 1)
         return NcclExchange(
-            self._group,
+            self._open_group,
             self._rank,
             self._shape.slots_per_rank,
-            x_NC=gather_rows(self._group, x_TC, sizes.tokens_R),
-            packed_NP=gather_rows(self._group, packed_TP, sizes.tokens_R),
+            x_NC=gather_rows(group, x_TC, sizes.tokens_R),
+            packed_NP=gather_rows(group, packed_TP, sizes.tokens_R),
             tokens_R=sizes.tokens_R,
         )
 
     def close(self) -> None:
-        """See `Dispatcher`. Returns once no CUDA graph holds its kernels any longer."""
-        self._is_closed = True
-        self._group.abort()
+        """See `Dispatcher`."""
+        group, self._group = self._group, None
+        if group is not None:
+            end_nccl(group)
+
+    def _open_group(self) -> "ProcessGroupNCCL":
+        if self._group is None:
+            raise RuntimeError("the dispatcher of this rank is closed")
+        return self._group
 
     def _warm_up(self, device: torch.device) -> None:
         """Ranks connect at their first operation of each kind, which must not be a captured one."""
@@ -73,11 +78,11 @@ class NcclDispatcher:
 
 
 class NcclExchange:
-    """Is `Exchange`."""
+    """Is `Exchange`. `open_group` raises RuntimeError once the dispatcher is closed."""
 
     def __init__(
         self,
-        group: "ProcessGroupNCCL",
+        open_group: Callable[[], "ProcessGroupNCCL"],
         rank: int,
         slots_per_rank: int,
         *,
@@ -85,7 +90,7 @@ class NcclExchange:
         packed_NP: Tensor,
         tokens_R: tuple[int, ...],
     ) -> None:
-        self._group = group
+        self._open_group = open_group
         self._rank = rank
         self._slots = slots_per_rank
         self._x_NC = x_NC
@@ -108,7 +113,7 @@ class NcclExchange:
         """See `Exchange`."""
         num_ranks, num_tokens = len(self._tokens_R), self._tokens_R[self._rank]
         parts_XC = out_NC.new_empty(num_ranks * num_tokens, out_NC.shape[1])
-        self._group.alltoall_base(
+        self._open_group().alltoall_base(
             parts_XC, out_NC, [num_tokens] * num_ranks, list(self._tokens_R), _on_current_stream()
         )
         self._parts_RTC = parts_XC.view(num_ranks, num_tokens, out_NC.shape[1])

@@ -3,9 +3,11 @@
 import faulthandler
 import multiprocessing
 import os
+import time
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import torch
 from torch.distributed import FileStore, Store
 
 WAIT_S = 120
+PEERS_WAIT_S = 5
+"""How long a rank may go on once another has failed: it may wait for that one for ever."""
 Body = Callable[[Store, int, torch.device], Any]
 """What a rank does; at the top level of a module, so that a process finds it."""
 
@@ -21,7 +25,7 @@ def run_on_gpus(file: Path, num_ranks: int, body: Body) -> list[Any]:
     """Let every rank meet the others by `file` and do `body`.
 
     Returns their results in order: None of a rank that was killed. Raises RuntimeError if one
-    failed.
+    failed, soon after it has.
     """
     context = multiprocessing.get_context("spawn")
     ranks = []
@@ -33,26 +37,47 @@ def run_on_gpus(file: Path, num_ranks: int, body: Body) -> list[Any]:
         ranks.append((process, ours))
 
     try:
-        results = [_result_of(connection) for _, connection in ranks]
+        results = results_of([connection for _, connection in ranks], WAIT_S, PEERS_WAIT_S)
     finally:
         for process, _ in ranks:
             process.join(1)
             process.kill()
             process.join()
-    failures = [each for each in results if isinstance(each, _Failure)]
+    failures = [each.text for each in results if isinstance(each, Failure)]
     if failures:
-        raise RuntimeError("\n".join(each.text for each in failures))
+        raise RuntimeError("\n".join(failures))
     return results
 
 
-class _Failure:
-    def __init__(self, text: str) -> None:
-        self.text = text
+@dataclass(frozen=True)
+class Failure:
+    """Of a rank, in words."""
+
+    text: str
+
+
+def results_of(connections: Sequence[Connection], wait_s: float, peers_wait_s: float) -> list[Any]:
+    """What each rank sends, None if it ends without: whichever is first may be waited for last."""
+    results: dict[Connection, Any] = {}
+    until_s = time.monotonic() + wait_s
+    while len(results) < len(connections):
+        missing = [each for each in connections if each not in results]
+        ready = wait(missing, max(until_s - time.monotonic(), 0))
+        if not ready:
+            break
+        for connection in missing:
+            if connection in ready:
+                results[connection] = _result_of(connection)
+        if any(isinstance(each, Failure) for each in results.values()):
+            until_s = min(until_s, time.monotonic() + peers_wait_s)
+
+    return [
+        results.get(each, Failure(f"rank {rank} has not ended"))
+        for rank, each in enumerate(connections)
+    ]
 
 
 def _result_of(connection: Connection) -> Any:
-    if not connection.poll(WAIT_S):
-        return _Failure(f"a rank has not ended after {WAIT_S} s")
     try:
         return connection.recv()
     except EOFError:
@@ -69,5 +94,5 @@ def _be_rank(connection: Connection, file: Path, rank: int, num_ranks: int, body
         with torch.inference_mode():
             result = body(FileStore(str(file), num_ranks), rank, device)
     except BaseException:  # noqa: BLE001
-        result = _Failure(f"rank {rank}: {traceback.format_exc()}")
+        result = Failure(f"rank {rank}: {traceback.format_exc()}")
     connection.send(result)

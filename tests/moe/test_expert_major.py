@@ -13,7 +13,7 @@ from raydix.moe.dispatch.expert_major import (
     low_latency_tokens,
     part_tokens,
 )
-from raydix.moe.dispatch.libraries import trial_obstacle
+from raydix.moe.dispatch.libraries import ADAPTERS, trial_obstacle
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape
 from tests.moe.board import Board
 from tests.moe.dispatch_conformance import (
@@ -114,6 +114,18 @@ def test_shapes_that_kernels_lack_are_refused(change: dict[str, object], reason:
     obstacle = expert_major_obstacle(replace(SERVED, **change))  # type: ignore[arg-type]
     assert obstacle is not None
     assert re.search(reason, obstacle)
+
+
+def test_mooncake_ep_is_refused_an_odd_number_of_experts() -> None:
+    odd = replace(SERVED, num_ranks=3, slots_per_rank=5)
+    obstacle_of = ADAPTERS["mooncake_ep"].shape_obstacle
+
+    assert obstacle_of(odd) == (
+        "all ranks together must have an even number of experts, here are 15"
+    )
+    assert obstacle_of(replace(odd, num_ranks=2)) is None
+    assert "float32" in str(obstacle_of(replace(odd, num_ranks=2, dtype=torch.float32)))
+    assert ADAPTERS["nixl_ep"].shape_obstacle(odd) is None
 
 
 def test_a_part_is_as_large_as_memory_allows_and_no_larger_than_prompts_need() -> None:

@@ -3,6 +3,8 @@
 Each rank holds a group object of its own, so that the ranks may be processes or threads of one.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import (
@@ -13,7 +15,10 @@ from torch.distributed.distributed_c10d import (
 )
 
 from raydix.moe.dispatch.gloo_group import connect_gloo
-from raydix.moe.dispatch.nccl_group import connect_nccl
+from raydix.moe.dispatch.nccl_group import connect_nccl, end_nccl
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
 
 class GlooCollectives:
@@ -66,7 +71,7 @@ class NcclCollectives:
         """Connect; waits for every rank. The calling thread is on `device`."""
         self.rank = rank
         self.size = size
-        self._group = connect_nccl(store, rank, size)
+        self._group: ProcessGroupNCCL | None = connect_nccl(store, rank, size)
 
         # On the current stream, as every other operation of the model.
         self._sum_options = AllreduceOptions()
@@ -81,18 +86,25 @@ class NcclCollectives:
 
     def sum(self, part: Tensor) -> Tensor:
         """See `Collectives`."""
-        self._group.allreduce([part], self._sum_options)
+        self._open_group().allreduce([part], self._sum_options)
         return part
 
     def gather(self, part_RV: Tensor) -> Tensor:
         """See `Collectives`."""
         all_XV = part_RV.new_empty(self.size * part_RV.shape[0], part_RV.shape[1])
-        self._group._allgather_base(all_XV, part_RV, self._gather_options)
+        self._open_group()._allgather_base(all_XV, part_RV, self._gather_options)
         return beside_each_other(all_XV, self.size)
 
     def close(self) -> None:
         """See `Collectives`."""
-        self._group.abort()
+        group, self._group = self._group, None
+        if group is not None:
+            end_nccl(group)
+
+    def _open_group(self) -> "ProcessGroupNCCL":
+        if self._group is None:
+            raise RuntimeError("the collectives of this rank are closed")
+        return self._group
 
 
 def beside_each_other(all_XV: Tensor, size: int) -> Tensor:
