@@ -123,6 +123,7 @@ class AsyncLLM:
         session_id: str | None = None,
         routing_key: str | None = None,
         deadline_s: float | None = None,
+        sample_of: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one, and only that, is `finished`.
 
@@ -134,7 +135,8 @@ class AsyncLLM:
         routing_key: of requests that choose the same experts, say those of one task; with
         scheduler.policy `routing_key` they run together.
         deadline_s: seconds from submission; past it DeadlineExceeded is raised with the output so
-        far as `partial`.
+        far as `partial`. sample_of: a request of this handle with the same prompt, whose pages this
+        one is to share; with `n` that goes by itself.
 
         Raises BadRequest, PromptTooLong, Overloaded, DeadlineExceeded, EngineDead, and Cancelled if
         this handle is disconnected meanwhile. After EngineDead the next call connects anew.
@@ -146,6 +148,7 @@ class AsyncLLM:
             session_id=session_id,
             routing_key=routing_key,
             deadline_s=deadline_s,
+            sample_of=sample_of,
         )
         async with contextlib.aclosing(
             client.generate(prompt, sampling_params, request_id, options)
