@@ -3,8 +3,11 @@
 Legend: T tokens of the step, B rows or tiles of rows, X tiles.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -43,13 +46,31 @@ class DecodeRows:
 class AttentionRows:
     """How the tokens of a step divide into rows."""
 
-    prefill: tuple[PrefillRow, ...]
-    decode: tuple[DecodeRows, ...]
+    decode: tuple[DecodeRows, ...] = ()
+    tiles_X4: Tensor | None = None
+    """Rows of several tokens by `cut_rows`; None: there are none."""
     expanded: tuple[PrefillRow, ...] = ()
     """Rows of many tokens whose latents are expanded to keys and values; in no other field."""
-    tiles_X4: Tensor | None = None
-    """The rows of `prefill` that are not in `decode` too, cut into tiles for the GPU.
 
-    int32 columns: row in the block tables, first index in T, tokens, position of the first token.
-    The twins do without.
+
+def cut_rows(rows: Sequence[PrefillRow], tile_tokens: int) -> NDArray[np.int32]:
+    """Cut rows into tiles of at most `tile_tokens`, int32 [X, 4], longest first.
+
+    A tile is (row in the block tables, first index in T, tokens, position of the first token); one
+    without tokens does nothing. The same table serves all layers of a step; copy it to the device
+    once.
     """
+    tiles = [
+        (
+            row.row,
+            row.first_token + start,
+            min(tile_tokens, row.num_tokens - start),
+            row.context_tokens - row.num_tokens + start,
+        )
+        for row in rows
+        for start in range(0, row.num_tokens, tile_tokens)
+    ]
+
+    # Those with the most keys first, so that none of them starts when all others have ended.
+    tiles.sort(key=lambda tile: -(tile[2] + tile[3]))
+    return np.array(tiles, dtype=np.int32).reshape(-1, 4)

@@ -89,7 +89,7 @@ def latent_prefill(
     scale: float,
     out_TQV: Tensor,
 ) -> None:
-    """As `latent_decode`, for the tiles of `paged_prefill.plan_tiles`."""
+    """As `latent_decode`, for the tiles of `cut_rows`."""
     _check_inputs(q_TQD, pool_PLSD, layer, block_tables_RN, out_TQV)
     check_tile_table(tiles_X4)
     if tiles_X4.shape[0] == 0:
@@ -230,7 +230,7 @@ def _check_inputs(
 def _load_tile(tile, rows_ptr, tokens_ptr, contexts_ptr, counts_ptr):
     """The tile's row in the block tables, first token, tokens and context.
 
-    If tokens_ptr is None, rows_ptr is a table of `plan_tiles`.
+    If tokens_ptr is None, rows_ptr is a table of `cut_rows`.
     """
     if tokens_ptr is None:
         row = tl.load(rows_ptr + tile * 4)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow, cut_rows
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_biases import ExpertBiases
 from raydix.kernels.glu_form import GluForm
@@ -59,6 +59,10 @@ class ModelOps(Protocol):
     @property
     def extension_tokens(self) -> int:
         """Tokens per tile of `extensions_4Y`, and of captured steps that extend a prefix."""
+
+    @property
+    def tile_tokens(self) -> int:
+        """The most tokens in a tile of `AttentionRows.tiles_X4`."""
 
     def linear(self, x_TC: Tensor, weight_OC: Tensor, bias_O: Tensor | None) -> Tensor:
         """`torch.nn.functional.linear`."""
@@ -109,7 +113,7 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.paged_attention.paged_attention`.
 
-        `rows.tiles_X4` comes from `plan_tiles`.
+        `rows.tiles_X4` has tiles of at most `tile_tokens`.
         """
 
     def write_latent(
@@ -130,7 +134,7 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """See `reference.latent_attention.latent_attention`.
 
-        `rows.tiles_X4` comes from `plan_tiles`.
+        `rows.tiles_X4` has tiles of at most `tile_tokens`.
         """
 
     def expanded_latent_attention(
@@ -185,6 +189,8 @@ class ReferenceOps:
 
     is_capturable = False
     extension_tokens = 16
+    tile_tokens = 2**30
+    """A row is one tile: its keys are gathered once."""
     linear = staticmethod(functional.linear)
     rms_norm = staticmethod(norm.rms_norm)
     glu = staticmethod(activation.glu)
@@ -201,8 +207,8 @@ class ReferenceOps:
     sample_cut = staticmethod(sampling.sample_cut)
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """No tiles: the twins read the rows themselves."""
-        return np.empty((0, 4), dtype=np.int32), np.empty((4, 0), dtype=np.int64)
+        """See `ModelOps`. There are no extensions."""
+        return cut_rows(rows, self.tile_tokens), np.empty((4, 0), dtype=np.int64)
 
 
 def choose_ops(

@@ -9,13 +9,9 @@ Legend: T tokens of the step, X tiles, R rows of the block tables, N pages of a 
 heads, D head dim, P pages, L layers of the KV group, H KV heads, S slots per page.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -41,31 +37,8 @@ def tile_tokens(dtype: torch.dtype) -> int:
     return _FLOAT32_TILE_TOKENS if dtype == torch.float32 else TILE_TOKENS
 
 
-def plan_tiles(rows: Sequence[PrefillRow], dtype: torch.dtype) -> NDArray[np.int32]:
-    """Divide rows into tiles, [X, 4], longest first.
-
-    A tile is (row, index in T, tokens, position of the first token). The same table serves all
-    layers of a step; copy it to the device once.
-    """
-    size = tile_tokens(dtype)
-    tiles = [
-        (
-            row.row,
-            row.first_token + start,
-            min(size, row.num_tokens - start),
-            row.context_tokens - row.num_tokens + start,
-        )
-        for row in rows
-        for start in range(0, row.num_tokens, size)
-    ]
-
-    # Those with the most keys first, so that none of them starts when all others have ended.
-    tiles.sort(key=lambda tile: -(tile[2] + tile[3]))
-    return np.array(tiles, dtype=np.int32).reshape(-1, 4)
-
-
 def check_tile_table(tiles_X4: Tensor) -> None:
-    """Raise ValueError if this is no table of `plan_tiles` on a device."""
+    """Raise ValueError if this is no table of `cut_rows` on a device."""
     if tiles_X4.dtype != torch.int32 or tiles_X4.shape[1:] != (4,) or not tiles_X4.is_contiguous():
         raise ValueError(
             f"The tiles are {tiles_X4.dtype} {tuple(tiles_X4.shape)}; expected contiguous int32 "
@@ -92,8 +65,8 @@ def paged_prefill(
     """Attend for the tiles' tokens, into their rows of `out_TQD`; all others are left alone.
 
     q, pool and out: bf16 or float32 (IEEE arithmetic), contiguous in D. block_tables_RN: int32;
-    pages wholly behind the window are not read. tiles_X4: `plan_tiles` on the device. The softmax
-    is in float32. Raises ValueError if a shape, dtype or stride differs.
+    pages wholly behind the window are not read. tiles_X4: `cut_rows` by `tile_tokens`, on the
+    device. The softmax is in float32. Raises ValueError if a shape, dtype or stride differs.
     """
     check_paged_inputs(q_TQD, pool_PLH2SD, layer, block_tables_RN, out_TQD)
     check_form(form, q_TQD.shape[1])

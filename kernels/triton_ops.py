@@ -14,7 +14,7 @@ from torch.nn import functional
 from raydix.kernels import kv_write
 from raydix.kernels.activation import glu
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.decode_tiles import DecodeTiles, choose_num_splits
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.expert_routes import route_experts
@@ -23,7 +23,7 @@ from raydix.kernels.latent_attention import choose_latent_splits, latent_decode,
 from raydix.kernels.latent_write import write_latent
 from raydix.kernels.norm import rms_norm
 from raydix.kernels.paged_decode import paged_decode
-from raydix.kernels.paged_prefill import is_extension, paged_prefill, plan_tiles
+from raydix.kernels.paged_prefill import is_extension, paged_prefill, tile_tokens
 from raydix.kernels.reference import experts
 from raydix.kernels.rotation import QkNorm, RopeTables
 from raydix.kernels.sampling import sample_cut, sample_whole
@@ -52,7 +52,7 @@ class TritonOps:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, *, num_query_heads: int, num_kv_heads: int
     ) -> None:
-        self._dtype = dtype
+        self.tile_tokens = tile_tokens(dtype)
         self._num_query_heads = num_query_heads
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.extension_tokens = max(_EXTENSION_TILE_ROWS // (num_query_heads // num_kv_heads), 1)
@@ -98,7 +98,8 @@ class TritonOps:
             for start in range(0, row.num_tokens, size)
             for stop in [min(start + size, row.num_tokens)]
         ]
-        return plan_tiles(others, self._dtype), np.array(split, dtype=np.int64).reshape(-1, 4).T
+        tiles_X4 = cut_rows(others, self.tile_tokens)
+        return tiles_X4, np.array(split, dtype=np.int64).reshape(-1, 4).T
 
     def paged_attention(
         self,

@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-pytest_plugins = ["tests.ray_cluster"]
+pytest_plugins = ["tests.hub_cache", "tests.ray_cluster"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

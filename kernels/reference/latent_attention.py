@@ -11,7 +11,8 @@ per page, or cached tokens of a row.
 import torch
 from torch import Tensor
 
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows
+from raydix.kernels.reference.paged_attention import rows_of_tiles, single_tokens
 
 QUERY_BLOCK = 256
 """Queries of a row that are scored at a time: bounds the score matrix to QUERY_BLOCK x context."""
@@ -44,39 +45,21 @@ def latent_attention(
     `value_dim`.
     """
     out_TQV = q_TQD.new_empty((*q_TQD.shape[:2], value_dim))
-    for decode in rows.decode:
-        if decode.num_tokens_B is None:
-            num_pages = -(-decode.max_context_tokens // pool_PLSD.shape[2])
-            tables_BN = block_tables_RN[decode.rows_B, :num_pages].long()
-            latent_BSD = pool_PLSD[tables_BN, layer].flatten(1, 2)
-            out_TQV[decode.tokens_B] = _decode_attention(
-                q_TQD[decode.tokens_B], latent_BSD, decode.context_tokens_B, scale, value_dim
-            )
+    for single in single_tokens(rows):
+        num_pages = -(-single.max_context_tokens // pool_PLSD.shape[2])
+        tables_BN = block_tables_RN[single.rows_B, :num_pages].long()
+        latent_BSD = pool_PLSD[tables_BN, layer].flatten(1, 2)
+        out_TQV[single.tokens_B] = _decode_attention(
+            q_TQD[single.tokens_B], latent_BSD, single.context_tokens_B, scale, value_dim
+        )
 
-    tiles = [tile for decode in rows.decode for tile in _tiles(decode)]
-    for row in (*rows.prefill, *tiles):
+    for row in rows_of_tiles(rows):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
         num_pages = -(-row.context_tokens // pool_PLSD.shape[2])
         pages_N = block_tables_RN[row.row, :num_pages].long()
         latent_SD = pool_PLSD[pages_N, layer].flatten(0, 1)[: row.context_tokens]
         out_TQV[tokens] = _prefill_attention(q_TQD[tokens], latent_SD, scale, value_dim)
     return out_TQV
-
-
-def _tiles(decode: DecodeRows) -> list[PrefillRow]:
-    """Tiles of several tokens as rows of their own. Waits for the device."""
-    if decode.num_tokens_B is None:
-        return []
-    columns = (decode.rows_B, decode.tokens_B, decode.num_tokens_B, decode.context_tokens_B)
-    return [
-        PrefillRow(
-            row=row, first_token=first_token, num_tokens=num_tokens, context_tokens=context_tokens
-        )
-        for row, first_token, num_tokens, context_tokens in zip(
-            *(column.tolist() for column in columns), strict=True
-        )
-        if context_tokens
-    ]
 
 
 def _decode_attention(

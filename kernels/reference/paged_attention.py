@@ -6,6 +6,7 @@ group, S slots per page, or cached tokens of a row.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,21 +32,19 @@ def paged_attention(
     their entries may be any page of the pool. The softmax is in float32. Returns [T, Q, D].
     """
     out_TQD = torch.empty_like(q_TQD)
-    for decode in rows.decode:
-        if decode.num_tokens_B is None:
-            num_pages = -(-decode.max_context_tokens // pool_PLH2SD.shape[4])
-            tables_BN = block_tables_RN[decode.rows_B, :num_pages]
-            out_TQD[decode.tokens_B] = _decode_attention(
-                q_TQD[decode.tokens_B],
-                pool_PLH2SD,
-                layer,
-                tables_BN,
-                decode.context_tokens_B,
-                form,
-            )
+    for single in single_tokens(rows):
+        num_pages = -(-single.max_context_tokens // pool_PLH2SD.shape[4])
+        tables_BN = block_tables_RN[single.rows_B, :num_pages]
+        out_TQD[single.tokens_B] = _decode_attention(
+            q_TQD[single.tokens_B],
+            pool_PLH2SD,
+            layer,
+            tables_BN,
+            single.context_tokens_B,
+            form,
+        )
 
-    tiles = [tile for decode in rows.decode for tile in _tiles(decode)]
-    for row in (*rows.prefill, *tiles):
+    for row in rows_of_tiles(rows):
         tokens = slice(row.first_token, row.first_token + row.num_tokens)
         out_TQD[tokens] = _prefill_attention(
             q_TQD[tokens], pool_PLH2SD, layer, block_tables_RN[row.row], row.context_tokens, form
@@ -53,20 +52,36 @@ def paged_attention(
     return out_TQD
 
 
-def _tiles(decode: DecodeRows) -> list[PrefillRow]:
-    """Tiles of several tokens as rows of their own. Waits for the device."""
-    if decode.num_tokens_B is None:
-        return []
-    columns = (decode.rows_B, decode.tokens_B, decode.num_tokens_B, decode.context_tokens_B)
-    return [
-        PrefillRow(
-            row=row, first_token=first_token, num_tokens=num_tokens, context_tokens=context_tokens
-        )
-        for row, first_token, num_tokens, context_tokens in zip(
-            *(c.tolist() for c in columns), strict=True
-        )
-        if context_tokens
+def single_tokens(rows: AttentionRows) -> Iterator[DecodeRows]:
+    """Those rows of one token each that are not skipped. Waits for the device."""
+    for decode in rows.decode:
+        is_there_B = decode.context_tokens_B > 0
+        if decode.num_tokens_B is None and is_there_B.any():
+            yield replace(
+                decode,
+                rows_B=decode.rows_B[is_there_B],
+                tokens_B=decode.tokens_B[is_there_B],
+                context_tokens_B=decode.context_tokens_B[is_there_B],
+                max_context_tokens=int(decode.context_tokens_B.max()),
+            )
+
+
+def rows_of_tiles(rows: AttentionRows) -> list[PrefillRow]:
+    """All tiles of several tokens as rows of their own. Waits for the device."""
+    prompts = [] if rows.tiles_X4 is None else rows.tiles_X4.tolist()
+    tiles = [
+        PrefillRow(row=row, first_token=first, num_tokens=count, context_tokens=position + count)
+        for row, first, count, position in prompts
     ]
+
+    for decode in rows.decode:
+        if decode.num_tokens_B is not None:
+            columns = decode.rows_B, decode.tokens_B, decode.num_tokens_B, decode.context_tokens_B
+            tiles += [
+                PrefillRow(row=row, first_token=first, num_tokens=count, context_tokens=context)
+                for row, first, count, context in zip(*(c.tolist() for c in columns), strict=True)
+            ]
+    return [tile for tile in tiles if tile.context_tokens]
 
 
 def _gather_pages(pool_PLH2SD: Tensor, layer: int, tables_BN: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """What probes ask of a machine: its packages, libraries, GPUs and network cards.
 
-`python -m raydix.moe.dispatch.machine BACKEND` prints what the probe of a backend finds, as JSON:
-in a process of its own, because a library that does not fit may end the one that imports it.
+`python -m raydix.moe.dispatch.machine BACKEND...` prints what the probe of each backend finds, a
+line of JSON for each: in a process of its own, because a library that does not fit may end the one
+that imports it.
 """
 
 import ctypes
@@ -26,6 +27,11 @@ class Machine:
         self.torch_version = str(torch.__version__)
         self.is_rocm = torch.version.hip is not None
         self.num_gpus = torch.cuda.device_count()
+        built = {
+            "gloo": torch.distributed.is_gloo_available(),
+            "nccl": torch.distributed.is_nccl_available(),
+        }
+        self.torch_libraries = frozenset(name for name, is_there in built.items() if is_there)
 
     def unreachable_peers(self) -> list[tuple[int, int]]:
         """Pairs of GPUs that cannot read each other's memory."""
@@ -74,8 +80,10 @@ class Machine:
 
 
 def main() -> None:
-    """Print the verdict on the backend that is named on the command line."""
-    print(json.dumps(asdict(probe(sys.argv[1], Machine()))))
+    """Print the verdict on each backend that is named on the command line."""
+    machine = Machine()
+    for backend in sys.argv[1:]:
+        print(json.dumps(asdict(probe(backend, machine))))
 
 
 if __name__ == "__main__":

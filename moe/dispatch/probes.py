@@ -1,4 +1,4 @@
-"""Whether this machine can use the dispatch backends of other libraries, and if not, why.
+"""Which dispatch backends this machine can use, and why not the others.
 
 Imports no torch, so that to find a library missing costs nothing.
 """
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Check = Callable[["Machine"], str | None]
 """What is in the way; None: nothing."""
+
+
+_SYMMETRIC_TORCH = (2, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,13 @@ def missing(backend: str, packages: Packages) -> Verdict | None:
 
 def probe(backend: str, machine: "Machine") -> Verdict:
     """Look at a machine without starting anything on its GPUs."""
+    if backend in BUILT_IN:
+        found = (obstacle for check in BUILT_IN[backend] if (obstacle := check(machine)))
+        return Verdict(backend, next(found, None), f"torch {machine.torch_version}")
+    return _probe_library(backend, machine)
+
+
+def _probe_library(backend: str, machine: "Machine") -> Verdict:
     library = LIBRARIES[backend]
     found = _found(library, machine.packages)
     if found is None:
@@ -87,9 +97,11 @@ def _found(library: Library, packages: Packages) -> str | None:
 
 
 def _cuda(machine: "Machine") -> str | None:
-    if machine.is_rocm:
-        return "it needs NVIDIA GPUs, this torch is built for ROCm"
-    return _gpus(machine)
+    return _nvidia(machine) or _gpus(machine)
+
+
+def _nvidia(machine: "Machine") -> str | None:
+    return "it needs NVIDIA GPUs, this torch is built for ROCm" if machine.is_rocm else None
 
 
 def _rocm(machine: "Machine") -> str | None:
@@ -99,12 +111,43 @@ def _rocm(machine: "Machine") -> str | None:
 
 
 def _gpus(machine: "Machine") -> str | None:
-    if machine.num_gpus < 2:
-        return f"it needs at least 2 GPUs that this process sees, there are {machine.num_gpus}"
+    too_few = _several(machine)
+    if too_few is not None:
+        return too_few
     strangers = machine.unreachable_peers()
     if strangers:
         return f"GPUs {strangers[0][0]} and {strangers[0][1]} cannot read each other's memory"
     return None
+
+
+def _several(machine: "Machine") -> str | None:
+    if machine.num_gpus < 2:
+        return f"it needs at least 2 GPUs that this process sees, there are {machine.num_gpus}"
+    return None
+
+
+def _in_torch(library: str) -> Check:
+    """torch.distributed is built without what some platforms lack."""
+
+    def check(machine: "Machine") -> str | None:
+        if library in machine.torch_libraries:
+            return None
+        return f"torch {machine.torch_version} is built without {library}"
+
+    return check
+
+
+def _triton(machine: "Machine") -> str | None:
+    if machine.packages.has_module("triton"):
+        return None
+    return "triton is not installed; pip install raydix[cuda]"
+
+
+def _symmetric_memory(machine: "Machine") -> str | None:
+    oldest = ".".join(map(str, _SYMMETRIC_TORCH))
+    if tuple(map(int, _minor(machine.torch_version).split("."))) >= _SYMMETRIC_TORCH:
+        return None
+    return f"it needs torch {oldest} or newer, this is {machine.torch_version}"
 
 
 def _pinned_torch(distribution: str) -> Check:
@@ -156,6 +199,18 @@ def _host_libraries(*needed: tuple[str, str, str | None, str]) -> Check:
     return check
 
 
+def _wrong_sums(machine: "Machine") -> str | None:
+    """No release has passed the suite: 0.3.13.post1 failed it on two H200 without InfiniBand.
+
+    It failed in some of many exchanges, and went on with what it had summed, so that no trial at
+    the start would find it. DeepEP and NIXL-EP pass the same suite.
+    """
+    return (
+        "its sums are wrong now and then between GPUs that NVLink alone connects (release "
+        "0.3.13.post1; no other has been tried); take symmetric, nccl, deepep or nixl_ep"
+    )
+
+
 def _minor(version: str) -> str:
     """Major and minor part: 2.11 of 2.11.0+cu130."""
     return ".".join(version.split("+")[0].split(".")[:2])
@@ -172,6 +227,12 @@ def _no_note(machine: "Machine") -> str:
     return ""
 
 
+BUILT_IN: Mapping[str, tuple[Check, ...]] = {
+    "symmetric": (_triton, _symmetric_memory, _cuda),
+    "nccl": (_in_torch("nccl"), _nvidia, _several),
+    "gloo": (_in_torch("gloo"),),
+}
+"""Those that need no library of others, and what must hold for them, in order."""
 LIBRARIES = {
     library.backend: library
     for library in (
@@ -217,6 +278,7 @@ LIBRARIES = {
                     ("libnuma.so.1", "numa_num_possible_cpus", "libnuma_1.3", "libnuma1"),
                     ("libcurl.so.4", "curl_easy_init", None, "libcurl4"),
                 ),
+                _wrong_sums,
             ),
             note=_no_note,
         ),
@@ -231,4 +293,4 @@ LIBRARIES = {
         ),
     )
 }
-"""By backend."""
+"""Those of other libraries, by backend."""

@@ -33,6 +33,8 @@ from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
+_ANSWER_S = 15.0
+"""For a server to answer at all; longer than a connection of any backend may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,12 @@ class StorageActor:
         )
         self._setup = setup
 
+    async def require_answer(self) -> None:
+        """Return if the backend's server answers. Raises ConfigError that says why it does not."""
+        if self._worker is None:
+            raise AccountingError("storage is asked for an answer before its start")
+        await asyncio.to_thread(self._worker.require_answer, _ANSWER_S)
+
     async def serve(self) -> None:
         """Connect to HostMemory and carry out its orders."""
         if self._worker is None or self._setup is None:
@@ -105,7 +113,12 @@ class StorageActor:
         """The worker's and the backend's figures."""
         if self._worker is None or self._setup is None:
             raise AccountingError("storage is asked for figures before its start")
-        own = {"backend": self._setup.backend.backend, "incarnation": self._incarnation}
+        last = self._worker.last_error()
+        own = {
+            "backend": self._setup.backend.backend,
+            "incarnation": self._incarnation,
+            "last_error": None if last is None else last.to_values(),
+        }
         return {**self._worker.stats(), **own}
 
     async def stop(self) -> None:

@@ -33,6 +33,7 @@ from raydix.runtime.model.dispatchers import connect_dispatcher
 from raydix.runtime.model.dummy import make_dummy_model
 from raydix.runtime.model.expert_ranks import ExpertRanks
 from raydix.runtime.model.halving import Halving
+from raydix.runtime.model.hub import checkpoint_folder, settings_folder
 from raydix.runtime.model.kv_groups import KvGrouping, derive_kv_groups
 from raydix.runtime.model.overlap_times import step_times
 from raydix.runtime.model.rank_experts import RankExperts
@@ -99,9 +100,12 @@ def load_gpu_model(
         device=device,
         dtype=dtype,
     )
-    load = make_dummy_model if config.model.load_format == "dummy" else load_model
+    is_dummy = config.model.load_format == "dummy"
+    load, find = (
+        (make_dummy_model, settings_folder) if is_dummy else (load_model, checkpoint_folder)
+    )
     loaded = load(
-        config.model.path,
+        find(config.model.path),
         device=device,
         dtype=dtype,
         collectives=collectives,
@@ -143,7 +147,9 @@ def _expert_ranks(
 
     max_model_len = config.model.max_model_len
     if max_model_len is None:
-        max_model_len = read_checkpoint_config(Path(config.model.path)).max_position_embeddings
+        max_model_len = read_checkpoint_config(
+            settings_folder(config.model.path)
+        ).max_position_embeddings
     max_captured = max_captured_tokens(scheduler.max_running_requests)
     return ExpertRanks(
         rank=place.rank % parallel.ep,

@@ -23,6 +23,7 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.paths import require_absolute_l3, resolve_l3
 from raydix.runtime.messages.hello import Role
 
 
@@ -240,13 +241,17 @@ class AsyncLLM:
     async def attach_storage(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Use another L3 backend from now on, while requests run.
 
-        section: as `cache.l3` of a configuration. The former backend is left once its operations
-        have ended. Returns the names of both backends.
+        section: as `cache.l3` of a configuration; a relative path starts at this process's working
+        directory, and is refused where the engine may be on another host. The former backend is
+        left once its operations have ended. Returns the names of both backends.
 
         Raises ConfigError if the section is wrong or its backend cannot work, EngineDead if it
         cannot be put to use in time; then the engine goes on with what it had.
         """
-        names: dict[str, Any] = await self._call("attach_storage", dict(section))
+        if self.place.address is not None:
+            require_absolute_l3(section)
+        own = resolve_l3(section, Path.cwd())
+        names: dict[str, Any] = await self._call("attach_storage", own)
         return names
 
     async def detach_storage(self) -> dict[str, Any]:

@@ -11,16 +11,19 @@ from typing import Any
 
 from raydix.errors import BadRequest, CheckpointError
 from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from raydix.runtime.model.hub import settings_folder
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-def load_tokenizer(folder: str | Path) -> "Tokenizer | None":
-    """The tokenizer in a checkpoint folder, or None if the folder (or this host) has none.
+def load_tokenizer(path: str | Path) -> "Tokenizer | None":
+    """The tokenizer of a model, or None if its folder (or this host) has none.
 
-    Raises CheckpointError if the files are there but cannot be used.
+    path: as `model.path` of a loaded configuration. Raises CheckpointError if the files are there
+    but cannot be used, or a model on the Hub cannot be had.
     """
-    if not any((Path(folder) / name).is_file() for name in _FILES):
+    folder = settings_folder(str(path))
+    if not any((folder / name).is_file() for name in _FILES):
         return None
     from transformers import AutoTokenizer
 

@@ -17,7 +17,9 @@ from raydix.runtime.cli.options import (
     Address,
     AsJson,
     Connect,
+    Lazy,
     Settings,
+    lazy_storage,
     sections_of,
 )
 from raydix.runtime.cli.output import print_json, print_values
@@ -77,13 +79,14 @@ def attach(
     address: Address = None,
     secret_file: SecretFile = None,
     settings: Settings = None,
+    lazy: Lazy = False,
     as_json: AsJson = False,
 ) -> None:
     """Use another L3 backend from now on. Requests go on.
 
     Name it by --set cache.l3.backend=file --set cache.l3.path=DIR.
     """
-    section = _l3_section(sections_of(settings))
+    section = _l3_section(lazy_storage(lazy, sections_of(settings)))
     where = Where(connect, address, secret_file)
     names = ask_engine(where, lambda engine: engine.attach_storage(section))
     print_values(names, as_json)

@@ -1,8 +1,10 @@
 """What `raydix cache stats`, `explain` and `prefetch` show to people."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from raydix.runtime.cli.source_table import TIERS, source_table
@@ -21,9 +23,9 @@ MEANINGS: Mapping[PageSource, str] = {
     PageSource.PARTIAL_PAGE: "fills no whole page, and only whole pages are kept",
     PageSource.NOT_FOUND: "no tier had it",
     PageSource.BELOW_MIN_TOKENS: (
-        "storage was not asked for so few tokens: cache.prefetch.min_tokens"
+        "so few tokens are not fetched from storage: cache.prefetch.min_tokens"
     ),
-    PageSource.TIMED_OUT: "storage took longer than it may",
+    PageSource.TIMED_OUT: "storage was asked, and took longer than it may",
     PageSource.CANCELLED: (
         "the request did not wait for storage any longer: cache.prefetch.strategy"
     ),
@@ -83,9 +85,9 @@ def prefetch_table(sources_by_prompt: Sequence[Mapping[str, int]]) -> Table:
 
 
 def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
-    """Where prompt tokens came from, what each tier holds, and what storage did.
+    """Where prompt tokens came from, what each tier holds, what storage did, and what failed.
 
-    stats: figures by actor; None where an actor did not answer.
+    stats: figures by actor, None where an actor did not answer; and L3's errors by backend.
     """
     scheduler, host, storage = (
         stats.get(actor) or {} for actor in ("scheduler", "host", "storage")
@@ -112,6 +114,9 @@ def stats_tables(stats: Mapping[str, Figures | None]) -> Iterator[Table]:
     if storage:
         yield _operations_table(storage)
         yield _host_table(host)
+    errors = stats.get("storage_errors")
+    if errors:
+        yield _errors_table(errors)
 
 
 def _without_prefix(figures: Figures, prefix: str) -> dict[str, int]:
@@ -223,6 +228,15 @@ def _host_table(host: Figures) -> Table:
     table.add_row("writes dropped", reasons or "0")
     table.add_row("batches not answered in time", f"{host.get('l3_overdue_batches', 0):,}")
     table.add_row("pages known to be missing", f"{host.get('l3_pages_known_missing', 0):,}")
+    return table
+
+
+def _errors_table(errors: Figures) -> Table:
+    table = Table("backend", "errors", "last", "what it was", title="L3 errors by backend")
+    for backend, last in sorted(errors.items()):
+        at = datetime.fromtimestamp(last["at_s"]).astimezone()
+        when = at.isoformat(" ", timespec="seconds")
+        table.add_row(backend, f"{last['num_errors']:,}", when, escape(last["text"]))
     return table
 
 

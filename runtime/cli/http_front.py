@@ -10,6 +10,7 @@ import typer
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.paths import model_label
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
@@ -75,7 +76,7 @@ def read_http_options(
             "Add --keys FILE, or listen at 127.0.0.1."
         )
     keys = None if key_file is None else load_keys(key_file)
-    return HttpFront(address, keys, model_name or Path(config.model.path).resolve().name)
+    return HttpFront(address, keys, model_name or model_label(config.model.path))
 
 
 @contextlib.asynccontextmanager

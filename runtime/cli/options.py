@@ -41,6 +41,11 @@ Connect = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
+Lazy = Annotated[
+    bool,
+    typer.Option("--lazy", help="Go on if L3 does not answer, and use it once it does."),
+]
+
 PROMPT_FILE_HELP = "A prompt per line; in .jsonl files text, token ids or an object."
 
 
@@ -50,6 +55,11 @@ def sections_of(settings: list[str] | None) -> dict[str, Any]:
     for assignment in settings or []:
         sections = apply_set(sections, assignment)
     return sections
+
+
+def lazy_storage(lazy: bool, sections: dict[str, Any]) -> dict[str, Any]:
+    """The sections with what `--lazy` says laid over them."""
+    return apply_set(sections, "cache.l3.lazy=true") if lazy else sections
 
 
 def config_unless_connected(

@@ -21,7 +21,15 @@ from raydix.runtime.cli.http_front import (
     serving_http,
 )
 from raydix.runtime.cli.listen_options import Listen, SecretFile
-from raydix.runtime.cli.options import Address, Name, Settings, Source, sections_of
+from raydix.runtime.cli.options import (
+    Address,
+    Lazy,
+    Name,
+    Settings,
+    Source,
+    lazy_storage,
+    sections_of,
+)
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -46,6 +54,7 @@ def serve(
     name: Name = "raydix",
     address: Address = None,
     drain_s: DrainS = DRAIN_S,
+    lazy: Lazy = False,
     dry_run: DryRun = False,
     listen: Listen = None,
     secret_file: SecretFile = None,
@@ -58,7 +67,7 @@ def serve(
     Reach it with AsyncLLM.connect(NAME) here, with --listen also from other hosts, or over HTTP.
     Ends with an error if the engine does.
     """
-    config = load_config(source, sections_of(settings))
+    config = load_config(source, lazy_storage(lazy, sections_of(settings)))
     front = read_http_options(http, keys, model_name, config)
     if dry_run:
         print_report(config)

@@ -7,7 +7,17 @@ from pydantic import Field
 from raydix.runtime.config.values import Fraction, Seconds, Section, Size
 
 
-class BoundedL3Section(Section):
+class StoreSection(Section):
+    """Base of all backends."""
+
+    lazy: bool = Field(
+        False,
+        description="true: start and attach also while the store does not answer, "
+        "and use it once it does.",
+    )
+
+
+class BoundedL3Section(StoreSection):
     """Base of the backends that Raydix itself bounds; the others are bounded by their service."""
 
     max_bytes: Size = Field(
@@ -31,7 +41,7 @@ class FileL3Section(BoundedL3Section):
     access: Access = "owner"
 
 
-class RedisL3Section(Section):
+class RedisL3Section(StoreSection):
     """L3 in a Redis server, or one that speaks its protocol; its `maxmemory` bounds it."""
 
     backend: Literal["redis"]
@@ -51,7 +61,7 @@ class RedisL3Section(Section):
     )
 
 
-class S3L3Section(Section):
+class S3L3Section(StoreSection):
     """L3 in a bucket of S3 or of a service that speaks its protocol; lifecycle rules bound it."""
 
     backend: Literal["s3"]
@@ -68,7 +78,7 @@ class S3L3Section(Section):
     )
 
 
-class MooncakeL3Section(Section):
+class MooncakeL3Section(StoreSection):
     """L3 in the memory that the clients of a Mooncake master lend it; the master evicts."""
 
     backend: Literal["mooncake"]
@@ -149,7 +159,7 @@ class FakeL3Section(BoundedL3Section):
     seed: int = Field(0, description="Fake backend: seed of delays and failures.")
 
 
-class PluginL3Section(Section):
+class PluginL3Section(StoreSection):
     """L3 in a backend that another package brings, by an entry point of group `raydix.storage`."""
 
     backend: Literal["plugin"]

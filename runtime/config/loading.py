@@ -10,6 +10,12 @@ from pydantic import ValidationError
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.errors import describe
+from raydix.runtime.config.paths import (
+    HubName,
+    require_absolute_l3,
+    resolve_l3,
+    resolve_model_path,
+)
 
 
 def load_config(
@@ -18,22 +24,52 @@ def load_config(
 ) -> EngineConfig:
     """Read and check a configuration.
 
-    source: a YAML file, a checkpoint folder (its path becomes `model.path`), a dict, or None if
-    `overrides` say all. overrides: sections laid over the source, key by key.
+    source: a YAML file, a checkpoint folder or a name on the Hub (which become `model.path`), a
+    dict, or None if `overrides` say all. overrides: sections laid over the source, key by key.
+    Relative paths, wherever they are written, start at this process's working directory; the
+    configuration that is returned means the same in every other one.
     Raises ConfigError that names every wrong key with its value, and for an unknown key the
     nearest valid one.
     """
     values = _with_device_defaults(_merge(_read(source), overrides or {}))
+    # Before paths are resolved, for messages show what was written.
+    _check(values)
+    return _check(_resolved(values, Path.cwd()))
+
+
+def _check(values: Mapping[str, Any]) -> EngineConfig:
     try:
         return EngineConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(describe(error, EngineConfig)) from None
 
 
+def _resolved(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Checked values whose paths mean what they mean in `folder`."""
+    path = resolve_model_path(values["model"]["path"], folder)
+    resolved = _merge(values, {"model": {"path": path}})
+    l3 = values.get("cache", {}).get("l3")
+    if l3 is None:
+        return resolved
+    return _merge(resolved, {"cache": {"l3": resolve_l3(l3, folder)}})
+
+
 def replace_l3(config: EngineConfig, section: Mapping[str, Any] | None) -> EngineConfig:
-    """The configuration with another `cache.l3`, or none; raises ConfigError as `load_config`."""
+    """The configuration with another `cache.l3`, or none.
+
+    Raises ConfigError as `load_config`, and for a relative path: nobody knows to whom it means
+    what.
+    """
     values = config.model_dump(exclude_unset=True)
-    return load_config(values | {"cache": {**values.get("cache", {}), "l3": section}})
+    changed = _check(values | {"cache": {**values.get("cache", {}), "l3": section}})
+    require_absolute_l3(section or {})
+    return changed
+
+
+def replace_model_path(config: EngineConfig, path: str) -> EngineConfig:
+    """The configuration with another `model.path`, which is resolved."""
+    model = config.model.model_copy(update={"path": path})
+    return config.model_copy(update={"model": model})
 
 
 def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
@@ -63,9 +99,11 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
     if path.is_dir():
         return {"model": {"path": str(path)}}
     if not path.is_file():
+        if HubName.parse(str(source)) is not None:
+            return {"model": {"path": str(source)}}
         raise ConfigError(
-            f"{source} is neither a YAML file nor a checkpoint folder. Names on the Hugging Face "
-            "Hub are not supported: download the model and give its folder."
+            f"{source} is neither a YAML file nor a checkpoint folder in {Path.cwd()}, nor a name "
+            "on the Hugging Face Hub such as Qwen/Qwen3-0.6B."
         )
     return _read_yaml(path)
 

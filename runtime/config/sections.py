@@ -20,7 +20,8 @@ class ModelSection(Section):
     """Which model, and how it is held."""
 
     path: str = Field(
-        description="Folder of a Hugging Face checkpoint (config.json and safetensors)."
+        description="Folder of a Hugging Face checkpoint (config.json and safetensors), or a model "
+        "on the Hub: ORG/NAME, or ORG/NAME@REVISION."
     )
     load_format: Literal["auto", "dummy"] = Field(
         "auto",
@@ -150,7 +151,9 @@ class PrefetchSection(Section):
         0.25, description="timeout: the part per 1024 tokens of the prompt."
     )
     min_tokens: Annotated[int, Field(ge=0)] = Field(
-        64, description="Fewer missing tokens than this are not fetched."
+        64,
+        description="Fewer tokens than this, from the first missing one to the last that storage "
+        "has, are not fetched.",
     )
     cap: Literal["recompute", "none"] = Field(
         "recompute",

@@ -1,4 +1,5 @@
-"""CUDA graphs of steps, one per shape: such a step is one small copy to the device and one launch.
+"""CUDA graphs of steps: such a step is one small copy to the device and one launch, or one by layer
+where each waits for its own part of what is on its way to the cache.
 
 Legend: R sampling rows of a shape, V vocabulary.
 """
@@ -6,7 +7,7 @@ Legend: R sampling rows of a shape, V vocabulary.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,8 +31,19 @@ class CapturedOutput:
     """int32, the sampled tokens; for rows that cut, until those are sampled, the most likely."""
 
 
-RunColumns = Callable[[Tensor, StepShape], CapturedOutput]
-"""Enqueues the step that packed columns describe."""
+OnLayer = Callable[[int], None]
+"""Called before a layer touches the KV pool; see `Decoder`."""
+
+
+class RunColumns(Protocol):
+    """Enqueues the step that packed columns describe."""
+
+    def __call__(
+        self, packed: Tensor, shape: StepShape, on_layer: OnLayer | None = None, /
+    ) -> CapturedOutput:
+        """`on_layer`: see `Decoder`."""
+
+
 CutColumns = Callable[[Tensor, StepShape, CapturedOutput], None]
 """Enqueues the sampling of its rows that cut tokens, which replaces their tokens."""
 
@@ -60,21 +72,33 @@ class CapturedSteps:
         self._ring_on_device = on_device(self._ring)
         self._copied = [torch.cuda.Event() for _ in range(RING_ENTRIES)]
         self._num_replays = 0
-        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, CapturedOutput]] = {}
+        self._graphs: dict[StepShape, tuple[list[torch.cuda.CUDAGraph], CapturedOutput]] = {}
         self._cut_graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         memory = torch.cuda.graph_pool_handle()
         # Largest first: the smaller ones then fit into its memory.
         for shape in sorted(shapes, key=lambda shape: -shape.num_tokens):
             columns = self._inputs[: shape.packed_size]
             columns.copy_(torch.from_numpy(padding(shape)))
-            graph, output = _capture(partial(run, columns, shape), memory)
-            self._graphs[shape] = graph, output
+            pieces, output = _capture(
+                partial(run, columns, shape)
+                if shape.waits_by_layer
+                else _whole(run, columns, shape),
+                memory,
+            )
+            self._graphs[shape] = pieces, output
             # Capturing computes nothing, but `cut` reads the tokens that the step leaves.
-            graph.replay()
-            self._cut_graphs[shape], _ = _capture(partial(cut, columns, shape, output), memory)
+            for piece in pieces:
+                piece.replay()
+            cut_step = partial(cut, columns, shape, output)
+            [self._cut_graphs[shape]], _ = _capture(_whole(cut_step), memory)
 
-    def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
-        """Enqueue the step that the packed columns describe."""
+    def replay(
+        self, columns: Column, shape: StepShape, on_layer: OnLayer | None = None
+    ) -> CapturedOutput:
+        """Enqueue the step that the packed columns describe.
+
+        `on_layer`: see `Decoder`; only for a shape that waits by layer.
+        """
         entry = self._num_replays % RING_ENTRIES
         self._num_replays += 1
         self._copied[entry].synchronize()
@@ -84,8 +108,12 @@ class CapturedSteps:
         torch.add(staged, 0, out=self._inputs[: columns.size])
         self._copied[entry].record()
 
-        graph, output = self._graphs[shape]
-        graph.replay()
+        (first, *others), output = self._graphs[shape]
+        first.replay()
+        for layer, piece in enumerate(others):
+            if on_layer is not None:
+                on_layer(layer)
+            piece.replay()
         return output
 
     def replay_cut(self, shape: StepShape) -> None:
@@ -93,15 +121,36 @@ class CapturedSteps:
         self._cut_graphs[shape].replay()
 
 
-def _capture(run: Callable[[], T], memory: Any) -> tuple[torch.cuda.CUDAGraph, T]:
+def _whole(run: Callable[..., T], *arguments: Any) -> Callable[[OnLayer], T]:
+    """What is captured in one graph."""
+    return lambda _: run(*arguments)
+
+
+def _capture(run: Callable[[OnLayer], T], memory: Any) -> tuple[list[torch.cuda.CUDAGraph], T]:
+    """Capture what `run` enqueues, in pieces that end where it calls `on_layer`."""
     # A first run outside of the graph compiles kernels and lets libraries allocate.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run()
+        run(lambda layer: None)
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads of the process may use CUDA meanwhile.
-    with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-        output = run()
-    return graph, output
+    torch.cuda.synchronize()
+
+    pieces: list[torch.cuda.CUDAGraph] = []
+
+    def begin() -> None:
+        pieces.append(torch.cuda.CUDAGraph())
+        # Other threads of the process may use CUDA meanwhile.
+        pieces[-1].capture_begin(pool=memory, capture_error_mode="thread_local")
+
+    def next_piece(layer: int) -> None:
+        pieces[-1].capture_end()
+        begin()
+
+    with torch.cuda.stream(stream):
+        begin()
+        try:
+            output = run(next_piece)
+        finally:
+            pieces[-1].capture_end()
+    return pieces, output

@@ -91,8 +91,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is not a folder. Names on the Hugging Face Hub are not supported: download "
-            f"the checkpoint and give the path of its folder."
+            f"{folder} is not a folder. Give the path of a checkpoint's folder, or a name on the "
+            "Hugging Face Hub such as Qwen/Qwen3-0.6B."
         )
     if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
         raise CheckpointError(

@@ -136,7 +136,7 @@ class Decoder(nn.Module):
     def divide_rows(
         self, rows: Sequence[PrefillRow]
     ) -> tuple[tuple[PrefillRow, ...], tuple[PrefillRow, ...]]:
-        """`prefill` and `expanded` of the `AttentionRows` of a step with these rows."""
+        """Rows to be cut into tiles, and `AttentionRows.expanded`, of a step with these rows."""
         latents = [each.attention for each in self.spec.layers]
         spec = next((each for each in latents if isinstance(each, LatentAttentionSpec)), None)
         expanded = tuple(row for row in rows if spec is not None and pays_to_expand(spec, row))

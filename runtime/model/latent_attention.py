@@ -169,7 +169,7 @@ class LatentAttention(nn.Module):
         spec = self.spec
         out_TQV = (
             self._attend_absorbed(nope_TQB, rope_TQE, group, rows)
-            if rows.prefill or rows.decode
+            if rows.tiles_X4 is not None or rows.decode
             else nope_TQB.new_empty((*nope_TQB.shape[:2], spec.v_head_dim))
         )
         if rows.expanded:

@@ -18,7 +18,12 @@ from raydix.runtime.model.adjusted_sampling import sample_adjusted
 from raydix.runtime.model.captured_steps import CapturedOutput, CapturedSteps
 from raydix.runtime.model.columns import Column, split_columns
 from raydix.runtime.model.decoder import Decoder
-from raydix.runtime.model.group_place import GroupPlace, choose_shape, read_lane_sizes
+from raydix.runtime.model.group_place import (
+    GroupPlace,
+    LaneSizes,
+    choose_shape,
+    read_lane_sizes,
+)
 from raydix.runtime.model.in_turns import MicroBatch
 from raydix.runtime.model.logprobs import LogprobTensors, compute_logprobs
 from raydix.runtime.model.micro_batches import halves, split_rows
@@ -35,7 +40,13 @@ from raydix.runtime.model.step_rows import (
     read_rows,
     step_columns,
 )
-from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+from raydix.runtime.model.step_shapes import (
+    StepShape,
+    choose_prompt_shape,
+    decode_shapes,
+    extension_shapes,
+    prompt_shapes,
+)
 from raydix.runtime.model.warm_up import ASKING_FOR_ALL, CUTTING, GREEDY, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
@@ -140,7 +151,12 @@ class ModelRunner:
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
         extensions = extension_shapes(self.slots.max_model_len, self._decoder.ops.extension_tokens)
-        return (*decode_shapes(self.slots.max_slots), *extensions)
+        prompts: tuple[StepShape, ...] = ()
+        # Those that share experts, or layers, would have to send as many tokens in one graph.
+        if self._group is None and self._decoder.collectives.size == 1:
+            tile_tokens = min(self._decoder.ops.tile_tokens, self.slots.max_model_len)
+            prompts = prompt_shapes(self.slots.max_slots, tile_tokens)
+        return (*decode_shapes(self.slots.max_slots), *extensions, *prompts)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes.
@@ -169,16 +185,8 @@ class ModelRunner:
         on_layer = _layer_waiter(plan, wait_layer)
         sampling = rows.sampling_rows(self.slots.sampling)
 
-        if (
-            self._captured is not None
-            and (shape := choose_shape(sizes, self._captured.shapes)) is not None
-        ):
-            if on_layer is not None:
-                # A load's events are the plan's own, so no graph can hold them: all of it has to
-                # arrive first.
-                on_layer(self._decoder.spec.num_layers - 1)
-            columns = step_columns(rows, sampling, self.slots, shape)
-            return self._replay(self._captured, columns, shape, sampling)
+        if (shape := self._captured_shape(rows, sizes)) is not None:
+            return self._replay(rows, shape, sampling, on_layer)
 
         hidden_RC, inputs = self._run(self._parts(rows, sizes.tokens), sampling, on_layer)
         return self._sample(hidden_RC, inputs, sampling) if len(hidden_RC) else self._nothing()
@@ -233,25 +241,59 @@ class ModelRunner:
         ]
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden), inputs[-1]
 
+    def _captured_shape(self, rows: StepRows, sizes: LaneSizes) -> StepShape | None:
+        """That by which the step is replayed; None: it is not."""
+        if self._captured is None:
+            return None
+        shape = choose_shape(sizes, self._captured.shapes)
+        if shape is not None:
+            return shape
+        shape = choose_prompt_shape(rows.num_tokens, self._captured.shapes)
+        if shape is None:
+            return None
+        # How far a row's latents are expanded depends on its context, which no graph knows.
+        prompts = rows.attention_rows(rows.num_tokens > 1)
+        return None if self._decoder.divide_rows(prompts)[1] else shape
+
     def _replay(
-        self, captured: CapturedSteps, columns: Column, shape: StepShape, sampling: SamplingRows
+        self,
+        rows: StepRows,
+        shape: StepShape,
+        sampling: SamplingRows,
+        on_layer: Callable[[int], None] | None,
     ) -> StepOutput:
         """A captured step."""
+        captured = self._captured
+        assert captured is not None, "it has chosen the shape"
+        if on_layer is not None and not shape.waits_by_layer:
+            # A load's events are the plan's own, so no graph can hold them: all of it has to arrive
+            # first.
+            on_layer(self._decoder.spec.num_layers - 1)
+            on_layer = None
+
         num_rows = len(sampling.slots)
-        output = captured.replay(columns, shape)
+        columns = step_columns(rows, sampling, self.slots, shape)
+        output = captured.replay(columns, shape, on_layer)
         if not num_rows:
             return self._nothing()
         if sampling.has_cuts:
             captured.replay_cut(shape)
         return self._finish(output.logits_RV[:num_rows], output.token_ids_R[:num_rows], sampling)
 
-    def _run_columns(self, packed: Tensor, shape: StepShape) -> CapturedOutput:
+    def _run_columns(
+        self,
+        packed: Tensor,
+        shape: StepShape,
+        on_layer: Callable[[int], None] | None = None,
+        /,
+    ) -> CapturedOutput:
         """The step that `step_columns` describes. Reads nothing from the host but the shape."""
         columns = split_columns(packed, shape.lengths)
         token_index_T, page_index_T, page_offset_T, positions_T, *others = columns
-        *tile_columns, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
+        *tile_columns, prompt_tiles, last_tokens_R, next_index_R = others[:-NUM_COLUMNS]
         tiles = decode_tiles(tile_columns, shape.tokens_per_tile, self.slots.max_model_len)
-        attention_rows = AttentionRows(prefill=(), decode=(tiles,))
+        tiles_X4 = prompt_tiles.view(torch.int32).view(-1, 4) if shape.num_prompt_tiles else None
+        attention_rows = AttentionRows(decode=(tiles,), tiles_X4=tiles_X4)
         batch = MicroBatch(
             token_ids_T=self.slots.tokens_XL.view(-1)[token_index_T],
             attention=self._inputs.attention(
@@ -259,7 +301,7 @@ class ModelRunner:
             ),
             sent=self._padded(token_index_T),
         )
-        [hidden_TC] = self._decoder([batch])
+        [hidden_TC] = self._decoder([batch], on_layer)
 
         logits_RV = self._decoder.logits(hidden_TC if shape.is_decode else hidden_TC[last_tokens_R])
         sampling = as_sampling_columns(others[-NUM_COLUMNS:])

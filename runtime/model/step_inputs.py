@@ -57,7 +57,7 @@ class InputMaker:
         """
         tokens = token_columns(rows, self._slots)
         is_decode = rows.num_tokens == 1
-        prefill, expanded = self._decoder.divide_rows(rows.prefill_rows())
+        prefill, expanded = self._decoder.divide_rows(rows.attention_rows(~is_decode))
         tiles_X4, extensions_4Y = self._decoder.ops.plan_tiles(prefill)
 
         columns = self._slots.copies.to_device(
@@ -93,10 +93,9 @@ class InputMaker:
             int(extensions_4Y[3].max(initial=0)),
         )
         attention_rows = AttentionRows(
-            prefill=prefill,
-            expanded=expanded,
             decode=tuple(some for some in (singles, extensions) if len(some.rows_B)),
-            tiles_X4=tiles.view(torch.int32).view(-1, 4),
+            tiles_X4=tiles.view(torch.int32).view(-1, 4) if len(tiles) else None,
+            expanded=expanded,
         )
 
         return BatchInputs(

@@ -6,9 +6,10 @@ Legend: T tokens of the step, R rows that sample, Y tiles of attention.
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
-from raydix.kernels.attention_rows import PrefillRow
+from raydix.kernels.attention_rows import PrefillRow, cut_rows
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.model.columns import Column, pack_columns
 from raydix.runtime.model.request_slots import RequestSlots, run_offsets
@@ -86,8 +87,8 @@ class StepRows:
         chosen = self.sampling
         return sampling.rows(self.slots[chosen], self.ends[chosen], self.output_positions[chosen])
 
-    def prefill_rows(self) -> tuple[PrefillRow, ...]:
-        """The rows of several tokens; their row in the block tables is their slot."""
+    def attention_rows(self, is_chosen: NDArray[np.bool_]) -> tuple[PrefillRow, ...]:
+        """Some of the rows; their row in the block tables is their slot."""
         ends = self.ends
         first_tokens = self.first_tokens
         return tuple(
@@ -97,7 +98,7 @@ class StepRows:
                 num_tokens=int(self.num_tokens[row]),
                 context_tokens=int(ends[row]),
             )
-            for row in np.flatnonzero(self.num_tokens > 1)
+            for row in np.flatnonzero(is_chosen)
         )
 
 
@@ -148,8 +149,9 @@ def step_columns(
 
     Rows that sample come first: in a step of single tokens they are found by their number. In
     order: `TokenColumns`; of each tile its slot, first index in T, tokens, and context up to and
-    including the last of them; of each row that samples its last token's index in T, where in the
-    slots' tokens the sampled one goes, and `SamplingColumns`. Padding is greedy.
+    including the last of them; the table of tiles of prompts; of each row that samples its last
+    token's index in T, where in the slots' tokens the sampled one goes, and `SamplingColumns`.
+    Padding is greedy.
     """
     rows = rows.sampling_first()
     padded = _add_padding(rows, slots, shape)
@@ -163,7 +165,7 @@ def step_columns(
         tokens.page_index_T,
         tokens.page_offset_T,
         tokens.positions_T,
-        *_tile_columns(padded, shape.tokens_per_tile),
+        *_attention_columns(padded, rows, shape),
         last_tokens_R,
         next_index_R,
         *sampling.columns,
@@ -222,8 +224,9 @@ def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepR
     if not missing:
         return rows
 
-    starts = np.arange(0, missing, shape.tokens_per_tile)
-    num_tokens = np.minimum(missing - starts, shape.tokens_per_tile)
+    length = shape.tokens_per_prompt_tile if shape.num_prompt_tiles else shape.tokens_per_tile
+    starts = np.arange(0, missing, length)
+    num_tokens = np.minimum(missing - starts, length)
     return StepRows(
         slots=np.concatenate((rows.slots, np.full(len(starts), slots.scratch_slot))),
         starts=np.concatenate((rows.starts, np.zeros(len(starts), dtype=np.int64))),
@@ -231,6 +234,21 @@ def _add_padding(rows: StepRows, slots: RequestSlots, shape: StepShape) -> StepR
         write_starts=np.concatenate((rows.write_starts, num_tokens)),
         output_positions=np.concatenate((rows.output_positions, np.full(len(starts), -1))),
     )
+
+
+def _attention_columns(padded: StepRows, rows: StepRows, shape: StepShape) -> list[Column]:
+    """Columns of tiles, and the table of tiles of prompts. `padded`: `rows`, then padding."""
+    if not shape.num_prompt_tiles:
+        return [*_tile_columns(padded, shape.tokens_per_tile), np.empty(0, dtype=np.int64)]
+
+    is_single = padded.num_tokens == 1
+    # A padding row of one token is a tile as well: there may be as many single tokens as rows.
+    is_single[len(rows.slots) :] = False
+    tiles_X4 = np.zeros((shape.num_prompt_tiles, 4), dtype=np.int32)
+    cut = cut_rows(padded.attention_rows(~is_single), shape.tokens_per_prompt_tile)
+    tiles_X4[: len(cut)] = cut
+    singles = (padded.slots, padded.first_tokens, padded.num_tokens, padded.ends)
+    return [*(column[is_single] for column in singles), tiles_X4.reshape(-1).view(np.int64)]
 
 
 def _tile_columns(rows: StepRows, tokens_per_tile: int) -> tuple[Column, Column, Column, Column]:

@@ -1,12 +1,25 @@
-"""Sizes of steps that are captured in CUDA graphs: decodes, and short extensions of a prefix."""
+"""Sizes of steps that are captured in CUDA graphs: decodes, short extensions of a prefix, and
+prompts, with decodes or alone.
+"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.kernels.sampling_columns import NUM_COLUMNS
-from raydix.runtime.model.columns import packed_size
+from raydix.runtime.model.columns import Column, packed_size
 
 EXTENSION_TOKENS = (16, 32, 64, 128)
-"""Longer extensions have work enough to hide their launches."""
+"""Of one row; longer ones are steps of prompts."""
+_PROMPT_TOKENS = (
+    *range(32, 128, 32),
+    *range(128, 768, 64),
+    *range(768, 1536, 128),
+    *range(1536, 2048 + 1, 256),
+)
+"""Larger steps have work enough to hide their launches."""
+_MAX_PROMPT_ROWS = 128
+_MORE_TILES = 16
+"""As each row, and the padding behind them, may end within a tile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,28 +29,38 @@ class StepShape:
     num_tokens: int
     num_rows: int
     tokens_per_tile: int
-    """Query tokens in a tile of attention."""
+    """Query tokens in a tile of attention with few tokens."""
+    num_prompt_tiles: int = 0
+    """Tiles of rows of several tokens; if there are any, the others are for single tokens."""
+    tokens_per_prompt_tile: int = 1
 
     @property
     def is_decode(self) -> bool:
         """Is it made for rows of one token?"""
-        return self.num_rows == self.num_tokens
+        return self.num_rows == self.num_tokens and not self.num_prompt_tiles
+
+    @property
+    def waits_by_layer(self) -> bool:
+        """Does each layer wait for its own part of a load, and not the step for all of it?"""
+        return self.num_prompt_tiles > 0
 
     @property
     def num_tiles(self) -> int:
         """Enough tiles for any rows that fit: each may end within one, and so may the padding."""
-        if self.tokens_per_tile == 1:
-            return self.num_tokens
+        if self.num_prompt_tiles or self.is_decode:
+            return self.num_rows
         return -(-self.num_tokens // self.tokens_per_tile) + self.num_rows
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Lengths of the step's columns.
 
-        There are 4 by token, 4 by tile and, by row that samples, 2 and those of `SamplingColumns`.
+        There are 4 by token, 4 by tile, a table of 4 int32 by tile of prompts and, by row that
+        samples, 2 and those of `SamplingColumns`.
         """
         by_row = (self.num_rows,) * (2 + NUM_COLUMNS)
-        return (self.num_tokens,) * 4 + (self.num_tiles,) * 4 + by_row
+        by_tile = (self.num_tiles,) * 4
+        return (self.num_tokens,) * 4 + by_tile + (2 * self.num_prompt_tiles,) + by_row
 
     @property
     def packed_size(self) -> int:
@@ -45,9 +68,19 @@ class StepShape:
         return packed_size(self.lengths)
 
     def holds(self, num_rows: int, num_tokens: int) -> bool:
-        """Is there room for so many rows, of so many tokens together?"""
+        """Is there room for any rows of this number, of so many tokens together?"""
         is_enough = num_rows <= self.num_rows and num_tokens <= self.num_tokens
-        return is_enough and (num_rows == num_tokens or not self.is_decode)
+        is_of_kind = num_rows == num_tokens if self.is_decode else not self.num_prompt_tiles
+        return is_enough and is_of_kind
+
+    def holds_prompts(self, num_tokens: Column) -> bool:
+        """Is there room for rows of these numbers of tokens, and for the padding behind them?"""
+        missing = self.num_tokens - int(num_tokens.sum())
+        if not self.num_prompt_tiles or missing < 0 or len(num_tokens) > self.num_rows:
+            return False
+        tiles = -(-num_tokens[num_tokens > 1] // self.tokens_per_prompt_tile)
+        padding = -(-missing // self.tokens_per_prompt_tile)
+        return int(tiles.sum()) + padding <= self.num_prompt_tiles
 
 
 def decode_shapes(max_rows: int) -> tuple[StepShape, ...]:
@@ -68,6 +101,27 @@ def extension_shapes(max_tokens: int, tokens_per_tile: int) -> tuple[StepShape, 
     )
 
 
+def prompt_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
+    """Rows of several tokens and of one, by rising size: up to `max_rows` and 128."""
+    return tuple(
+        StepShape(
+            num_tokens=size,
+            num_rows=min(max_rows, _MAX_PROMPT_ROWS),
+            tokens_per_tile=1,
+            num_prompt_tiles=-(-size // tokens_per_tile) + _MORE_TILES,
+            tokens_per_prompt_tile=tokens_per_tile,
+        )
+        for size in _PROMPT_TOKENS
+    )
+
+
+def choose_prompt_shape(num_tokens: Column, shapes: Sequence[StepShape]) -> StepShape | None:
+    """The first shape with room for rows of these numbers of tokens; None if there is none."""
+    total = int(num_tokens.sum())
+    large_enough = (shape for shape in shapes if shape.num_tokens >= total)
+    return next((shape for shape in large_enough if shape.holds_prompts(num_tokens)), None)
+
+
 def max_captured_tokens(max_rows: int) -> int:
-    """Most tokens of a captured step, padding included, if up to `max_rows` decode."""
+    """Most tokens of a step that `decode_shapes` or `extension_shapes` hold, with padding."""
     return max(max_rows, *EXTENSION_TOKENS)

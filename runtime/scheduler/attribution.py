@@ -36,8 +36,7 @@ def attribute(
         *_arrival_runs(prefetch, settings, tiers),
         (num_cached + num_left_pages, PageSource.RECOMPUTE_CHEAPER),
     ]
-    if num_cached + num_left_pages < num_full:
-        runs.append((num_full, _miss_reason(prefetch, settings, num_cached + num_left_pages)))
+    runs += _missed_runs(prefetch, settings, num_cached + num_left_pages, num_full)
 
     ranges: list[Range] = []
     for stop_page, source in runs:
@@ -77,19 +76,31 @@ def total_by_source(ranges: list[Range]) -> dict[str, int]:
     return totals
 
 
-def _miss_reason(prefetch: PrefetchState, settings: SchedulerSettings, page: int) -> PageSource:
-    """Why a full page of the prompt is computed."""
+def _missed_runs(
+    prefetch: PrefetchState, settings: SchedulerSettings, start: int, stop: int
+) -> Iterator[tuple[int, PageSource]]:
+    """Runs of full pages in [start, stop), which are computed, by their end and the reason."""
+    if start >= stop:
+        return
     if not settings.prefix_caching:
-        return PageSource.CACHING_OFF
+        yield stop, PageSource.CACHING_OFF
+        return
 
-    source = prefetch.missed(page)
-    if source is PageSource.PENDING:
-        if prefetch.first_runnable_s is None:
-            # It was in L2 when the request was admitted, so nothing was waited for.
-            return PageSource.NOT_FOUND
-        is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT
-        return PageSource.TIMED_OUT if is_patient else PageSource.CANCELLED
-    return PageSource.NOT_FOUND if source <= PageSource.L3 else source
+    page = start
+    for source, run in groupby(prefetch.missed(start, stop)):
+        page += len(list(run))
+        is_pending = source is PageSource.PENDING
+        yield page, _not_awaited(prefetch, settings) if is_pending else source
+
+
+def _not_awaited(prefetch: PrefetchState, settings: SchedulerSettings) -> PageSource:
+    """Why pages are computed that might still have come."""
+    if prefetch.first_runnable_s is None:
+        # It was in L2 when the request was admitted, so nothing was waited for.
+        return PageSource.NOT_FOUND
+    # Until HostMemory has reported, storage may not have been asked at all.
+    is_patient = settings.prefetch.strategy is PrefetchStrategy.TIMEOUT
+    return PageSource.TIMED_OUT if is_patient and prefetch.has_report else PageSource.CANCELLED
 
 
 def _extend(ranges: list[Range], end: int, source: PageSource) -> None:

@@ -141,11 +141,19 @@ class PrefetchState:
             return PageSource.L3
         return source if source <= PageSource.L3 else PageSource(tier)
 
-    def missed(self, page: int) -> PageSource:
-        """What was said of a page that some KV group lacks."""
-        if page >= self.num_pages:
-            return PageSource.NOT_FOUND
-        return PageSource(max(sources[page] for sources in self.by_group))
+    def missed(self, start: int, stop: int) -> Iterator[PageSource]:
+        """What was said of each page in [start, stop), the first of which some KV group lacks.
+
+        Of one that all groups have nothing was said that makes it of no use: its reason is that of
+        the page before it.
+        """
+        known = [_column(sources)[start:stop] for sources in self.by_group]
+        worst: list[int] = np.max(known, axis=0).tolist() if known else []
+        reason = PageSource.NOT_FOUND
+        for code in worst:
+            reason = reason if code <= PageSource.L3 else PageSource(code)
+            yield reason
+        yield from itertools.repeat(PageSource.NOT_FOUND, stop - start - len(worst))
 
 
 def _column(sources: bytes) -> NDArray[np.uint8]:

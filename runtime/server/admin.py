@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from raydix.runtime.config.paths import require_absolute_l3
 from raydix.runtime.server.answers import json_figures
 from raydix.runtime.server.errors import RequestRefused, failure
 from raydix.runtime.server.served import REFUSALS, Served
@@ -25,7 +26,8 @@ def admin_routes(served: Served) -> APIRouter:
 
     @router.post("/attach")
     async def attach(body: AttachRequest) -> Response:
-        """Use another L3 backend from now on."""
+        """Use another L3 backend from now on; paths are absolute, of the engine's host."""
+        require_absolute_l3(body.l3)
         return json_figures(await served.engine.attach_storage(body.l3))
 
     @router.post("/detach")

@@ -15,6 +15,7 @@ from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.file_modes import OWNER_ALONE
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Reservation, Room
 from raydix.runtime.storage.stored_bound import open_room
@@ -251,6 +252,10 @@ class AibrixBackend:
         """Objects and bytes of all namespaces, and counters."""
         return self._room.figures() | self._counts.figures()
 
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
+
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""
         self._room.check()
@@ -275,6 +280,5 @@ class AibrixBackend:
         if status.is_not_found():
             return ObjectStatus.MISSING
         if "No space left" in str(status):
-            self._counts.add("disk_full")
-            return ObjectStatus.FULL
+            return self._counts.disk_full(status)
         return self._counts.io_error(status)

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from raydix.ids import PageKey
 from raydix.runtime.messages.host import ObjectStatus
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 
 
@@ -81,6 +82,10 @@ class StorageBackend(Protocol):
 
     def stats(self) -> dict[str, int]:
         """Counters, and `objects`, `bytes`, `max_bytes` where the backend knows them."""
+        ...
+
+    def last_error(self) -> LastError | None:
+        """What the store said when it last failed; None if it never did."""
         ...
 
     def tidy(self) -> bool:

@@ -12,6 +12,7 @@ from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length
 from raydix.runtime.storage.corruption import Corruption, corrupt
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Room
 
@@ -213,6 +214,10 @@ class FakeBackend:
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
         return self._room.figures() | self._counts.figures()
+
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""

@@ -17,6 +17,7 @@ from raydix.runtime.storage.batches import move_in_parts
 from raydix.runtime.storage.file_modes import OWNER_ALONE, Modes
 from raydix.runtime.storage.file_transfers import FileTransfers, SystemCalls
 from raydix.runtime.storage.file_tree import FileTree, NewFiles, close_quietly
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Reservation, Room
 from raydix.runtime.storage.stored_bound import open_room
@@ -331,6 +332,10 @@ class FileBackend:
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces that this engine knows of, and counters."""
         return self._room.figures() | self._counts.figures()
+
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
 
     def check(self) -> None:
         """Raises AccountingError if the bytes on record are not the sum over objects."""

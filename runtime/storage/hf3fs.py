@@ -16,6 +16,7 @@ from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length, move_in_parts
 from raydix.runtime.storage.file_modes import OWNER_ALONE
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.room import Reservation, Room
 from raydix.runtime.storage.slab import SlabName, SlabPlace
@@ -288,6 +289,10 @@ class Hf3fsBackend:
     def stats(self) -> dict[str, int]:
         """Objects and bytes of all namespaces, and counters."""
         return self._room.figures() | self._counts.figures()
+
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
 
     def check(self) -> None:
         """Raises AccountingError if slots, index and bytes on record disagree."""

@@ -14,6 +14,7 @@ from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class MooncakeBackend:
         self._next_try_s = 0.0
         self._is_open = False
         self._is_setting_up = threading.Lock()
-        self._counts = BackendCounts("Mooncake")
+        self._obstacle = "the client is being set up"
+        """Why there is no client, where there is none."""
+        self._counts = BackendCounts(f"Mooncake master {section.master}")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Set up the client.
@@ -106,8 +109,11 @@ class MooncakeBackend:
 
     def _set_up(self) -> Any:
         section = self._section
-        address = _address_towards(section.master)
-        if address is None:
+        try:
+            address = _address_towards(section.master)
+        except OSError as error:
+            self._obstacle = f"it does not answer: {error}"
+            logger.warning("the Mooncake master %s does not answer: %s", section.master, error)
             return None
 
         client = _store_class()()
@@ -122,9 +128,8 @@ class MooncakeBackend:
         )
         if code:
             client.close()
-            logger.warning(
-                "no Mooncake client could be set up with master %s: code %d", section.master, code
-            )
+            self._obstacle = f"no client could be set up: code {code}"
+            logger.warning("Mooncake master %s: %s", section.master, self._obstacle)
             return None
 
         code = client.register_buffer(self._address, len(self._arena))
@@ -224,6 +229,10 @@ class MooncakeBackend:
         """Counters; asks the master nothing."""
         return {"is_connected": int(self._client is not None)} | self._counts.figures()
 
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
+
     def tidy(self) -> bool:
         """The master makes room."""
         return False
@@ -241,7 +250,7 @@ class MooncakeBackend:
     def _all_failed(self, count: int) -> list[ObjectStatus]:
         """The statuses of objects for whose sake no call is made."""
         if count:
-            self._counts.add("io_errors", count)
+            self._counts.io_error(self._obstacle, count)
         return [ObjectStatus.IO_ERROR] * count
 
     def _failure(self, code: int) -> ObjectStatus:
@@ -250,15 +259,14 @@ class MooncakeBackend:
         return self._counts.io_error(f"a call ended with code {code}")
 
 
-def _address_towards(master: str) -> str | None:
-    """The address of this host that the master sees; None if the master does not answer."""
+def _address_towards(master: str) -> str:
+    """The address of this host that the master sees. Raises OSError if it does not answer."""
     name, _, port = master.rpartition(":")
     try:
         with socket.create_connection((name.strip("[]"), int(port)), timeout=_PROBE_S) as probe:
             return str(probe.getsockname()[0])
-    except (OSError, OverflowError, UnicodeError) as error:
-        logger.warning("the Mooncake master %s does not answer: %s", master, error)
-        return None
+    except (OverflowError, UnicodeError) as error:
+        raise OSError(str(error)) from error
 
 
 def _store_class() -> Any:

@@ -11,6 +11,7 @@ from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.resp import (
     ErrorReply,
@@ -59,7 +60,7 @@ class RedisBackend:
         self._prefix = b""
         self._idle: list[RespConnection] = []
         self._lock = threading.Lock()
-        self._counts = BackendCounts("Redis")
+        self._counts = BackendCounts(f"Redis at {self._address.place}")
 
     def open(self, arena: memoryview, namespace: Namespace) -> None:
         """Try to connect. Raises ConfigError if the server refuses the login or the database."""
@@ -130,6 +131,10 @@ class RedisBackend:
             num_idle = len(self._idle)
         return {"idle_connections": num_idle} | self._counts.figures()
 
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
+
     def tidy(self) -> bool:
         """The server makes room by itself."""
         return False
@@ -193,9 +198,8 @@ class RedisBackend:
                 connection.close()
                 raise
             self._put_back(connection)
-        except TimeoutError:
-            self._counts.add("timeouts")
-            return ObjectStatus.TIMED_OUT
+        except TimeoutError as error:
+            return self._counts.timeout(error)
         except OSError as error:
             return self._counts.io_error(error)
         return None

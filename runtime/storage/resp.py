@@ -53,6 +53,13 @@ class RespAddress:
     password: str | None = None
     database: int = 0
 
+    @property
+    def place(self) -> str:
+        """Where the server listens, for people; without the password."""
+        return (
+            self.endpoint if isinstance(self.endpoint, str) else ":".join(map(str, self.endpoint))
+        )
+
     @classmethod
     def parse(cls, url: str) -> "RespAddress":
         """Take `redis://...` or `unix:///...` apart.

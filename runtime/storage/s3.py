@@ -14,6 +14,7 @@ from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
 from raydix.runtime.storage.batches import compare_length
+from raydix.runtime.storage.last_error import LastError
 from raydix.runtime.storage.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class S3Backend:
         self._api: Any = obstore
         self._section = section
         self._clock = clock
-        self._counts = BackendCounts("S3")
+        self._counts = BackendCounts(f"S3 bucket {section.bucket} at {section.endpoint or 'AWS'}")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._folder = ""
@@ -170,6 +171,10 @@ class S3Backend:
         """Counters; asks the service nothing."""
         return self._counts.figures()
 
+    def last_error(self) -> LastError | None:
+        """See `StorageBackend`."""
+        return self._counts.last_error
+
     def tidy(self) -> bool:
         """The bucket's rules make room."""
         return False
@@ -240,7 +245,7 @@ class S3Backend:
         match answer:
             case ObjectStatus():
                 if answer is ObjectStatus.TIMED_OUT:
-                    self._counts.add("timeouts")
+                    return self._counts.timeout("a request was not answered before its deadline")
                 return answer
             case FileNotFoundError():
                 return ObjectStatus.MISSING

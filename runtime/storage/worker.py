@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
-from raydix.ids import BatchId
-from raydix.runtime.cache.page_key import split_keys
+from raydix.errors import ConfigError
+from raydix.ids import BatchId, PageKey
+from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.config.kv_layout import OBJECT_HEADER_BYTES
 from raydix.runtime.messages.host import (
     AskExists,
@@ -20,6 +21,7 @@ from raydix.runtime.messages.host import (
     WriteObjects,
 )
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
+from raydix.runtime.storage.last_error import ErrorLog, LastError, join_errors
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.storage.object_header import fill_headers, verify_objects
 from raydix.runtime.storage.order_counts import Operation, OrderCounts
@@ -31,6 +33,8 @@ _SLICE_BYTES = 16 << 20
 """Between slices of a batch, of this size or a little more, cancellation and deadline are minded.
 Libraries are fast with many objects at a time."""
 _TIDY_EVERY_S = 0.25
+_NOBODYS = ObjectName(PageKey(bytes(KEY_BYTES)), 0)
+"""A name that no page has, to see whether anybody answers."""
 
 Order = AskExists | ReadObjects | WriteObjects | DeleteObjects
 Transfer = ReadObjects | WriteObjects
@@ -74,6 +78,7 @@ class StorageWorker:
         self._cancelled: set[BatchId] = set()
         self._idle = threading.Condition()
         self._counts = OrderCounts()
+        self._errors = ErrorLog()
 
         # Before any thread is started: a backend that cannot work leaves nothing running.
         backend.open(arena.buffer, namespace)
@@ -96,6 +101,28 @@ class StorageWorker:
         pool = self._exists_pool if isinstance(message, AskExists) else self._transfer_pool
         pool.submit(self._run, message, self._clock())
 
+    def require_answer(self, timeout_s: float) -> None:
+        """Ask the backend one question, to see whether its server answers.
+
+        Raises ConfigError that says why it does not. A question without an answer stays open.
+        """
+        asking = self._exists_pool.submit(self._backend.batch_exists, [_NOBODYS])
+        error: object = f"it has not answered within {timeout_s:g} s"
+        try:
+            [status] = asking.result(timeout_s)
+            if status in (ObjectStatus.OK, ObjectStatus.MISSING):
+                return
+            last = self._backend.last_error()
+            error = f"{status.name.lower()}" if last is None else last.text
+        except TimeoutError:
+            pass
+        except Exception as raised:  # noqa: BLE001  whatever a backend raises, its server is no use
+            error = repr(raised)
+        raise ConfigError(
+            f"cache.l3: the store does not answer: {error}. Start its service or correct cache.l3; "
+            "--lazy (cache.l3.lazy: true) goes on without it until it answers."
+        )
+
     def quiesce(self) -> None:
         """Cancel everything and wait for its `on_done`: then no page of the arena is touched."""
         with self._idle:
@@ -112,6 +139,10 @@ class StorageWorker:
         with self._idle:
             own = self._counts.figures() | {"active_batches": len(self._active)}
         return self._backend.stats() | own
+
+    def last_error(self) -> LastError | None:
+        """Of the backend or of its use."""
+        return join_errors(self._backend.last_error(), self._errors.last)
 
     def close(self) -> None:
         """Quiesce, end the threads, close the backend."""
@@ -134,9 +165,10 @@ class StorageWorker:
         started_s = self._clock()
         try:
             statuses = bytes(self._execute(order, ordered_s))
-        except Exception:
+        except Exception as error:
             # The top of a thread: an order without an answer would hold its pages for ever.
             logger.exception("the storage backend failed on batch %d", order.batch_id)
+            self._errors.note(repr(error))
             num_objects = 1 if isinstance(order, DeleteObjects) else len(split_keys(order.keys))
             statuses = bytes([ObjectStatus.IO_ERROR] * num_objects)
 

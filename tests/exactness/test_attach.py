@@ -1,6 +1,7 @@
 """Storage backends that come, change and go while requests run: none fails, no token differs."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from tests.exactness.reference import References
 
 PROMPTS = make_prompts(71, [100, 90, 80, 70], num_shared=40)
 NUM_TOKENS = 8
+NOBODY = {"backend": "redis", "url": "redis://:secret@127.0.0.1:1/0"}
+NOBODYS_ERROR = "Redis at 127.0.0.1:1: [Errno 111] Connection refused"
 NUM_CACHEABLE = sum(map(cacheable_tokens, PROMPTS))
 
 
@@ -158,6 +161,7 @@ async def test_failed_attach_changes_nothing(references: References, tmp_path: P
             ({"backend": "file"}, "cache.l3.path"),
             ({"backend": "fil", "path": "x"}, "cache.l3"),
             ({"backend": "redis", "url": "http://nowhere"}, "cache.l3.url"),
+            (NOBODY, re.escape(NOBODYS_ERROR)),
         ):
             with pytest.raises(ConfigError, match=words):
                 await engine.attach_storage(section)
@@ -165,6 +169,26 @@ async def test_failed_attach_changes_nothing(references: References, tmp_path: P
         assert count_tokens(outputs, "l3") == NUM_CACHEABLE
         stats = await engine.check()
         assert stats["restarts"]["storage"] == 0
+        assert NOBODYS_ERROR in stats["storage_errors"]["redis"]["text"]
+        assert "cache.l3.path" in stats["storage_errors"]["file"]["text"]
+
+
+async def test_engine_whose_l3_does_not_answer_does_not_start_unless_it_may(
+    references: References,
+) -> None:
+    reference = references(Family.QWEN3)
+    config = engine_config(reference.folder, cache={"l3": NOBODY})
+    with pytest.raises(ConfigError, match=re.escape(NOBODYS_ERROR) + ".*--lazy"):
+        async with in_process_engine(config):
+            raise AssertionError("the engine has started")
+
+    config = engine_config(reference.folder, cache={"l3": {**NOBODY, "lazy": True}})
+    async with in_process_engine(config) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        await assert_all_exact(engine, reference.expect(PROMPTS), outputs)
+        last = (await engine.stats())["storage_errors"]["redis"]
+        assert NOBODYS_ERROR in last["text"]
+        assert last["num_errors"] > 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow, cut_rows
 from raydix.kernels.decode_tiles import DecodeTiles
 from raydix.kernels.reference import latent_attention as reference
 
@@ -65,7 +65,7 @@ class LatentRows:
             self.pool_PLSD.float(),
             LAYER,
             self.tables_RN,
-            AttentionRows(prefill=self.rows, decode=()),
+            AttentionRows(tiles_X4=torch.from_numpy(cut_rows(self.rows, 2**30))),
             scale=self.scale,
             value_dim=self.value_dim,
         )

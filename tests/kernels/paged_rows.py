@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow, cut_rows
 from raydix.kernels.reference import paged_attention as reference
 
 LAYER, NUM_LAYERS = 1, 2
@@ -82,7 +82,7 @@ class PagedRows:
             self.pool_PLH2SD.float(),
             LAYER,
             self.tables_RN,
-            AttentionRows(prefill=self.rows, decode=()),
+            AttentionRows(tiles_X4=torch.from_numpy(cut_rows(self.rows, 2**30))),
             self.form,
         )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raydix.kernels import expanded_latents
-from raydix.kernels.attention_rows import AttentionRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, PrefillRow, cut_rows
 from raydix.kernels.expanded_latents import expanded_latent_attention
 from raydix.kernels.reference.latent_attention import latent_attention
 
@@ -45,7 +45,7 @@ def test_expanded_attention_is_that_of_the_absorbed_form(
             pool,
             1,
             tables,
-            AttentionRows(prefill=ROWS, decode=()),
+            AttentionRows(tiles_X4=torch.from_numpy(cut_rows(ROWS, 2**30))),
             scale=SCALE,
             value_dim=RANK,
         )

@@ -5,9 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from raydix.kernels.attention_rows import cut_rows
 from raydix.kernels.decode_tiles import DecodeTiles
 from raydix.kernels.latent_attention import choose_latent_splits, latent_decode, latent_prefill
-from raydix.kernels.paged_prefill import plan_tiles
+from raydix.kernels.paged_prefill import tile_tokens
 from tests.kernels.latent_rows import LAYER, LatentRows
 
 CONTEXTS = (70, 5, 130, 64, 1)
@@ -39,7 +40,7 @@ def prefill(rows: LatentRows) -> None:
         rows.pool_PLSD,
         LAYER,
         rows.tables_RN,
-        torch.from_numpy(plan_tiles(rows.rows, rows.q_TQD.dtype)).to(rows.q_TQD.device),
+        torch.from_numpy(cut_rows(rows.rows, tile_tokens(rows.q_TQD.dtype))).to(rows.q_TQD.device),
         scale=rows.scale,
         out_TQV=rows.out_TQV,
     )

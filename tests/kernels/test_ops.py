@@ -66,7 +66,7 @@ def make_rows(ops: ModelOps) -> AttentionRows:
         num_tokens_B=counts_Y,
         tokens_per_tile=ops.extension_tokens,
     )
-    return AttentionRows(prefill=prefill, decode=(decode, extensions), tiles_X4=tiles_X4)
+    return AttentionRows(decode=(decode, extensions), tiles_X4=tiles_X4)
 
 
 @pytest.mark.gpu

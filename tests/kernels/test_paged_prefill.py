@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import PrefillRow
-from raydix.kernels.paged_prefill import TILE_TOKENS, is_extension, paged_prefill, plan_tiles
+from raydix.kernels.attention_rows import PrefillRow, cut_rows
+from raydix.kernels.paged_prefill import TILE_TOKENS, is_extension, paged_prefill, tile_tokens
 from tests.kernels.paged_rows import FORMS, LAYER, PagedRows
 
 CONTEXTS, NUM_TOKENS = (70, 5, 130, 64, 1), (70, 1, 37, 5, 1)
@@ -19,7 +19,9 @@ def seed() -> None:
 
 
 def prefill(rows: PagedRows) -> None:
-    tiles_X4 = torch.from_numpy(plan_tiles(rows.rows, rows.q_TQD.dtype)).to(rows.q_TQD.device)
+    tiles_X4 = torch.from_numpy(cut_rows(rows.rows, tile_tokens(rows.q_TQD.dtype))).to(
+        rows.q_TQD.device
+    )
     paged_prefill(
         rows.q_TQD,
         rows.pool_PLH2SD,
@@ -118,10 +120,10 @@ def test_tiles_cover_every_token_once_longest_first() -> None:
         PrefillRow(row=0, first_token=305, num_tokens=2, context_tokens=2),
     ]
 
-    tiles = plan_tiles(rows, torch.bfloat16).tolist()
+    tiles = cut_rows(rows, TILE_TOKENS).tolist()
 
     assert tiles == [[3, 261, 44, 956], [3, 133, 128, 828], [3, 5, 128, 700], [0, 305, 2, 0]]
-    assert plan_tiles([], torch.bfloat16).shape == (0, 4)
+    assert cut_rows([], TILE_TOKENS).shape == (0, 4)
 
 
 def test_only_few_tokens_behind_a_long_prefix_are_an_extension() -> None:

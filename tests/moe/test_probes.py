@@ -9,7 +9,7 @@ import pytest
 from raydix.moe.dispatch.libraries import ADAPTERS
 from raydix.moe.dispatch.machine import Machine
 from raydix.moe.dispatch.packages import Packages
-from raydix.moe.dispatch.probes import LIBRARIES, probe
+from raydix.moe.dispatch.probes import BUILT_IN, LIBRARIES, probe
 
 VERSIONS = {
     "sgl-deep-ep": "0.1.2.post1",
@@ -22,15 +22,16 @@ VERSIONS = {
 class FakePackages(Packages):
     """Not those of this environment."""
 
-    def __init__(self, versions: Mapping[str, str], pinned_torch: str) -> None:
+    def __init__(self, versions: Mapping[str, str], pinned_torch: str, *, has_triton: bool) -> None:
         self._versions = versions
         self._pinned_torch = pinned_torch
+        self._has_triton = has_triton
 
     def version(self, distribution: str) -> str | None:
         return self._versions.get(distribution)
 
     def has_module(self, module: str) -> bool:
-        return False
+        return self._has_triton and module == "triton"
 
     def required_torch(self, distribution: str) -> str | None:
         return self._pinned_torch
@@ -51,9 +52,12 @@ class FakeMachine(Machine):
         missing: str | None = None,
         import_error: str | None = None,
         nics: Path = Path("/nonexistent"),
+        has_triton: bool = True,
+        torch_libraries: tuple[str, ...] = ("gloo", "nccl"),
     ) -> None:
         super().__init__(nics)
-        self.packages = FakePackages(versions, pinned_torch)
+        self.packages = FakePackages(versions, pinned_torch, has_triton=has_triton)
+        self.torch_libraries = frozenset(torch_libraries)
         self.torch_version = torch_version
         self.is_rocm = rocm
         self.num_gpus = num_gpus
@@ -73,7 +77,7 @@ class FakeMachine(Machine):
         return self._error
 
 
-@pytest.mark.parametrize("backend", ["deepep", "nixl_ep", "mooncake_ep"])
+@pytest.mark.parametrize("backend", ["deepep", "nixl_ep"])
 def test_a_library_that_fits_is_available_and_says_its_version(backend: str) -> None:
     machine = FakeMachine()
     verdict = probe(backend, machine)
@@ -99,6 +103,7 @@ def test_mori_is_for_rocm_alone() -> None:
         ("nixl_ep", FakeMachine(num_gpus=1), "at least 2 GPUs that this process sees, there are 1"),
         ("mooncake_ep", FakeMachine(strangers=((0, 1),)), "GPUs 0 and 1 cannot read"),
         ("mooncake_ep", FakeMachine(missing="libmlx5.so.1"), "install the system's ibverbs-prov"),
+        ("mooncake_ep", FakeMachine(), "its sums are wrong now and then"),
     ],
 )
 def test_what_does_not_fit_is_not_even_imported(
@@ -109,6 +114,27 @@ def test_what_does_not_fit_is_not_even_imported(
     assert str(verdict).startswith("unavailable: ")
     assert reason in str(verdict)
     assert machine.imported == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "usable"),
+    [
+        (FakeMachine(), {"symmetric", "nccl", "gloo"}),
+        (FakeMachine(has_triton=False), {"nccl", "gloo"}),
+        (FakeMachine(torch_version="2.9.1"), {"nccl", "gloo"}),
+        (FakeMachine(strangers=((0, 1),)), {"nccl", "gloo"}),
+        (FakeMachine(num_gpus=1), {"gloo"}),
+        (FakeMachine(rocm=True), {"gloo"}),
+        (FakeMachine(torch_libraries=("gloo",)), {"symmetric", "gloo"}),
+        (FakeMachine(torch_libraries=(), num_gpus=0), set()),
+    ],
+)
+def test_what_needs_no_library_says_what_torch_and_gpus_allow(
+    machine: FakeMachine, usable: set[str]
+) -> None:
+    verdicts = [probe(backend, machine) for backend in BUILT_IN]
+    assert {verdict.backend for verdict in verdicts if verdict.obstacle is None} == usable
+    assert all(machine.torch_version in str(each) for each in verdicts if each.obstacle is None)
 
 
 def test_the_loader_s_words_are_the_reason() -> None:

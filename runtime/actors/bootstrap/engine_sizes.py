@@ -9,6 +9,7 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.pool_sizes import largest_pools, max_context_pages, pool_pages
+from raydix.runtime.model.hub import settings_folder
 
 if TYPE_CHECKING:
     from raydix.runtime.model.model_sizes import ModelSizes
@@ -57,7 +58,7 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
     from raydix.runtime.model.model_sizes import measure_model
 
     return measure_model(
-        config.model.path,
+        settings_folder(config.model.path),
         dtype=config.model.dtype,
         tp=config.parallel.tp,
         page_size=config.cache.page_size,

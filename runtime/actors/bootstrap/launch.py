@@ -36,6 +36,8 @@ from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, Runnin
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.config.capacity import effective_summary
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import replace_model_path
+from raydix.runtime.model.hub import hub_environment, pin_model_path
 
 _RAY_KILL_S = 0.5
 _NAME_RELEASE_S = 5.0
@@ -74,6 +76,8 @@ def start_engine(
     Raises ConfigError, CheckpointError, or EngineDead, also if `name` is that of a living engine.
     """
     require_free_name(name)
+    # Whoever loads it later finds the same commit, and on this host without asking the Hub.
+    config = replace_model_path(config, pin_model_path(config.model.path))
     # What other models take is not known here.
     is_known = build_model is build_torch_model
     sizes = size_engine(config, measure_checkpoint(config)) if is_known else None
@@ -190,6 +194,11 @@ def use_cores(_actor: object, num_ranks: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(max(1, (num_cores - 1) // num_ranks))
 
 
+def use_environment(_actor: object, variables: dict[str, str]) -> None:
+    """Set environment variables. Run once in each GPU actor, before it imports their readers."""
+    os.environ.update(variables)
+
+
 def use_assigned_device(actor: GpuActor) -> None:
     """Load on the device that Ray assigned. Run once in each GPU actor on cuda."""
     assigned = str(ray.get_gpu_ids()[0])
@@ -250,6 +259,8 @@ class RaySpawner:
         self._placement = placement
         self._device = config.model.device
         self._num_ranks = config.parallel.dp * config.parallel.tp
+        # This process's: workers of a running cluster have that of whoever started it.
+        self._hub_environment = hub_environment(config.model.path, os.environ)
 
     async def spawn(self, kind: ActorKind, name: str, /, **arguments: Any) -> RunningActor:
         """See `Spawner`."""
@@ -283,6 +294,9 @@ class RaySpawner:
     async def _enter(self, kind: ActorKind, handle: Any, name: str) -> RunningActor:
         """Set a new actor's process up."""
         pid = await handle.__ray_call__.remote(enter_process, os.getpid())
+        if kind is ActorKind.GPU and self._hub_environment:
+            # Not by a runtime_env, which Ray's dashboard shows: a token may be among it.
+            await handle.__ray_call__.remote(use_environment, self._hub_environment)
         if kind is ActorKind.GPU and self._device == "cuda":
             await handle.__ray_call__.remote(use_assigned_device)
         elif kind is ActorKind.GPU:

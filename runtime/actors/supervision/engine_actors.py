@@ -1,7 +1,6 @@
 """The actors of one engine: how an incarnation of each is started and made to serve."""
 
 import asyncio
-import os
 import secrets
 from collections.abc import Awaitable
 from typing import Any
@@ -102,7 +101,7 @@ class EngineActors:
         )
         client = ClientFacts(
             name=self._name,
-            model_path=os.path.abspath(self._config.model.path),
+            model_path=self._config.model.path,
             max_model_len=self._config.max_model_len(report.max_position_embeddings, num_context),
             vocab_size=report.vocab_size,
             eos_token_ids=report.eos_token_ids,

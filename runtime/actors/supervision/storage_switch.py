@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from raydix.errors import ConfigError, EngineDead, RaydixError
@@ -11,6 +11,7 @@ from raydix.runtime.actors.supervision.keeper import Keeper, Make
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, RunningActor
 from raydix.runtime.config.l3 import L3Section
+from raydix.runtime.storage.last_error import ErrorLog, LastError, join_errors
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,14 @@ class AttachedStorage:
         make: Make,
         open_backend: Callable[[RunningActor, L3Section], Awaitable[None]],
         *,
+        on_end: Callable[[Exception], None],
         on_failure: Callable[["AttachedStorage"], Awaitable[None]],
         supervision: Supervision,
     ) -> None:
-        """`on_failure` is called when the actor has ended too often to be restarted."""
+        """`on_end` is told why an incarnation of the actor has ended, if that was not meant.
+
+        `on_failure` is called when it has ended too often to be restarted.
+        """
         self.section = section
         self._open_backend = open_backend
         self._on_failure = on_failure
@@ -58,7 +63,7 @@ class AttachedStorage:
             label,
             make,
             self._bring_up,
-            on_end=lambda _incarnation, _error: None,
+            on_end=lambda _, error: None if error is None else on_end(error),
             supervision=supervision,
         )
         self._task: asyncio.Task[None] | None = None
@@ -137,6 +142,9 @@ class AttachedStorage:
 
     async def _bring_up(self, actor: RunningActor, incarnation: int) -> None:
         await self._open_backend(actor, self.section)
+        # One that has served is used again once it answers.
+        if not self._opened.is_set() and not self.section.lazy:
+            await actor.call("require_answer")
         self._opened.set()
         await self._may_serve.wait()
         await actor.call("serve")
@@ -154,6 +162,8 @@ class StorageSwitch:
         """Those that may have a process."""
         self.current: AttachedStorage | None = None
         self._has_ended = False
+        self._errors: dict[str, ErrorLog] = {}
+        """By backend: why its actor ended or could not be used."""
 
     def start(self, section: L3Section) -> None:
         """Use this backend from the engine's start on."""
@@ -196,11 +206,13 @@ class StorageSwitch:
         try:
             await within(timeout_s, storage.opened())
         except TimeoutError:
-            raise ConfigError(
-                f"cache.l3: the backend {storage.section.backend} was not open after "
-                f"{timeout_s:g} s. "
+            backend = storage.section.backend
+            error = ConfigError(
+                f"cache.l3: the backend {backend} was not open after {timeout_s:g} s. "
                 "See whether its service answers at the address that is configured."
-            ) from None
+            )
+            self._errors[backend].note(error)
+            raise error from None
 
     async def _meet_host(self, storage: AttachedStorage) -> None:
         """Return once HostMemory uses the backend."""
@@ -250,6 +262,17 @@ class StorageSwitch:
                 await self._go_back(former, error)
                 raise
 
+    def last_errors(self, figures: Mapping[str, Any] | None) -> dict[str, LastError]:
+        """The last error of each backend that has had one: its store's or its actor's.
+
+        `figures`: those of the storage actor in use, which knows of its store's; None if none is.
+        """
+        errors = {backend: log.last for backend, log in self._errors.items()}
+        if figures is not None and figures["last_error"] is not None:
+            backend, own = figures["backend"], LastError.from_values(figures["last_error"])
+            errors[backend] = join_errors(own, errors.get(backend))
+        return {backend: error for backend, error in errors.items() if error is not None}
+
     async def end(self) -> None:
         """End all actors now: of the backend in use, and of one that is being attached."""
         self._has_ended = True
@@ -269,6 +292,7 @@ class StorageSwitch:
             section,
             make,
             self._engine.open_storage,
+            on_end=self._errors.setdefault(section.backend, ErrorLog()).note,
             on_failure=self._lose,
             supervision=self._supervision,
         )

@@ -18,7 +18,7 @@ from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.spawn import Spawner
+from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner
 from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
@@ -125,11 +125,17 @@ class SupervisorActor:
         raise EngineDead(self._why_over())
 
     async def stats(self) -> dict[str, Any]:
-        """Figures of every actor; None for one that is being restarted."""
+        """Figures of every actor, None for one that is being restarted; and L3's last errors."""
         keepers = {keeper.label: keeper for keeper in self._actors.all()}
         figures = await asyncio.gather(*(_stats_of(keeper) for keeper in keepers.values()))
         restarts = {label: keeper.num_restarts for label, keeper in keepers.items()}
-        return {**dict(zip(keepers, figures, strict=True)), "restarts": restarts}
+        by_actor = dict(zip(keepers, figures, strict=True))
+        errors = self._actors.storage.last_errors(by_actor.get(ActorKind.STORAGE.value))
+        return {
+            **by_actor,
+            "restarts": restarts,
+            "storage_errors": {backend: last.to_values() for backend, last in errors.items()},
+        }
 
     async def health(self) -> dict[str, dict[str, Any]]:
         """Process, incarnation and whether it serves, by actor."""

@@ -1,8 +1,7 @@
 """The files of a checkpoint that make its tokenizer, for clients that cannot read its folder."""
 
-from pathlib import Path
-
 from raydix.errors import CheckpointError
+from raydix.runtime.model.hub import settings_folder
 
 _PATTERNS = (
     *("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
@@ -12,9 +11,10 @@ _MAX_BYTES = 128 << 20
 """Of all files together; what is larger is no tokenizer."""
 
 
-def read_tokenizer_files(folder: str | Path) -> dict[str, bytes]:
-    """Names and contents. Raises CheckpointError if there is too much of it."""
-    paths = {path for pattern in _PATTERNS for path in Path(folder).glob(pattern) if path.is_file()}
+def read_tokenizer_files(model_path: str) -> dict[str, bytes]:
+    """Names and contents. Raises CheckpointError if there is too much, or no such model."""
+    folder = settings_folder(model_path)
+    paths = {path for pattern in _PATTERNS for path in folder.glob(pattern) if path.is_file()}
     num_bytes = sum(path.stat().st_size for path in paths)
     if num_bytes > _MAX_BYTES:
         raise CheckpointError(

@@ -94,12 +94,13 @@ class OpenLookup:
     def num_missing(self) -> int:
         """Places before the end that are of no use unless L3 has some group's page.
 
-        With windows those are all places behind the end that is reached already, for a few pages
-        of a window may decide on the whole prefix before them.
+        Pages that L2 has are among them: a few that it lacks may decide on many behind them, and
+        those of a window on the whole prefix before them.
         """
         if self._has_windows:
             return 0 if self.is_final else self.end - self._reached
-        return len({index for missing in self.missing for index in missing if index < self.end})
+        finds = (sources.find(code) for sources in self._sources for code in _AWAITED)
+        return self.end - min((place for place in finds if place >= 0), default=self.end)
 
     def next_wanted(self) -> tuple[int, int] | None:
         """Group and place of the page to be read next: all groups' prefixes grow together."""
@@ -208,14 +209,19 @@ class OpenLookup:
         return is_news
 
     def _end_at(self, index: int, source: PageSource) -> bool:
-        """For want of a page none after it is of use in any group. What L1 holds stays L1's."""
+        """For want of a page none after it is of use in any group. What L1 holds stays L1's.
+
+        What was of no use before keeps its own reason.
+        """
         if index >= self.end:
             return False
-        self.end = index
+        former_end, self.end = self.end, index
         for group, sources in enumerate(self._sources):
-            sources[index:] = bytes([source]) * (len(self.keys) - index)
-            start, end = max(index, self._l1_starts[group]), self._l1_ends[group]
-            sources[start:end] = bytes([PageSource.L1]) * (end - start)
+            sources[index:former_end] = bytes([source]) * (former_end - index)
+            start = max(index, self._l1_starts[group])
+            end = min(former_end, self._l1_ends[group])
+            if start < end:
+                sources[start:end] = bytes([PageSource.L1]) * (end - start)
         if self._has_windows:
             self._choose(source)
         return True

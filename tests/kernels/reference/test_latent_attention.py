@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.reference import latent_attention as reference
 
 PAGE, HEADS, DIM, VALUE_DIM, LAYERS = 4, 3, 10, 6, 2
@@ -44,7 +44,8 @@ def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> Attenti
         context_tokens_B=torch.tensor([contexts[row] for row in singles], dtype=torch.int64),
         max_context_tokens=max((contexts[row] for row in singles), default=0),
     )
-    return AttentionRows(prefill=prefill, decode=(decode,) if singles else ())
+    tiles_X4 = torch.from_numpy(cut_rows(prefill, 2**30))
+    return AttentionRows(decode=(decode,) if singles else (), tiles_X4=tiles_X4)
 
 
 def attend(
@@ -89,7 +90,7 @@ def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
         tokens_per_tile=9,
     )
 
-    out = attend(q, pool, tables, AttentionRows(prefill=(), decode=(tiles,)))
+    out = attend(q, pool, tables, AttentionRows(decode=(tiles,)))
 
     expected = attend(q, pool, tables, make_rows((9, 0, 7), (9, 0, 17)))
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)

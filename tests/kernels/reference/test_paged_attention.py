@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raydix.kernels.attention_form import AttentionForm
-from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow
+from raydix.kernels.attention_rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.reference import paged_attention as reference
 from raydix.kernels.reference.kv_write import write_kv
 
@@ -103,12 +103,10 @@ def test_tiles_attend_as_the_rows_they_are_cut_from() -> None:
         PrefillRow(row=2, first_token=9, num_tokens=7, context_tokens=17),
     )
 
-    out = reference.paged_attention(
-        q, pool, 1, tables, AttentionRows(prefill=(), decode=(tiles,)), FORM
-    )
+    out = reference.paged_attention(q, pool, 1, tables, AttentionRows(decode=(tiles,)), FORM)
 
     expected = reference.paged_attention(
-        q, pool, 1, tables, AttentionRows(prefill=whole, decode=()), FORM
+        q, pool, 1, tables, AttentionRows(tiles_X4=torch.from_numpy(cut_rows(whole, 2**30))), FORM
     )
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
@@ -123,13 +121,11 @@ def make_rows(num_tokens: tuple[int, ...], contexts: tuple[int, ...]) -> Attenti
         max_context_tokens=max((contexts[row] for row in single), default=0),
     )
 
+    prompts = [
+        PrefillRow(row=row, first_token=firsts[row], num_tokens=count, context_tokens=contexts[row])
+        for row, count in enumerate(num_tokens)
+        if count > 1
+    ]
     return AttentionRows(
-        prefill=tuple(
-            PrefillRow(
-                row=row, first_token=firsts[row], num_tokens=count, context_tokens=contexts[row]
-            )
-            for row, count in enumerate(num_tokens)
-            if count > 1
-        ),
-        decode=(decode,) if single else (),
+        decode=(decode,) if single else (), tiles_X4=torch.from_numpy(cut_rows(prompts, 2**30))
     )

@@ -83,6 +83,14 @@ async def test_the_tokenizer_comes_from_the_engine_and_not_from_a_folder_of_that
     assert looked_at == []
 
 
+async def test_a_relative_path_of_storage_means_nothing_on_another_host(
+    remote: RemoteEngine, secret_file: Path
+) -> None:
+    async with await AsyncLLM.connect(NAME, remote.address, secret_file=secret_file) as engine:
+        with pytest.raises(ConfigError, match="Give an absolute path"):
+            await engine.attach_storage({"backend": "file", "path": "l3"})
+
+
 def test_files_of_a_tokenizer_land_nowhere_else(tmp_path: Path) -> None:
     target = tmp_path / "planted"
     assert load_tokenizer_files({f"../../../../../../../..{target}": b"x"}) is None

@@ -90,6 +90,19 @@ def test_stats_show_sources_tiers_and_what_storage_did() -> None:
     assert [cell.strip() for cell in read.split("│")[2:7]] == ["1", "4", "1", "1", "1"]
 
 
+def test_stats_show_the_last_error_of_each_backend() -> None:
+    errors = {
+        "redis": {"text": "[Errno 111] Connection refused", "at_s": 1e9, "num_errors": 1234},
+        "file": {"text": "disk full", "at_s": 2e9, "num_errors": 1},
+    }
+    (table,) = list(stats_tables({"storage_errors": errors}))[-1:]
+    file, redis = [line for line in shown(table).splitlines() if "file" in line or "redis" in line]
+    assert "disk full" in file
+    assert "1,234" in redis
+    assert "[Errno 111] Connection refused" in redis
+    assert "2001-09-0" in redis
+
+
 def test_stats_of_a_service_without_bound_and_of_actors_that_restart() -> None:
     counts = OrderCounts().figures()
     redis = {"idle_connections": 1, "active_batches": 0, "backend": "redis"} | counts

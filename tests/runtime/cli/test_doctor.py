@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydix.moe.dispatch.probes import LIBRARIES
+from raydix.moe.dispatch.probes import BUILT_IN, LIBRARIES
+from raydix.runtime.config.policies import DispatchBackend
 
 
 def test_doctor_reports_each_subject_once(
@@ -28,7 +29,9 @@ def test_doctor_reports_each_subject_once(
         "device",
     } <= set(subjects)
     assert {"storage: redis", "storage: s3", "storage: hf3fs"} <= set(subjects)
-    assert {f"dispatch: {backend}" for backend in LIBRARIES} <= set(subjects)
+    backends = set(DispatchBackend) - {DispatchBackend.AUTO}
+    assert {f"dispatch: {backend}" for backend in backends} <= set(subjects)
+    assert {*BUILT_IN, *LIBRARIES} == backends
     assert all(finding["detail"] for finding in findings)
 
 

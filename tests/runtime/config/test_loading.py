@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.loading import apply_set, load_config
+from raydix.runtime.config.loading import apply_set, load_config, replace_l3
 
 ALL_BACKENDS = "'file', 'redis', 's3', 'hf3fs', 'mooncake', 'nixl', 'aibrix', 'fake', 'plugin'."
 
@@ -48,7 +48,48 @@ def test_a_file_is_read_and_keywords_are_laid_over_it(tmp_path: Path) -> None:
 
 
 def test_keywords_alone_suffice() -> None:
-    assert load_config(None, {"model": {"path": "x"}}).model.path == "x"
+    assert load_config(None, {"model": {"path": "/x"}}).model.path == "/x"
+
+
+def test_relative_paths_mean_the_working_directory_wherever_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    file = tmp_path / "configs" / "engine.yaml"
+    file.write_text("model: {path: model}\ncache: {l3: {backend: file, path: l3}}\n")
+    monkeypatch.chdir(tmp_path)
+    sources: list[Any] = [
+        file,
+        {"model": {"path": "model"}, "cache": {"l3": {"backend": "nixl", "path": "./l3"}}},
+        load_config(file),
+    ]
+    for source in sources:
+        config = load_config(source)
+        assert config.model.path == str(tmp_path / "model")
+        assert config.cache.l3 is not None
+        assert config.cache.l3.model_dump()["path"] == str(tmp_path / "l3")
+
+    monkeypatch.chdir("/")
+    assert load_config(config) == config
+
+
+def test_name_on_the_hub_stays_one_unless_there_is_such_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config("org/name").model.path == "org/name"
+    assert load_config(None, {"model": {"path": "org/name@v1"}}).model.path == "org/name@v1"
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert load_config("org/name").model.path == str(tmp_path / "org" / "name")
+    assert load_config({"model": {"path": "org/name"}}).model.path.startswith("/")
+
+
+def test_section_that_comes_from_elsewhere_must_name_an_absolute_path() -> None:
+    config = load_config(None, {"model": {"path": "/x"}})
+    with pytest.raises(ConfigError, match=r"cache\.l3\.path is 'l3', which is relative"):
+        replace_l3(config, {"backend": "file", "path": "l3"})
+    changed = replace_l3(config, {"backend": "file", "path": "/l3"})
+    assert changed.cache.l3 is not None
 
 
 def test_a_loaded_configuration_is_a_source_too(tmp_path: Path) -> None:
@@ -144,8 +185,8 @@ def test_every_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_path_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="download the model"):
-        load_config("Qwen/Qwen3-30B-A3B")
+    with pytest.raises(ConfigError, match="nor a name on the Hugging Face Hub"):
+        load_config("Qwen3-30B-A3B")
 
 
 @pytest.mark.parametrize("text", ["a: [", "just words", "- a\n- b"])

@@ -141,12 +141,60 @@ def test_a_captured_step_starts_when_all_of_its_load_has_arrived(small_model: Lo
     assert tokens == expected
 
 
-def test_other_steps_run_row_by_row(small_model: LoadedModel) -> None:
-    driver = PlanDriver(small_model)
-    steps = capture(driver)
-    requests = [driver.add(slot, PROMPT) for slot in range(2)]
+def test_prompts_beside_decodes_sample_and_write_as_the_same_rows_do(
+    small_model: LoadedModel,
+) -> None:
+    plain, columns = PlanDriver(small_model), PlanDriver(small_model)
+    steps = capture(columns)
 
-    driver.step([Row(request=requests[0], num_tokens=90), Row(request=requests[1], num_tokens=3)])
+    tokens = []
+    for driver in (plain, columns):
+        decoding = [driver.add(slot, PROMPT[slot:40]) for slot in range(3)]
+        rows = [Row(request=each, num_tokens=each.num_prompt_tokens) for each in decoding]
+        tokens += [tokens_of(driver.step(rows))]
+
+        long, short = driver.add(3, PROMPT), driver.add(4, PROMPT[7:70])
+        for taken in (30, 33):
+            singles = [Row(request=each, num_tokens=1) for each in decoding]
+            prompts = Row(request=long, num_tokens=taken), Row(request=short, num_tokens=taken - 5)
+            tokens += [tokens_of(driver.step([prompts[0], *singles, prompts[1]]))]
+
+    assert [shape.num_tokens for shape in steps.replayed] == [128, 64, 64]
+    assert tokens[:3] == tokens[3:]
+    assert [len(each) for each in tokens[:3]] == [3, 3, 3]
+    torch.testing.assert_close(plain.pool[1:], columns.pool[1:], atol=1e-5, rtol=1e-5)
+
+
+def test_each_layer_of_a_prompt_waits_for_its_part_of_a_load(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model)
+    first = driver.add(0, PROMPT)
+    expected = driver.generate([first], 1)[0]
+    pages = first.pages[:5]
+    stored = driver.pool[pages].clone()
+    driver.pool[pages] = 0
+    waits: list[tuple[int, int]] = []
+
+    def wait_layer(transfer_id: int, layer: int) -> None:
+        waits.append((transfer_id, layer))
+        driver.pool[pages, layer] = stored[:, layer]
+
+    second = driver.add(1, PROMPT, shared_pages=pages, num_cached=40)
+    other = driver.add(2, PROMPT[:5])
+    steps = capture(driver)
+    rows = [Row(request=other, num_tokens=4), Row(request=second, num_tokens=50, load=7)]
+    tokens = tokens_of(driver.step(rows, wait_layer))
+
+    assert [shape.num_tokens for shape in steps.replayed] == [64]
+    assert waits == [(7, layer) for layer in range(small_model.spec.num_layers)]
+    assert tokens == expected
+
+
+def test_steps_that_no_shape_holds_run_row_by_row(small_model: LoadedModel) -> None:
+    driver = PlanDriver(small_model, num_pages=500)
+    steps = capture(driver)
+    requests = [driver.add(slot, PROMPT[:3]) for slot in range(25)]
+
+    driver.step([Row(request=each, num_tokens=2) for each in requests])
 
     assert not steps.replayed
 
@@ -168,6 +216,6 @@ def test_a_row_that_samples_nothing_may_be_captured_too(small_model: LoadedModel
         tokens += [tokens_of(driver.step([Row(request=more, num_tokens=40)]))]
         tokens += [tokens_of(driver.step([Row(request=more, num_tokens=49)]))]
 
-    assert [shape.num_rows for shape in steps.replayed] == [4, 1, 1]
+    assert [shape.num_rows for shape in steps.replayed[1:]] == [4, 1, 1]
     assert tokens[:3] == tokens[3:]
     assert [len(each) for each in tokens[:3]] == [2, 0, 1]

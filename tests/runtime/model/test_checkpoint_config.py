@@ -280,7 +280,7 @@ def test_unsupported_config_is_refused_by_name(name: str, tmp_path: Path) -> Non
 
 
 def test_hub_name_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="not supported: download"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         read_checkpoint_config("meta-llama/Llama-3.1-8B")
 
 

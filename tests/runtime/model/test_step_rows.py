@@ -19,7 +19,12 @@ from raydix.runtime.model.step_rows import (
     step_columns,
     token_columns,
 )
-from raydix.runtime.model.step_shapes import StepShape, decode_shapes, extension_shapes
+from raydix.runtime.model.step_shapes import (
+    StepShape,
+    decode_shapes,
+    extension_shapes,
+    prompt_shapes,
+)
 
 PAGE_SIZE, MAX_MODEL_LEN, MAX_SLOTS = 8, 50, 4
 PAGES, TOKENS = 7, MAX_MODEL_LEN + 1
@@ -98,7 +103,7 @@ def test_padding_of_a_decode_step_is_single_tokens_of_the_scratch_slot(slots: Re
     columns = columns_of(slots, shape, (1, 20, 1, 20, 0))
 
     token, page = MAX_SLOTS * TOKENS, MAX_SLOTS * PAGES
-    by_token, by_tile, by_row = columns[:4], columns[4:8], columns[8:10]
+    by_token, by_tile, by_row = columns[:4], columns[4:8], columns[9:11]
     assert by_token == [[TOKENS + 20, token, token], [PAGES + 2, page, page], [4, 0, 0], [20, 0, 0]]
     assert by_tile == [[1, MAX_SLOTS, MAX_SLOTS], [0, 1, 2], [1, 1, 1], [21, 1, 1]]
     assert by_row == [[0, 0, 0], [TOKENS + 21, token + 1, token + 1]]
@@ -114,13 +119,13 @@ def test_an_extension_is_cut_into_tiles_and_padded_in_the_scratch_slot(slots: Re
     assert columns[1] == [3 * PAGES + 1] * 2 + [3 * PAGES + 2] * 4 + [page, page]
     assert columns[2:4] == [[6, 7, 0, 1, 2, 3, 0, 1], [14, 15, 16, 17, 18, 19, 0, 1]]
     assert columns[4:8] == [[3, 3, MAX_SLOTS], [0, 4, 6], [4, 2, 2], [18, 20, 2]]
-    assert columns[8:10] == [[5], [3 * TOKENS + 20]]
+    assert columns[9:11] == [[5], [3 * TOKENS + 20]]
 
 
 def test_sampling_parameters_travel_in_the_steps_columns(slots: RequestSlots) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
 
-    keys, temperatures, top_ks, top_ps, min_ps = columns_of(slots, shape, (3, 14, 6, 14, 2))[10:]
+    keys, temperatures, top_ks, top_ps, min_ps = columns_of(slots, shape, (3, 14, 6, 14, 2))[11:]
 
     seed = np.array([2**64 - 5], dtype=np.uint64)
     assert keys == noise_keys(mix(seed), np.array([2])).tolist()
@@ -132,7 +137,7 @@ def test_sampling_parameters_travel_in_the_steps_columns(slots: RequestSlots) ->
 def test_a_row_that_is_masked_still_is_sampled_apart(slots: RequestSlots) -> None:
     shape = StepShape(num_tokens=8, num_rows=1, tokens_per_tile=4)
 
-    assert not np.any(columns_of(slots, shape, (3, 14, 6, 14, 1))[10:])
+    assert not np.any(columns_of(slots, shape, (3, 14, 6, 14, 1))[11:])
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 9))
@@ -151,13 +156,21 @@ def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_to
     assert ends[-1] == 10 + num_tokens
 
 
-@pytest.mark.parametrize("shape", [*decode_shapes(MAX_SLOTS), *extension_shapes(MAX_MODEL_LEN, 16)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *decode_shapes(MAX_SLOTS),
+        *extension_shapes(MAX_MODEL_LEN, 16),
+        *prompt_shapes(MAX_SLOTS, MAX_MODEL_LEN),
+        *prompt_shapes(MAX_SLOTS, 16),
+    ],
+)
 def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone(
     slots: RequestSlots, shape: StepShape
 ) -> None:
     columns = unpack(padding_columns(slots, shape), shape)
     tokens, pages, _, positions, tile_slots = columns[:5]
-    next_tokens, sampling = columns[9], columns[10:]
+    next_tokens, sampling = columns[10], columns[11:]
 
     assert min(*tokens, *next_tokens) >= MAX_SLOTS * TOKENS
     assert max(*tokens, *next_tokens) < (MAX_SLOTS + 1) * TOKENS
@@ -165,6 +178,42 @@ def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone
     assert max(positions) < MAX_MODEL_LEN
     assert set(tile_slots) <= {MAX_SLOTS, 0}
     assert not np.any(sampling), "padding is greedy"
+
+
+def tiles_of(columns: list[list[int]]) -> list[list[int]]:
+    """Those of prompts that do something."""
+    table = np.array(columns[8], dtype=np.int64).view(np.int32).reshape(-1, 4).tolist()
+    return [tile for tile in table if tile[2]]
+
+
+def test_prompts_are_cut_into_tiles_beside_single_tokens(slots: RequestSlots) -> None:
+    (shape,) = (each for each in prompt_shapes(MAX_SLOTS, 16) if each.num_tokens == 32)
+    rows = read_rows(plan([(3, 1, 18, 1, 0), (1, 20, 1, 20, 0)]), slots)
+
+    packed = step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
+    columns = unpack(packed, shape)
+
+    assert [column[:2] for column in columns[4:8]] == [[1, 0], [18, 0], [1, 0], [21, 0]]
+    assert tiles_of(columns) == [[3, 16, 2, 17], [3, 0, 16, 1], [MAX_SLOTS, 19, 13, 0]]
+    assert columns[9] == [17, 18, 0, 0]
+    assert columns[10][:2] == [3 * TOKENS + 19, TOKENS + 21]
+
+
+@pytest.mark.parametrize("length", range(2, 32))
+def test_tiles_hold_every_token_of_prompts_and_padding_once(
+    slots: RequestSlots, length: int
+) -> None:
+    (shape,) = (each for each in prompt_shapes(MAX_SLOTS, 7) if each.num_tokens == 32)
+    row_lengths = [(3, 0, length), (1, 20, 1)] if length < 32 else [(3, 0, length)]
+    rows = read_rows(plan([(*each, 0, 0) for each in row_lengths]), slots)
+    assert shape.holds_prompts(rows.num_tokens)
+
+    packed = step_columns(rows, rows.sampling_rows(slots.sampling), slots, shape)
+    columns = unpack(packed, shape)
+
+    singles = [first for first, context in zip(columns[5], columns[7], strict=True) if context]
+    covered = [first + i for _, first, count, _ in tiles_of(columns) for i in range(count)]
+    assert sorted(covered + singles) == list(range(32))
 
 
 def test_a_padding_row_keeps_nothing(slots: RequestSlots) -> None:
@@ -182,8 +231,8 @@ def test_rows_that_sample_come_first_in_a_captured_step(slots: RequestSlots) -> 
 
     scratch = MAX_SLOTS * TOKENS
     assert columns[0] == [TOKENS + 20, 3 * TOKENS + 4, 3 * TOKENS + 5, scratch]
-    assert columns[8][:1] == [0]
-    assert columns[9] == [TOKENS + 21, scratch + 1, scratch + 1, scratch + 1]
+    assert columns[9][:1] == [0]
+    assert columns[10] == [TOKENS + 21, scratch + 1, scratch + 1, scratch + 1]
 
 
 def test_an_idle_row_samples_and_keeps_nothing(slots: RequestSlots) -> None:

@@ -1,6 +1,13 @@
+import numpy as np
 import pytest
 
-from raydix.runtime.model.step_shapes import EXTENSION_TOKENS, decode_shapes, extension_shapes
+from raydix.runtime.model.step_shapes import (
+    EXTENSION_TOKENS,
+    choose_prompt_shape,
+    decode_shapes,
+    extension_shapes,
+    prompt_shapes,
+)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 64, 100, 300])
@@ -45,3 +52,39 @@ def test_a_row_and_the_padding_behind_it_always_have_tiles_enough(tokens_per_til
         for num_tokens in range(1, shape.num_tokens + 1):
             parts = (num_tokens, shape.num_tokens - num_tokens)
             assert sum(-(-part // tokens_per_tile) for part in parts) <= shape.num_tiles
+
+
+def test_prompts_take_the_smallest_shape_that_wastes_little() -> None:
+    shapes = prompt_shapes(256, 128)
+    assert [shape.num_tokens for shape in shapes] == sorted({s.num_tokens for s in shapes})
+
+    for total in range(33, 2049):
+        shape = choose_prompt_shape(np.array([1] * 14 + [total - 14]), shapes)
+        assert shape is not None
+        assert total <= shape.num_tokens < max(1.5 * total, total + 64)
+    assert choose_prompt_shape(np.array([2049]), shapes) is None
+
+
+def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
+    (shape,) = (each for each in prompt_shapes(40, 16) if each.num_tokens == 64)
+
+    assert shape.num_prompt_tiles == 4 + 16
+    assert shape.holds_prompts(np.array([2] * 17))
+    assert not shape.holds_prompts(np.array([2] * 19)), "each is a tile, and so is the padding"
+    assert shape.holds_prompts(np.array([1] * 40))
+    assert not shape.holds_prompts(np.array([1] * 41)), "more rows than it has"
+    assert not shape.holds_prompts(np.array([65]))
+
+
+def test_only_prompts_wait_by_layer() -> None:
+    assert all(shape.waits_by_layer for shape in prompt_shapes(8, 16))
+    assert not any(shape.waits_by_layer for shape in (*decode_shapes(8), *extension_shapes(64, 16)))
+
+
+def test_a_shape_is_chosen_among_those_of_its_kind() -> None:
+    """Single tokens of one lane must not take a decode shape that the others do not."""
+    others = (*decode_shapes(8), *extension_shapes(64, 16))
+
+    assert not any(shape.holds(8, 20) for shape in prompt_shapes(8, 16))
+    assert choose_prompt_shape(np.array([1, 1]), others) is None
+    assert choose_prompt_shape(np.array([16]), others) is None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from raydix.runtime.model.captured_steps import CapturedOutput
+from raydix.runtime.model.captured_steps import CapturedOutput, OnLayer
 from raydix.runtime.model.columns import Column
 from raydix.runtime.model.runner import ModelRunner
 from raydix.runtime.model.step_shapes import StepShape
@@ -20,11 +20,14 @@ class UncapturedSteps:
         self.shapes: Sequence[StepShape] = runner.captured_shapes()
         self.replayed: list[StepShape] = []
 
-    def replay(self, columns: Column, shape: StepShape) -> CapturedOutput:
+    def replay(
+        self, columns: Column, shape: StepShape, on_layer: OnLayer | None = None
+    ) -> CapturedOutput:
+        assert on_layer is None or shape.waits_by_layer
         self.replayed.append(shape)
         with torch.inference_mode():
             packed = torch.from_numpy(columns)
-            output = self._run(packed, shape)
+            output = self._run(packed, shape, on_layer)
         self._last = (packed, shape, output)
         return output
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
@@ -82,6 +83,43 @@ def test_all_that_wait_for_one_read_count_it_as_l3(num_sharers: int) -> None:
     settle(cluster)
     sources = [cluster.answers[name].sources for name in names]  # type: ignore[index]
     assert sources == [{"l3": 40, "computed:partial_page": 1}] * num_sharers
+
+
+def test_fewer_tokens_than_are_fetched_say_so_and_what_storage_lacks_does_not() -> None:
+    cluster = cluster_with(min_tokens=16)
+    serve(cluster, "cold", PAGES)
+    flush(cluster)
+    assert cluster.storage is not None
+    for key in split_keys(CoreDriver().keys(PAGES))[2:]:
+        del cluster.storage.objects[0, key]
+    assert serve(cluster, "again", PAGES) == {
+        "computed:below_min_tokens": 8,
+        "computed:not_found": 32,
+        "computed:partial_page": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("report", "sources"),
+    [
+        ([PENDING] * 2 + [NOT_FOUND] * 2, {"computed:timed_out": 8, "computed:not_found": 8}),
+        ([PENDING, L3, PENDING, NOT_FOUND], {"computed:timed_out": 12, "computed:not_found": 4}),
+        (None, {"computed:cancelled": 16}),
+    ],
+)
+def test_only_what_storage_was_asked_for_times_out(
+    report: list[PageSource] | None, sources: dict[str, int]
+) -> None:
+    driver = CoreDriver(
+        has_host_memory=True, prefetch=PrefetchSettings(base_s=1.0), lookup_deadline_s=100.0
+    )
+    name = driver.submit(PROMPT, max_tokens=1)
+    driver.to_host.clear()
+    if report is not None:
+        driver.report_lookup(name, report)
+    driver.wait(2.0)
+    driver.run()
+    assert driver.answers[name].sources == {**sources, "computed:partial_page": 1}
 
 
 def waiting_request(sources: list[PageSource], **changes: Any) -> tuple[CoreDriver, str]:

@@ -91,6 +91,14 @@ async def test_each_route_lets_in_those_whom_it_is_for(guarded: Server) -> None:
     assert wrong == []
 
 
+async def test_a_folder_that_is_relative_to_nobody_is_refused(guarded: Server) -> None:
+    async with guarded.http(ADMIN) as http:
+        section = {"backend": "file", "path": "l3"}
+        answer = await http.post("/admin/cache/attach", json={"l3": section})
+    assert answer.status_code == 400
+    assert "absolute path" in answer.json()["error"]["message"]
+
+
 async def test_a_path_without_route_needs_a_key_too(guarded: Server) -> None:
     async with guarded.http() as http:
         assert (await http.get("/nothing")).status_code == 401

@@ -5,9 +5,12 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.redis import RedisBackend
 from raydix.runtime.storage.resp import RespAddress, RespConnection
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
@@ -98,6 +101,12 @@ class RedisStore(Store):
             return connection.call(time.monotonic() + 20, *words)
         finally:
             connection.close()
+
+    @contextmanager
+    def lose_service(self, backend: StorageBackend) -> Iterator[None]:
+        # It ends by itself, for a paused server takes no command to go on.
+        assert self._call(b"CLIENT", b"PAUSE", b"1000", b"ALL") == b"OK"
+        yield
 
     def _key(self, name: int) -> bytes:
         return f"raydix:{NAMESPACE.hex}:0:{make_key(name).hex()}".encode()

@@ -1,6 +1,7 @@
 """What the conformance suite knows of each backend, and a real arena and worker around it."""
 
 import errno
+import math
 import os
 import queue
 from abc import ABC, abstractmethod
@@ -91,6 +92,13 @@ class Store(ABC):
         """Have whatever makes room fail for a while; None where that cannot be brought about."""
         return None
 
+    def lose_service(self, backend: StorageBackend) -> AbstractContextManager[None] | None:
+        """Have an open backend find nobody who answers for a while; None where nobody can be lost.
+
+        Those of a service that cannot be stopped alone have a test of their own.
+        """
+        return None
+
     def wait_for_dead_writers(self) -> None:
         """Wait until the service has given up what killed processes had begun to write."""
         return None
@@ -133,6 +141,15 @@ class FileStore(Store):
         finally:
             os.unlink = unlink
 
+    @contextmanager
+    def lose_service(self, backend: StorageBackend) -> Iterator[None]:
+        elsewhere = self.root.with_name("unmounted")
+        self.root.rename(elsewhere)
+        try:
+            yield
+        finally:
+            elsewhere.rename(self.root)
+
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, FileBackend)
         backend.check()
@@ -171,6 +188,15 @@ class FakeStore(Store):
         backend.set_faults(Faults(refuses_deletes=True))
         yield
         backend.set_faults(Faults())
+
+    @contextmanager
+    def lose_service(self, backend: StorageBackend) -> Iterator[None]:
+        assert isinstance(backend, FakeBackend)
+        backend.set_faults(Faults(latency_s=math.inf))
+        try:
+            yield
+        finally:
+            backend.set_faults(Faults())
 
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, FakeBackend)

@@ -19,8 +19,22 @@ def test_errors_are_counted_and_only_the_first_is_logged(caplog: pytest.LogCaptu
     assert line == "the store: error 0; further errors are only counted"
 
 
+def test_last_error_says_whose_it_is_and_how_many_there_were() -> None:
+    counts = BackendCounts("the store")
+    assert counts.last_error is None
+
+    counts.io_error("refused", 5)
+    assert counts.timeout("no answer") is ObjectStatus.TIMED_OUT
+    counts.os_error(OSError(errno.ENOSPC, "full"))
+
+    assert counts.last_error is not None
+    assert counts.last_error.text == "the store: [Errno 28] full"
+    assert counts.last_error.num_errors == 7
+    assert counts.figures() == {"io_errors": 5, "timeouts": 1, "disk_full": 1}
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_full_disk_is_no_error(code: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_no_io_error(code: int, caplog: pytest.LogCaptureFixture) -> None:
     counts = BackendCounts("the store")
 
     assert counts.os_error(OSError(code, "full")) is ObjectStatus.FULL

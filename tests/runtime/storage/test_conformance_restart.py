@@ -1,4 +1,4 @@
-"""What every L3 backend that outlives a process must do when one restarts, or dies in a batch."""
+"""What every L3 backend must do when a process restarts or dies, or its server does not answer."""
 
 import multiprocessing
 import os
@@ -113,3 +113,20 @@ def test_two_backends_see_each_others_objects(lasting_store: Store) -> None:
     assert second.read([1]) == [OK]
     first.close()
     second.close()
+
+
+def test_server_that_answers_is_found_before_anything_is_stored(bench: Bench) -> None:
+    bench.worker.require_answer(timeout_s=30)
+    assert bench.worker.last_error() is None
+
+
+def test_server_that_does_not_answer_is_told_with_the_cause_and_used_once_it_does(
+    bench: Bench, store: Store
+) -> None:
+    lost = store.lose_service(bench.backend)
+    if lost is None:
+        pytest.skip("there is no service of this backend that could be lost here")
+    with lost, pytest.raises(ConfigError, match=r"does not answer: .*(has not|is gone).*--lazy"):
+        bench.worker.require_answer(timeout_s=0.2)
+    bench.worker.require_answer(timeout_s=30)
+    assert bench.write([1]) == [OK]

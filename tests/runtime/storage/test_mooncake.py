@@ -144,6 +144,16 @@ def test_client_that_cannot_be_set_up_is_closed_and_tried_again_later(
     backend.close()
 
 
+def test_master_that_does_not_answer_is_told_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mooncake, "_store_class", lambda: FakeClient)
+    bench = Bench(MooncakeBackend(MooncakeL3Section(backend="mooncake", master="127.0.0.1:1")))
+    with pytest.raises(ConfigError, match=r"master 127.0.0.1:1: .*Connection refused.*--lazy"):
+        bench.worker.require_answer(timeout_s=30)
+    bench.close()
+
+
 @pytest.mark.parametrize("master", ["localhost:99999", "a..b:50051", "[::1]:1"])
 def test_master_whose_address_cannot_be_is_one_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, master: str

@@ -12,7 +12,7 @@ from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
 from tests.runtime.storage.moto_server import MotoServer
-from tests.runtime.storage.stores import NAMESPACE, make_object
+from tests.runtime.storage.stores import NAMESPACE, Bench, make_object
 
 OK, MISSING, IO_ERROR = ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.IO_ERROR
 LATE = 1e18
@@ -86,4 +86,14 @@ def test_service_that_is_not_there_at_first_is_no_config_error() -> None:
     MotoServer().kill()
     backend = opened(section("http://127.0.0.1:9", "bucket", timeout_s=1.0))
     assert set(backend.batch_exists([make_object(1).name])) <= {IO_ERROR, ObjectStatus.TIMED_OUT}
+    last = backend.last_error()
+    assert last is not None
+    assert last.text.startswith("S3 bucket bucket at http://127.0.0.1:9: ")
     backend.close()
+
+
+def test_service_that_is_not_there_is_told_with_the_cause() -> None:
+    bench = Bench(create_backend(section("http://127.0.0.1:9", "bucket", timeout_s=1.0)))
+    with pytest.raises(ConfigError, match=r"does not answer: S3 bucket bucket at http://127"):
+        bench.worker.require_answer(timeout_s=30)
+    bench.close()

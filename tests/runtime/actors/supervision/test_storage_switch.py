@@ -9,6 +9,7 @@ from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
 from raydix.runtime.config.l3 import FakeL3Section, L3Section
+from raydix.runtime.storage.last_error import LastError
 
 QUICK = Supervision(
     heartbeat_interval_s=0.0,
@@ -30,6 +31,8 @@ class FakeActor:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self._bench.log.append(f"{method} {self.pid}")
+        if method == "require_answer" and self._bench.answer_error is not None:
+            raise self._bench.answer_error
 
     async def ping(self) -> None:
         await asyncio.sleep(0.001)
@@ -50,6 +53,7 @@ class Bench:
         self.log: list[str] = []
         self.actors: list[FakeActor] = []
         self.open_error: Exception | None = None
+        self.answer_error: Exception | None = None
         self.hangs = False
         self.is_drained = True
         self.switch = StorageSwitch(self, QUICK)
@@ -76,7 +80,7 @@ class Bench:
 
 
 SECTION = FakeL3Section(backend="fake")
-ATTACHED = ["open 1", "serve 1", "wait_storage"]
+ATTACHED = ["open 1", "require_answer 1", "serve 1", "wait_storage"]
 
 
 async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_after_it() -> None:
@@ -86,8 +90,9 @@ async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_af
 
     bench.is_drained = False
     assert await bench.switch.attach(SECTION) == "fake"
-    assert bench.log[3:] == [
+    assert bench.log[4:] == [
         "open 2",
+        "require_answer 2",
         "retire_storage",
         "end 1",
         "detach_storage",
@@ -109,6 +114,45 @@ async def test_backend_that_does_not_open_leaves_everything_as_it_was(hangs: boo
     assert bench.log == [*ATTACHED, "end 2"]
     assert bench.switch.current is before
     await bench.switch.end()
+
+
+async def test_backend_whose_server_does_not_answer_is_not_attached_unless_it_is_lazy() -> None:
+    bench = Bench()
+    bench.answer_error = ConfigError("connection refused")
+    with pytest.raises(ConfigError, match="connection refused"):
+        await bench.switch.attach(SECTION)
+    assert bench.switch.current is None
+    assert bench.log == ["open 1", "require_answer 1", "end 1"]
+
+    await bench.switch.attach(SECTION.model_copy(update={"lazy": True}))
+    assert bench.log[3:] == ["open 2", "serve 2", "wait_storage"]
+    await bench.switch.end()
+
+
+async def test_backend_that_has_served_is_used_again_without_asking_for_an_answer() -> None:
+    bench = Bench()
+    await bench.switch.attach(SECTION)
+    bench.answer_error = ConfigError("connection refused")
+    bench.actors[0].ended.set()
+    await bench.until("open 1", "serve 1")
+    await bench.switch.end()
+
+
+async def test_why_a_backend_could_not_be_used_is_kept_by_its_name() -> None:
+    bench = Bench()
+    assert bench.switch.last_errors(None) == {}
+    bench.answer_error = ConfigError("connection refused")
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            await bench.switch.attach(SECTION)
+
+    own = LastError(text="reset by peer", at_s=0.0, num_errors=5)
+    file = LastError(text="disk full", at_s=1.0, num_errors=1)
+    fake = bench.switch.last_errors({"backend": "fake", "last_error": own.to_values()})["fake"]
+    assert (fake.text, fake.num_errors) == ("connection refused", 7)
+    errors = bench.switch.last_errors({"backend": "file", "last_error": file.to_values()})
+    assert errors["file"] == file
+    assert (errors["fake"].text, errors["fake"].num_errors) == ("connection refused", 2)
 
 
 async def test_detaching_ends_the_actor_and_a_second_time_does_nothing() -> None:
@@ -142,7 +186,8 @@ async def test_backend_that_is_given_up_while_it_is_attached_is_an_error_of_the_
     bench = Bench()
 
     async def fail(method: str, *arguments: Any) -> Any:
-        raise EngineDead("it ended")
+        if method == "serve":
+            raise EngineDead("it ended")
 
     original = bench.make_storage
 

@@ -62,7 +62,7 @@ def test_short_hit_is_not_read() -> None:
     host.lookup("r", range(8))
     host.answer()
     assert not host.orders
-    assert host.sources("r") == [PageSource.BELOW_MIN_TOKENS] * 8
+    assert host.sources("r") == [PageSource.BELOW_MIN_TOKENS] + [NOT_FOUND] * 7
 
 
 def test_short_run_is_not_asked_about() -> None:
@@ -71,6 +71,15 @@ def test_short_run_is_not_asked_about() -> None:
     host.lookup("r", range(8), num_l1_pages=7)
     assert not host.orders
     assert host.sources("r") == [L1] * 7 + [PageSource.BELOW_MIN_TOKENS]
+
+
+def test_page_before_many_in_l2_is_worth_a_read_for_them() -> None:
+    host = with_storage()
+    host.store(range(8))
+    host.commit(range(1, 8))
+    host.lookup("r", range(8))
+    host.answer_all()
+    assert host.sources("r") == [L3] + [L2] * 7
 
 
 def test_only_what_l2_lacks_is_fetched() -> None:
