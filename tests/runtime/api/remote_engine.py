@@ -28,7 +28,11 @@ class RemoteEngine:
 
 @contextlib.asynccontextmanager
 async def remote_engine(
-    name: str, model_path: Path, port: int = 0, step_s: float = 0.0
+    name: str,
+    model_path: Path,
+    port: int = 0,
+    step_s: float = 0.0,
+    secret: str | None = SECRET,
 ) -> AsyncIterator[RemoteEngine]:
     """An engine whose model makes its tokens up."""
     config = load_config(
@@ -42,7 +46,10 @@ async def remote_engine(
         config=config,
         spawner=InProcessSpawner(partial(build_sleeping_model, step_s=step_s)),
         supervision=Supervision(max_crashes=0, drain_timeout_s=0.1),
-        gateway=GatewaySettings(address=TcpAddress("127.0.0.1", port), secret=SECRET.encode()),
+        gateway=GatewaySettings(
+            address=TcpAddress("127.0.0.1", port),
+            secret=None if secret is None else secret.encode(),
+        ),
         on_shut_down=lambda: None,
     )
     await supervisor.open()

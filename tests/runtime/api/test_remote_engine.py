@@ -9,6 +9,7 @@ import pytest
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors import engine_record
+from raydix.runtime.actors.bootstrap.remote import gateway_settings
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.tokenizer import load_tokenizer_files
 from tests.runtime.api.remote_engine import SECRET, RemoteEngine, remote_engine
@@ -105,6 +106,35 @@ async def test_a_wrong_secret_and_none_are_refused(
         await AsyncLLM.connect(NAME, remote.address, secret_file=secret_file)
     with pytest.raises(ConfigError, match=rf"Connecting to {NAME}@10\.0\.0\.1:1 needs a secret"):
         await AsyncLLM.connect(NAME, "10.0.0.1:1")
+
+
+async def test_without_a_secret_only_those_who_can_read_the_engines_record_may_connect(
+    model_path: Path, secret_file: Path
+) -> None:
+    async with remote_engine(NAME, model_path, secret=None) as engine:
+        async with await AsyncLLM.connect(NAME, engine.address) as client:
+            assert len(await tokens_of(client)) == 5
+        with pytest.raises(EngineDead, match="refuses this client"):
+            await AsyncLLM.connect(NAME, engine.address, secret_file=secret_file)
+        with pytest.raises(ConfigError, match="needs a secret"):
+            await AsyncLLM.connect("another", engine.address)
+
+
+def test_beyond_loopback_an_engine_needs_a_secret(model_path: Path, secret_file: Path) -> None:
+    assert gateway_settings(None, None) is None
+    for local in ("127.0.0.1:0", "localhost:1", "[::1]:2"):
+        settings = gateway_settings(local, None)
+        assert settings is not None
+        assert settings.secret is None
+    for open_to_all in (":0", "0.0.0.0:0", "[::]:0", "gpu7:8901", "10.0.0.7:8901"):
+        with pytest.raises(ConfigError, match="which other hosts can reach, needs a secret"):
+            gateway_settings(open_to_all, None)
+        settings = gateway_settings(open_to_all, secret_file)
+        assert settings is not None
+        assert settings.secret == SECRET.encode()
+    for odd in ("8901", "host:", "host:http", "host:70000"):
+        with pytest.raises(ConfigError, match="expected HOST:PORT"):
+            gateway_settings(odd, secret_file)
 
 
 async def test_another_engine_at_the_address_is_named(
