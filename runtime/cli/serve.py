@@ -115,7 +115,8 @@ async def serve_until_stopped(
         if listens_at is not None:
             console.print(
                 f"Clients elsewhere: raydix generate --connect {name}@{_dialled(listens_at)} "
-                "--secret-file FILE --prompt ..."
+                "--secret-file FILE --prompt ...",
+                soft_wrap=True,
             )
         if front is not None:
             console.print(f"HTTP is ready at {url}/v1, model {front.model_name}.")

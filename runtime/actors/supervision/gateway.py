@@ -69,8 +69,8 @@ class Gateway:
             )
         except (AddressTaken, OSError) as error:
             raise ConfigError(
-                f"clients cannot be listened for at {wanted.host_port}: {error}. Choose another "
-                "address; port 0 takes a free one."
+                f"clients cannot be listened for at {wanted.host_port} ({error}). Give an address "
+                "of this host and a free port; port 0 takes one."
             ) from error
         return replace(wanted, port=self._listener.port).host_port
 
