@@ -6,6 +6,8 @@ Prints its port, and serves until its standard input ends.
 import asyncio
 import sys
 
+import uvloop
+
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.server.app import build_app
 from raydix.runtime.server.listener import HttpAddress, listening
@@ -22,4 +24,4 @@ async def serve(engine_name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    uvloop.run(serve(sys.argv[1]))

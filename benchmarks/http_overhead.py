@@ -20,8 +20,8 @@ from statistics import median
 
 from benchmarks.actor_overhead import Service, tokens_per_s
 from benchmarks.engines import (
-    MOE_L12,
-    MOE_TINY,
+    DENSE_L16,
+    DENSE_TINY,
     Answer,
     ModelConfig,
     Options,
@@ -31,6 +31,7 @@ from benchmarks.engines import (
     median_ttft_ms,
     parse_options,
 )
+from benchmarks.http_client import EVENT, stream_parts
 from benchmarks.record import Figure
 from benchmarks.workloads import FULL_BATCHES, TINY_BATCHES, Batches
 from raydix.runtime.api.client import AsyncLLM
@@ -40,6 +41,8 @@ MAX_EXTRA_TTFT_MS = 5.0
 MIN_THROUGHPUT_FRACTION = 0.95
 _PAUSE_S = 0.2
 """The pause between rounds, for what the last one left in flight."""
+_TAIL_BYTES = 4096
+"""More than the last event has."""
 
 Ask = Callable[[list[int], int], Awaitable[Answer]]
 """Stream an answer of so many tokens to a prompt."""
@@ -54,56 +57,34 @@ async def ask_http(port: int, prompt: list[int], num_tokens: int) -> Answer:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "return_token_ids": True,
     }
-    content = json.dumps(body).encode()
-
     sent_s = time.monotonic()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
-    )
-    try:
-        return await _read_answer(reader, sent_s)
-    finally:
-        writer.close()
-
-
-async def _read_answer(reader: asyncio.StreamReader, sent_s: float) -> Answer:
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise RuntimeError(f"{status!r}: {(await reader.read()).decode()}")
-
+    # Events are counted as they come and not parsed: at full speed they are too many for Python.
     arrivals_s: list[float] = []
-    num_received = 0
-    by_source: dict[str, int] = {}
-    # Sizes of HTTP's chunks are lines, too; only those of events begin like this.
-    async for line in reader:
-        if not line.startswith(b"data: {"):
-            continue
-        chunk = json.loads(line[len(b"data: ") :])
-        if chunk["choices"]:
-            arrivals_s.append(time.monotonic())
-            num_received += len(chunk["choices"][0]["token_ids"])
-        if chunk["usage"] is not None:
-            by_source = chunk["usage"]["prompt_tokens_details"]["cached_tokens_by_source"]
+    tail = b""
+    async with contextlib.aclosing(stream_parts(port, body)) as parts:
+        async for part in parts:
+            arrivals_s += [time.monotonic()] * part.count(EVENT)
+            tail = (tail + part)[-_TAIL_BYTES:]
 
+    # The last one tells the usage.
+    last = tail.rpartition(EVENT)[2].partition(b"\n")[0]
+    usage = json.loads(b"{" + last)["usage"]
     return Answer(
         sent_s=sent_s,
         first_s=arrivals_s[0],
         ended_s=arrivals_s[-1],
         arrivals_s=tuple(arrivals_s),
-        num_tokens=num_received,
-        tokens_by_source=by_source,
+        num_tokens=usage["completion_tokens"],
+        tokens_by_source=usage["prompt_tokens_details"]["cached_tokens_by_source"],
     )
 
 
 @contextlib.asynccontextmanager
-async def http_front() -> AsyncIterator[int]:
-    """A server for the engine, which runs; yields its port."""
+async def http_front(engine: str) -> AsyncIterator[int]:
+    """A server for the running engine of this name; yields its port."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.http_front", ENGINE),
+        *(sys.executable, "-m", "benchmarks.http_front", engine),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ,
@@ -126,7 +107,7 @@ async def measure(
     async with (
         dummy_config(options, model, sizes.sections(sizes.output_tokens)) as config,
         await AsyncLLM.start(config, name=ENGINE) as llm,
-        http_front() as port,
+        http_front(ENGINE) as port,
     ):
         ways: dict[str, Ask] = {
             "direct": lambda prompt, num_tokens: ask(llm.generate, prompt, num_tokens),
@@ -187,13 +168,13 @@ def compare(options: Options, num_streams: int, direct: Service, http: Service) 
 def main(options: Options) -> int:
     """Measure and report."""
     sizes, model, stream_counts = (
-        (TINY_BATCHES, MOE_TINY, (1, 4))
+        (TINY_BATCHES, DENSE_TINY, (1, 4))
         if options.is_tiny
-        else (FULL_BATCHES, MOE_L12, (1, 32, 128))
+        else (FULL_BATCHES, DENSE_L16, (1, 32, 128))
     )
     figures = asyncio.run(measure(options, sizes, model, stream_counts))
     config = {name: value for name, value in asdict(sizes).items() if name != "max_ms"}
-    return options.report("http_overhead", {"model": "moe_l12", **config}, figures)
+    return options.report("http_overhead", {"model": "dense_l16", **config}, figures)
 
 
 if __name__ == "__main__":

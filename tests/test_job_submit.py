@@ -97,6 +97,7 @@ def test_a_submitted_checkout_generates(cluster: Cluster, tmp_path: Path) -> Non
     write_demo_checkpoint(tmp_path / "checkpoint")
     entrypoint = ["python", "-m", "raydix", "generate", str(tmp_path / "checkpoint")]
     entrypoint += ["--prompt", "Hello", "--max-tokens", "8", "--ignore-eos", "--json"]
+    entrypoint += ["--set", "cache.l3.backend=file", "--set", "cache.l3.path=l3"]
     submit = [
         str(cluster.python),
         "-m",
@@ -118,3 +119,4 @@ def test_a_submitted_checkout_generates(cluster: Cluster, tmp_path: Path) -> Non
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     (answer,) = [line for line in result.stdout.splitlines() if line.startswith('{"request_id"')]
     assert len(json.loads(answer)["token_ids"]) == 8
+    assert "/l3 is in the folder that Ray has unpacked for this job" in result.stdout

@@ -109,15 +109,19 @@ class StorageActor:
             raise AccountingError("storage has no backend before its start")
         return self._worker.backend
 
+    def last_error(self) -> dict[str, Any] | None:
+        """The backend's last error, as plain values; None if there was none."""
+        last = None if self._worker is None else self._worker.last_error()
+        return None if last is None else last.to_values()
+
     def stats(self) -> dict[str, Any]:
         """The worker's and the backend's figures."""
         if self._worker is None or self._setup is None:
             raise AccountingError("storage is asked for figures before its start")
-        last = self._worker.last_error()
         own = {
             "backend": self._setup.backend.backend,
             "incarnation": self._incarnation,
-            "last_error": None if last is None else last.to_values(),
+            "last_error": self.last_error(),
         }
         return {**self._worker.stats(), **own}
 

@@ -66,14 +66,16 @@ class AsyncLLM:
     ) -> Self:
         """Start an engine and connect to it.
 
-        source: a YAML file, a checkpoint folder, or a dict with the configuration; `sections`
-        (`cache={...}`) are laid over it. name: by which others reach it; None: one of its own, as
-        a name is free for one engine of a user and host. address: of the Ray cluster; None: the one
-        at hand, else a private one. drain_s: how long requests may go on when the engine is shut
-        down, and then writes to L3; new ones are refused meanwhile. listen: `HOST:PORT` for clients
-        on other hosts, who must know the secret, as `connect` finds it; without one only this user
-        may connect, by a loopback address. The engine ends with this process. Raises ConfigError,
-        CheckpointError or EngineDead.
+        source: a YAML file, a checkpoint folder, `ORG/NAME` on the Hub, or a dict with the
+        configuration; `sections` (`cache={...}`) are laid over it. name: by which others reach it;
+        None: one of its own, as a name is free for one engine of a user and host. address: of the
+        Ray cluster; None: the one at hand, else a private one. drain_s: how long requests may go on
+        when the engine is shut down, and then writes to L3; new ones are refused meanwhile.
+        listen: `HOST:PORT` for clients on other hosts, who must know the secret, as `connect` finds
+        it; without one only this user may connect, by a loopback address. The engine ends with this
+        process.
+
+        Raises ConfigError, CheckpointError or EngineDead.
         """
         gateway = gateway_settings(listen, secret_file)
         config = load_config(source, sections)

@@ -14,6 +14,8 @@ from raydix.runtime.api.detokenizer import ByteLevelDetokenizer, Detokenizer, Wi
 from raydix.runtime.model.hub import settings_folder
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""What a template runs into, besides its own errors, if its variables are not what it expects."""
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer | None":
@@ -102,7 +104,7 @@ class Tokenizer:
         options = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
             text = self._wrapped.apply_chat_template([dict(each) for each in messages], **options)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, *_TEMPLATE_ERRORS) as error:
             raise BadRequest(f"The chat template refuses these messages: {error}.") from error
         return list(self._wrapped.encode(text, add_special_tokens=False, verbose=False))
 

@@ -32,7 +32,7 @@ MEANINGS: Mapping[PageSource, str] = {
     PageSource.RECOMPUTE_CHEAPER: "computing it was predicted to be faster than loading it",
     PageSource.NO_HOST_PAGE: "the host arena had no room for it",
     PageSource.BAD_OBJECT: "what storage had did not pass verification, and was removed",
-    PageSource.IO_ERROR: "storage failed, or is left alone since it did",
+    PageSource.IO_ERROR: "storage or the host arena failed, or is left alone since it did",
     PageSource.CACHING_OFF: "cache.prefix_caching is false",
 }
 _MEANINGS_BY_LABEL = {source.label: meaning for source, meaning in MEANINGS.items()}

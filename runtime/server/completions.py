@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from raydix.runtime.api.outputs import CompletionOutput
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.event_stream import DONE, EventStream, data_event
 from raydix.runtime.server.generation import Generation, choices_of, options_of
+from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
 from raydix.runtime.server.wire.completions import (
     Completion,
@@ -48,28 +50,36 @@ class _Answer:
         choices = {}
         async for index, output in choices_of(self.served.engine, self.generation):
             meter.add(index, output)
-            choices[index] = completion_choice(
-                index, output.outputs[0], 0, self.request.return_token_ids
-            )
+            choices[index] = self._choice(index, output.outputs[0], 0)
         return self.completion([choices[index] for index in sorted(choices)], meter.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The choices piece by piece."""
         options = check_stream_options(self.request, self.request.stream_options)
         meter = UsageMeter(self.generation.num_samples)
+        plain = PlainChunks(self._plain_chunk)
         num_sent: defaultdict[int, int] = defaultdict(int)
 
         async for index, output in choices_of(self.served.engine, self.generation):
             meter.add(index, output)
             new = output.outputs[0]
-            choice = completion_choice(index, new, num_sent[index], self.request.return_token_ids)
+            event = None if options.continuous_usage_stats else plain.event(index, new)
+            if event is None:
+                choice = self._choice(index, new, num_sent[index])
+                usage = meter.usage() if options.continuous_usage_stats else None
+                event = data_event(self.completion([choice], usage))
             num_sent[index] += len(new.text)
-            usage = meter.usage() if options.continuous_usage_stats else None
-            yield data_event(self.completion([choice], usage))
+            yield event
 
         if options.include_usage:
             yield data_event(self.completion([], meter.usage()))
         yield DONE
+
+    def _choice(self, index: int, new: CompletionOutput, num_sent: int) -> CompletionChoice:
+        return completion_choice(index, new, num_sent, self.request.return_token_ids)
+
+    def _plain_chunk(self, index: int, new: CompletionOutput) -> Completion:
+        return self.completion([self._choice(index, new, 0)], None)
 
 
 def completion_routes(served: Served) -> APIRouter:

@@ -23,32 +23,34 @@ _NO_ROUTE = "none"
 
 
 class HttpMetrics:
-    """Owns: the counts of one server."""
+    """Owns: the counts of one server, which `replica` tells from others of the same engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: int) -> None:
+        self._replica = str(replica)
         self.registry = CollectorRegistry()
         self._requests = Counter(
             f"{PREFIX}http_requests",
             "Requests that were answered.",
-            ("route", "status"),
+            ("route", "status", "replica"),
             registry=self.registry,
         )
         self._in_progress = Gauge(
             f"{PREFIX}http_requests_in_progress",
             "Requests whose answer is not complete.",
+            ("replica",),
             registry=self.registry,
-        )
+        ).labels(self._replica)
         self._first_byte = Histogram(
             f"{PREFIX}http_time_to_first_byte_seconds",
             "From a request's first byte to its answer's: in a stream, to the first token.",
-            ("route",),
+            ("route", "replica"),
             buckets=_SECONDS,
             registry=self.registry,
         )
         self._duration = Histogram(
             f"{PREFIX}http_request_seconds",
             "From a request's first byte to its answer's last.",
-            ("route",),
+            ("route", "replica"),
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -60,10 +62,10 @@ class HttpMetrics:
     def end(self, route: str, status: int, first_byte_s: float | None, total_s: float) -> None:
         """It was answered, or its client has gone before the first byte."""
         self._in_progress.dec()
-        self._requests.labels(route, str(status)).inc()
-        self._duration.labels(route).observe(total_s)
+        self._requests.labels(route, str(status), self._replica).inc()
+        self._duration.labels(route, self._replica).observe(total_s)
         if first_byte_s is not None:
-            self._first_byte.labels(route).observe(first_byte_s)
+            self._first_byte.labels(route, self._replica).observe(first_byte_s)
 
 
 class CountRequests:

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raydix.errors import ConfigError
+from raydix.runtime.server.bounded_http import BoundedHttp
 
 _BACKLOG = 2048
 
@@ -45,6 +46,12 @@ class HttpAddress:
             # The name of a host: what it stands for may change.
             return False
 
+    @property
+    def url(self) -> str:
+        """As clients write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
 
 class _Server(uvicorn.Server):
     """Leaves signals to the command."""
@@ -65,18 +72,27 @@ async def listening(app: ASGIApp, address: HttpAddress, drain_s: float) -> Async
     listener = _bind(address)
     config = uvicorn.Config(
         _ended_quietly(app),
-        log_level="warning",
+        # It would warn of each connection that speaks no HTTP, or another version of it.
+        log_level="error",
         access_log=False,
         lifespan="off",
+        http=BoundedHttp,
+        ws="none",
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="raydix-http")
     try:
-        yield _url(listener)
+        yield _bound_address(listener).url
     finally:
         server.should_exit = True
         await serving
+
+
+def free_port(address: HttpAddress) -> int:
+    """The address's port, or a free one for port 0. Raises ConfigError if it cannot be had."""
+    with _bind(address) as listener:
+        return _bound_address(listener).port
 
 
 def _ended_quietly(app: ASGIApp) -> ASGIApp:
@@ -101,6 +117,6 @@ def _bind(address: HttpAddress) -> socket.socket:
         ) from error
 
 
-def _url(listener: socket.socket) -> str:
+def _bound_address(listener: socket.socket) -> HttpAddress:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return HttpAddress(host, port)

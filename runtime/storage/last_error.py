@@ -54,6 +54,11 @@ class ErrorLog:
                 text=text, at_s=self._clock(), num_errors=num_before + num_errors
             )
 
+    def take_over(self, other: LastError) -> None:
+        """Add what was noted elsewhere, by a log that ends."""
+        with self._lock:
+            self._last = join_errors(self._last, other)
+
     @property
     def last(self) -> LastError | None:
         """The last one; None if there was none."""

@@ -1,6 +1,7 @@
 """Which storage backend an engine uses, and the actor that serves it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
@@ -311,9 +312,20 @@ class StorageSwitch:
             self._engine.tell_host("retire_storage", drain_s), what, more_s=drain_s
         ):
             logger.warning("%s is left with operations under way", storage.section.backend)
+        await self._keep_last_error(storage)
         await storage.end()
         await self._forget()
         return storage.section.backend
+
+    async def _keep_last_error(self, storage: AttachedStorage) -> None:
+        """What its store has said would go with its actor."""
+        actor = storage.keeper.actor
+        if actor is None:
+            return
+        with contextlib.suppress(EngineDead, TimeoutError):
+            last = await within(self._supervision.open_timeout_s, actor.call("last_error"))
+            if last is not None:
+                self._errors[storage.section.backend].take_over(LastError.from_values(last))
 
     async def _lose(self, storage: AttachedStorage) -> None:
         """The actor cannot be kept: the engine goes on without L3."""

@@ -1,7 +1,6 @@
 """How many tokens a request had, and where those of its prompt came from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.server.wire.base import WireAnswer
@@ -39,15 +38,6 @@ class ResponseUsage(WireAnswer):
     total_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptUsage:
-    """One prompt's tokens."""
-
-    num_tokens: int
-    num_cached_tokens: int
-    by_source: dict[str, int]
-
-
 class UsageMeter:
     """Owns: the token counts of one HTTP request.
 
@@ -57,7 +47,7 @@ class UsageMeter:
     def __init__(self, num_samples: int) -> None:
         """`num_samples`: choices per prompt; choice `i` is of prompt `i // num_samples`."""
         self._num_samples = num_samples
-        self._prompts: dict[int, _PromptUsage] = {}
+        self._prompts: dict[int, RequestOutput] = {}
         self._num_output_tokens = 0
 
     def add(self, index: int, output: RequestOutput) -> None:
@@ -65,15 +55,11 @@ class UsageMeter:
         self._num_output_tokens += len(output.outputs[0].token_ids)
         prompt, sample = divmod(index, self._num_samples)
         if sample == 0:
-            self._prompts[prompt] = _PromptUsage(
-                num_tokens=len(output.prompt_token_ids),
-                num_cached_tokens=output.num_cached_tokens,
-                by_source=output.metrics.cached_tokens_by_source,
-            )
+            self._prompts[prompt] = output
 
     def usage(self) -> Usage:
         """The counts so far."""
-        num_prompt_tokens = sum(each.num_tokens for each in self._prompts.values())
+        num_prompt_tokens = sum(len(each.prompt_token_ids) for each in self._prompts.values())
         return Usage(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=self._num_output_tokens,
@@ -93,7 +79,7 @@ class UsageMeter:
         )
 
     def _details(self) -> PromptTokensDetails:
-        by_source = _sums(each.by_source for each in self._prompts.values())
+        by_source = _sums(each.metrics.cached_tokens_by_source for each in self._prompts.values())
         num_cached = sum(each.num_cached_tokens for each in self._prompts.values())
         return PromptTokensDetails(cached_tokens=num_cached, cached_tokens_by_source=by_source)
 

@@ -44,6 +44,18 @@ def test_messages_that_the_template_refuses_are_a_bad_request(byte_level):
         byte_level.encode_chat([{"role": "tool", "content": "a"}])
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 1 // n }}", "{{ range(10 ** 9 - n) }}", "{{ n.a.b }}", "{% for i in n %}{% endfor %}"],
+)
+def test_variables_that_the_template_cannot_use_are_a_bad_request(
+    byte_level, monkeypatch, template
+):
+    monkeypatch.setattr(byte_level._wrapped, "chat_template", template)
+    with pytest.raises(BadRequest, match="refuses these messages"):
+        byte_level.encode_chat([{"role": "user", "content": "a"}], n=0)
+
+
 @pytest.mark.parametrize("part", [{"type": "image", "url": "a.png"}, {"url": "a.png"}, 5])
 def test_messages_with_more_than_text_are_a_bad_request(byte_level, part):
     content = [{"type": "text", "text": "What is this?"}, part]

@@ -52,8 +52,12 @@ def test_cache_prefetch_says_per_prompt_where_its_tokens_were(
         (["stats", "--all"], ("stats",)),
         (["flush", "--l3"], ("flush", True)),
         (
-            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=/x"],
-            ("attach_storage", {"backend": "file", "path": "/x"}),
+            ["attach", "--set", "cache.l3.backend=file", "--set", "cache.l3.path=x"],
+            ("attach_storage", {"backend": "file", "path": str(Path("x").absolute())}),
+        ),
+        (
+            ["attach", "--lazy", "--set", "cache.l3.backend=redis"],
+            ("attach_storage", {"backend": "redis", "lazy": True}),
         ),
         (["detach"], ("detach_storage",)),
         (["explain", "r", "--json"], ("explain", "r")),

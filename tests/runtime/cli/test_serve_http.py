@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from raydix.runtime.cli import serve as serve_verb
-from raydix.runtime.cli.http_front import read_http_options
+from raydix.runtime.cli.http_front import HttpOptions, read_http_options
 from raydix.runtime.config.loading import load_config
 
 KEY = "alice-key-0123456789"
@@ -22,6 +22,9 @@ KEY = "alice-key-0123456789"
         (["--http", "127.0.0.1:0", "--keys", "none.yaml"], "cannot be read"),
         (["--keys", "none.yaml"], "Add --http HOST:PORT"),
         (["--model-name", "m"], "Add --http HOST:PORT"),
+        (["--http-replicas", "2"], "Add --http HOST:PORT"),
+        (["--http", "0.0.0.0:0", "--http-replicas", "2"], "Add --keys FILE"),
+        (["--http", "127.0.0.1:0", "--http-replicas", "2", "--address", "1.2.3.4:5"], "serve run"),
     ],
 )
 def test_wrong_options_are_told_before_an_engine_starts(
@@ -51,7 +54,7 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     key_file.write_text(f"tenants: {{alice: {KEY}}}\n")
     key_file.chmod(0o600)
     config = load_config(checkpoint)
-    front = read_http_options("127.0.0.1:0", key_file, None, config)
+    front = read_http_options(HttpOptions("127.0.0.1:0", key_file=key_file), config)
 
     console = Console(file=told, width=200)
     serving = asyncio.create_task(

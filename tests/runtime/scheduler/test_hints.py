@@ -140,7 +140,7 @@ def test_every_hint_is_answered_when_host_memory_is_silent() -> None:
     names = [prefetch(driver, PROMPT, f"hint-{index}") for index in range(6)]
     driver.wait(101.0)
     assert driver.answers[names[0]].sources == {
-        "computed:timed_out": 16,
+        "computed:io_error": 16,
         "computed:partial_page": 1,
     }
     assert [driver.answers[name].ending for name in names] == ["prefetch"] * 6

@@ -1,6 +1,7 @@
 """Closed connections, refusals for load, long bodies, draining."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ async def test_engine_that_is_gone_is_not_ready(
 
 
 async def test_long_bodies_are_refused_told_or_not(server: Server) -> None:
-    body = b'{"prompt": "' + b"x" * (33 << 20) + b'"}'
+    body = b'{"prompt": "' + b"x" * (9 << 20) + b'"}'
     headers = {"Content-Type": "application/json"}
 
     async def pieces() -> Any:
@@ -139,10 +140,10 @@ async def test_requests_are_counted_by_route(server: Server) -> None:
         text = (await http.get("/metrics")).text
 
     lines = text.splitlines()
-    counted = 'raydix_http_requests_total{route="/v1/completions",status="'
+    counted = 'raydix_http_requests_total{replica="0",route="/v1/completions",status="'
     assert counted + '200"} 1.0' in lines
     assert counted + '400"} 1.0' in lines
-    assert 'raydix_http_requests_total{route="none",status="404"} 1.0' in lines
+    assert 'raydix_http_requests_total{replica="0",route="none",status="404"} 1.0' in lines
     assert f'raydix_generation_tokens_total{{model="{MODEL}"}} 2.0' in lines
 
 
@@ -214,3 +215,22 @@ def test_addresses_beyond_loopback_are_known(text: str, host: str, is_loopback: 
 def test_addresses_without_a_port_are_refused(text: str) -> None:
     with pytest.raises(Exception, match="expected HOST:PORT"):
         HttpAddress.parse(text)
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"])
+async def test_a_header_without_end_is_refused(server: Server, start: bytes) -> None:
+    more = b"B: b\r\n" * 1024 if start.endswith(b"\n") else b"a" * 4096
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    writer.write(start)
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(20):
+            while not reader.at_eof():
+                writer.write(more)
+                await writer.drain()
+                await asyncio.sleep(0)
+    writer.close()
+
+    async with server.http() as http:
+        assert (await http.get("/health")).status_code == 200

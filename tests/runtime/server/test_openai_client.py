@@ -206,6 +206,24 @@ async def test_stop_strings_end_an_answer(server: Server) -> None:
     assert answer.choices[0].text == expected.outputs[0].text.partition(stop)[0]
 
 
+async def test_streamed_samples_end_where_whole_ones_do(server: Server) -> None:
+    """The model's bytes are seldom whole characters, and the stop string has several tokens."""
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "n": 4, "seed": 7}
+    free = await server.client().completions.create(**asked)
+    stop = [choice.text[4:7] for choice in free.choices]
+    whole = await server.client().completions.create(**asked, stop=stop)
+    stream = await server.client().completions.create(**asked, stop=stop, stream=True)
+
+    texts, reasons = dict.fromkeys(range(4), ""), {}
+    async for chunk in stream:
+        [choice] = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert reasons == dict.fromkeys(range(4), "stop")
+    assert not any(word in text for word in stop for text in texts.values())
+
+
 async def test_models_and_tokens_are_told(server: Server) -> None:
     [model] = (await server.client().models.list()).data
     async with server.http() as http:

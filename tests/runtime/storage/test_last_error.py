@@ -15,6 +15,15 @@ def test_last_error_is_kept_with_its_time_and_all_are_counted() -> None:
     assert LastError.from_values(log.last.to_values()) == log.last
 
 
+def test_log_that_ends_leaves_its_last_error_to_another() -> None:
+    log = ErrorLog(lambda: 10.0)
+    log.note("refused")
+    log.take_over(LastError(text="too early to count", at_s=1.0, num_errors=2))
+    assert log.last == LastError(text="refused", at_s=10.0, num_errors=3)
+    log.take_over(LastError(text="reset", at_s=20.0, num_errors=1))
+    assert log.last == LastError(text="reset", at_s=20.0, num_errors=4)
+
+
 def test_of_two_logs_the_later_error_counts_with_the_number_of_both() -> None:
     early = LastError(text="refused", at_s=1.0, num_errors=2)
     late = LastError(text="reset", at_s=5.0, num_errors=1)

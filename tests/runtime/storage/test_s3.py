@@ -93,6 +93,7 @@ def test_service_that_is_not_there_at_first_is_no_config_error() -> None:
 
 
 def test_service_that_is_not_there_is_told_with_the_cause() -> None:
+    pytest.importorskip("obstore")
     bench = Bench(create_backend(section("http://127.0.0.1:9", "bucket", timeout_s=1.0)))
     with pytest.raises(ConfigError, match=r"does not answer: S3 bucket bucket at http://127"):
         bench.worker.require_answer(timeout_s=30)

@@ -33,6 +33,8 @@ class FakeActor:
         self._bench.log.append(f"{method} {self.pid}")
         if method == "require_answer" and self._bench.answer_error is not None:
             raise self._bench.answer_error
+        if method == "last_error":
+            return self._bench.last_error
 
     async def ping(self) -> None:
         await asyncio.sleep(0.001)
@@ -54,6 +56,7 @@ class Bench:
         self.actors: list[FakeActor] = []
         self.open_error: Exception | None = None
         self.answer_error: Exception | None = None
+        self.last_error: dict[str, Any] | None = None
         self.hangs = False
         self.is_drained = True
         self.switch = StorageSwitch(self, QUICK)
@@ -94,6 +97,7 @@ async def test_new_backend_is_opened_before_the_one_in_use_is_left_and_serves_af
         "open 2",
         "require_answer 2",
         "retire_storage",
+        "last_error 1",
         "end 1",
         "detach_storage",
         "serve 2",
@@ -155,12 +159,22 @@ async def test_why_a_backend_could_not_be_used_is_kept_by_its_name() -> None:
     assert (errors["fake"].text, errors["fake"].num_errors) == ("connection refused", 2)
 
 
+async def test_last_error_of_a_backend_outlives_its_actor() -> None:
+    bench = Bench()
+    await bench.switch.attach(SECTION)
+    own = LastError(text="reset by peer", at_s=1.0, num_errors=5)
+    bench.last_error = own.to_values()
+    await bench.switch.detach()
+    assert bench.switch.last_errors(None) == {"fake": own}
+
+
 async def test_detaching_ends_the_actor_and_a_second_time_does_nothing() -> None:
     bench = Bench()
     await bench.switch.attach(SECTION)
     assert await bench.switch.detach() == "fake"
     assert await bench.switch.detach() is None
-    assert bench.log == [*ATTACHED, "retire_storage", "end 1", "detach_storage"]
+    left = ["retire_storage", "last_error 1", "end 1", "detach_storage"]
+    assert bench.log == [*ATTACHED, *left]
 
 
 async def test_actor_that_ends_is_made_again_and_serves_the_same_backend() -> None:

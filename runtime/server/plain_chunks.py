@@ -1,0 +1,61 @@
+"""Chunks that bring new text and nothing else: all of a stream but its first and last ones.
+
+They differ in their text and token ids alone, so that what is around them is written once.
+"""
+
+from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring
+from typing import NamedTuple
+
+from raydix.runtime.api.outputs import CompletionOutput
+from raydix.runtime.server.event_stream import data_event
+from raydix.runtime.server.wire.base import WireAnswer
+
+_TEXT = "<text of this chunk>"
+_TOKEN_IDS = '"token_ids":[]'
+
+MakeChunk = Callable[[int, CompletionOutput], WireAnswer]
+"""The chunk of a choice with this new output, which is not its first."""
+
+
+class _Around(NamedTuple):
+    """What is before the text, between it and the token ids, and after them."""
+
+    before: str
+    between: str
+    after: str
+
+
+class PlainChunks:
+    """Owns: what is around the text, by choice."""
+
+    def __init__(self, make_chunk: MakeChunk) -> None:
+        self._make_chunk = make_chunk
+        self._around: dict[int, _Around] = {}
+
+    def event(self, index: int, new: CompletionOutput) -> bytes | None:
+        """The event with new output of choice `index`; None if there is more to it than text."""
+        if new.finish_reason is not None or new.logprobs is not None:
+            return None
+        around = self._around.get(index)
+        if around is None:
+            around = self._around[index] = self._look_around(index)
+
+        text = around.before + encode_basestring(new.text) + around.between
+        if around.after:
+            text += _numbers(new.token_ids) + around.after
+        return text.encode()
+
+    def _look_around(self, index: int) -> _Around:
+        """Write one chunk in full, to see where its text and token ids are."""
+        chunk = data_event(self._make_chunk(index, CompletionOutput(text=_TEXT))).decode()
+        # From the end: a model's name may hold anything.
+        before, _, rest = chunk.rpartition(encode_basestring(_TEXT))
+        between, found, after = rest.partition(_TOKEN_IDS)
+        if not found:
+            return _Around(before, between, "")
+        return _Around(before, between + found[:-2], after)
+
+
+def _numbers(token_ids: Sequence[int]) -> str:
+    return f"[{','.join(map(str, token_ids))}]"

@@ -1,0 +1,95 @@
+"""The HTTP interface as a Ray Serve application: replicas that are clients of one engine.
+
+`serve run raydix.runtime.server.serve_app:app engine=NAME keys=FILE`, or the same `import_path`
+and `args` in a config of `serve deploy`. Each replica reaches the engine as any other client
+does, by its address and secret: Ray carries neither prompts nor tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from ray.serve import Application
+
+from raydix.runtime.actors.supervision.restarts import DRAIN_S
+from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.server.app import build_app
+from raydix.runtime.server.keys import Keys, load_keys
+from raydix.runtime.server.serve_environment import DEREGISTER_S
+
+_KILL_S = 5.0
+"""What Ray Serve wants beyond that before it kills a replica, whose requests may have ended."""
+_MAX_ONGOING = 1 << 16
+"""The queue with a bound is the engine's: it answers 429."""
+
+
+class ServeArguments(BaseModel):
+    """What the application is told: `args` of Ray Serve's config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    keys: Path
+    """Required: where Ray Serve lets a replica listen is not known here."""
+    engine: str = "raydix"
+    address: str | None = None
+    secret_file: Path | None = None
+    """For these two see `AsyncLLM.connect`."""
+    model_name: str | None = None
+    """What clients call the model; None: as the engine is called."""
+    num_replicas: int = Field(default=1, ge=1)
+    drain_s: float = Field(default=DRAIN_S, ge=0.0)
+    """How long requests may go on when a replica ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The application, whoever starts it."""
+
+    engine: AsyncLLM
+    """Pickled, it connects anew where it is used."""
+    model_name: str
+    keys: Keys | None
+    """None only where nothing listens beyond loopback."""
+    num_replicas: int
+    drain_s: float
+
+    def application(self, **actor_options: float) -> Application:
+        """What `serve.run` takes; `actor_options`: what Ray reserves for each replica."""
+        deployment = serve.deployment(
+            serve.ingress()(HttpReplica),
+            num_replicas=self.num_replicas,
+            ray_actor_options=actor_options,
+            max_ongoing_requests=_MAX_ONGOING,
+            graceful_shutdown_timeout_s=DEREGISTER_S + self.drain_s + _KILL_S,
+            graceful_shutdown_wait_loop_s=0.1,
+        )
+        return deployment.bind(self.engine, self.model_name, self.keys)
+
+
+class HttpReplica:
+    """One process that speaks HTTP for an engine. It answers 503 while the engine is away."""
+
+    def __init__(self, engine: AsyncLLM, model_name: str, keys: Keys | None) -> None:
+        self._engine = engine
+        self._model_name = model_name
+        self._keys = keys
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The application of this replica, for which Ray Serve asks."""
+        rank = serve.get_replica_context().rank
+        return build_app(self._engine, self._model_name, self._keys, replica=rank.rank)
+
+
+def app(arguments: ServeArguments) -> Application:
+    """The application by Ray Serve's arguments. Raises ConfigError if the keys cannot be read."""
+    replicas = Replicas(
+        engine=AsyncLLM(arguments.engine, arguments.address, arguments.secret_file),
+        model_name=arguments.model_name or arguments.engine,
+        # Their digests alone leave this process.
+        keys=load_keys(arguments.keys),
+        num_replicas=arguments.num_replicas,
+        drain_s=arguments.drain_s,
+    )
+    return replicas.application(num_cpus=1)
