@@ -258,7 +258,7 @@ async def test_control_calls_need_no_ray(shared_engine: SharedEngine) -> None:
     )
     with running("-c", program, shared_engine.name) as client:
         out, err = await asyncio.to_thread(client.communicate, timeout=60)
-    expected = ["gpu0", "gpu1", "host", "restarts", "scheduler", "storage"]
+    expected = ["gpu0", "gpu1", "host", "restarts", "scheduler", "storage", "storage_errors"]
     assert out == f"{expected} ['l1_pages', 'l2_pages'] False\n", err
 
 
